@@ -1,0 +1,15 @@
+"""Array type aliases, named once so that signatures stay readable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["AnyArray", "BoolArray", "Float64Array", "IndexArray"]
+
+AnyArray = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
+Float64Array = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.int64]

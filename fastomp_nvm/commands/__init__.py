@@ -1,0 +1,1 @@
+"""Subcommands of ``fastomp``, one per file."""

@@ -1,0 +1,39 @@
+"""``fastomp bench NAME``: run a benchmark of the package ``benchmarks``, found by name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fastomp_nvm import registry
+from fastomp_nvm.errors import RequestError
+
+__all__ = ["BENCHMARKS", "add_arguments", "run"]
+
+#: Benchmark -> its main function, which takes the remaining words and returns an exit code.
+BENCHMARKS: Mapping[str, str] = MappingProxyType(
+    {
+        "crash": "benchmarks.crash:main",
+        "durability": "benchmarks.durability_cost:main",
+        "media": "benchmarks.media:main",
+        "paper": "benchmarks.paper:main",
+        "peers": "benchmarks.peers:main",
+        "pursuit": "benchmarks.pursuit:main",
+        "scale": "benchmarks.scale:main",
+    }
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments; what follows the name belongs to the benchmark."""
+    parser.add_argument("benchmark", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments (--quick, --out DIR, --help)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run it."""
+    if arguments.benchmark not in BENCHMARKS:
+        raise RequestError(f"there is no benchmark {arguments.benchmark!r}: expected one of {', '.join(BENCHMARKS)}")
+    code: int = registry.load(BENCHMARKS[arguments.benchmark])(arguments.words)
+    return code

@@ -1,0 +1,68 @@
+"""Checks of the numbers a constraint is built from: each returns the value in its one type, or raises one clear sentence."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.errors import ConstraintError
+
+__all__ = ["finite_number", "group_names", "whole_number", "whole_numbers"]
+
+
+def whole_number(value: Any, what: str, *, minimum: int = 0, maximum: float = math.inf) -> int:
+    """Return ``value`` as an int between the limits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ConstraintError(f"{what} is {value!r}: expected a whole number")
+    if number < minimum:
+        raise ConstraintError(f"{what} is {number}: expected at least {minimum}")
+    if number > maximum:
+        raise ConstraintError(f"{what} is {number}: expected at most {maximum}")
+    return number
+
+
+def whole_numbers(values: npt.ArrayLike, what: str, *, length: int | None = None, minimum: int = 0) -> IndexArray:
+    """Return ``values`` as a read-only one-dimensional int64 array of the given length, no entry below ``minimum``."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ConstraintError(f"{what} have shape {array.shape}: expected one dimension")
+    if array.size and array.dtype.kind not in "iu":
+        raise ConstraintError(f"{what} are of type {array.dtype}: expected whole numbers")
+    if length is not None and len(array) != length:
+        raise ConstraintError(f"{what} have {len(array)} entries: expected {length}")
+    if array.size and array.min() < minimum:
+        raise ConstraintError(f"{what} hold {array.min()} at position {array.argmin()}: expected at least {minimum}")
+    checked = array.astype(np.int64)
+    checked.flags.writeable = False
+    return checked
+
+
+def finite_number(value: Any, what: str, *, minimum: float = -math.inf, maximum: float = math.inf) -> float:
+    """Return ``value`` as a finite float between the limits."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConstraintError(f"{what} is {value!r}: expected a number") from None
+    if not math.isfinite(number) or not minimum <= number <= maximum:
+        limits = f" of at least {minimum:g}" if maximum == math.inf else f" from {minimum:g} to {maximum:g}"
+        raise ConstraintError(f"{what} is {number:g}: expected a finite number{limits if minimum > -math.inf else ''}")
+    return number
+
+
+def group_names(names: Sequence[str] | None, n_groups: int) -> tuple[str, ...]:
+    """Return one name per group, for messages; numbers where none were given."""
+    if names is None:
+        return tuple(str(group) for group in range(n_groups))
+    if len(names) != n_groups:
+        raise ConstraintError(f"there are {len(names)} group names for {n_groups} groups: expected one each")
+    return tuple(names)

@@ -1,0 +1,104 @@
+"""Features cost something and there is a budget.
+
+Sums of floating-point costs depend on their order, and ten times 0.1 is not 1: a family defined by them is neither downward closed
+nor what the user meant. So costs are counted in whole *ticks*, 2^-40 of the budget, rounded down: sums of ticks are exact in any
+order, no set within the budget is refused, and a set accepted exceeds it by less than a trillionth of it per feature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.checks import finite_number, whole_number
+from fastomp_nvm.errors import ConstraintError
+
+if TYPE_CHECKING:
+    from fastomp_nvm.constraints.description import Setting
+    from fastomp_nvm.constraints.document import Item
+
+__all__ = ["Knapsack"]
+
+_BUDGET_TICKS = 2.0**40
+
+
+class Knapsack(Constraint):
+    """Sets whose costs add up to at most ``budget``. The rank is exact; ``p`` is the ratio of the extreme costs, rounded up.
+
+    Written ``knapsack: {costs: costs.csv, budget: 100}`` (columns ``feature,cost``) or with a mapping of features to costs;
+    ``default`` is the cost of a feature that is not listed.
+
+    Parameters
+    ----------
+    n_features : int
+    costs : (n_features,) float
+        Not negative.
+    budget : float
+    """
+
+    def __init__(self, n_features: int, costs: npt.ArrayLike, budget: float) -> None:
+        self.n_features = whole_number(n_features, "the number of features")
+        self.budget = finite_number(budget, "the budget", minimum=0)
+        self.costs = np.array(costs, dtype=np.float64)
+        self.costs.flags.writeable = False
+        if self.costs.shape != (self.n_features,):
+            raise ConstraintError(f"the costs have shape {self.costs.shape}: expected ({self.n_features},)")
+        wrong = ~(np.isfinite(self.costs) & (self.costs >= 0))
+        if wrong.any():
+            feature = int(wrong.argmax())
+            raise ConstraintError(f"feature {feature} costs {self.costs[feature]:g}: expected a finite number of at least 0")
+        with np.errstate(over="ignore"):  # an infinite number of ticks is over any budget, as it should be
+            scale = self.costs / self.budget if self.budget > 0 else np.where(self.costs > 0, 2.0, 0.0)
+        # Whole numbers in float64, exact to 2^53: a sum that rounds is far over the budget already, and nothing overflows.
+        self._ticks = np.floor(scale * _BUDGET_TICKS)
+        cheapest_first = np.cumsum(np.sort(self._ticks))
+        self._rank = int(np.searchsorted(cheapest_first, _BUDGET_TICKS, side="right"))
+
+    @classmethod
+    def from_description(cls, item: Item, setting: Setting) -> Knapsack:
+        """Read ``knapsack: {costs, budget, default}``."""
+        fields = item.fields("costs", "budget", optional=("default",))
+        default = fields["default"].number() if "default" in fields else None
+        costs = setting.numbers(fields["costs"], column="cost", default=default)
+        return cls(len(setting.names), costs, fields["budget"].number())
+
+    @property
+    def rank(self) -> int:
+        """How many of the cheapest features the budget pays for."""
+        return self._rank
+
+    @property
+    def p(self) -> float:
+        """``ceil(most / least)`` over the costs above 0 and within the budget.
+
+        For bases ``S`` and ``U`` take the cheapest ``e`` in ``S - U``: as ``U + e`` is over the budget that ``S`` keeps,
+        ``cost(U - S) > cost(S - U) - cost(e)``, hence ``|S - U| < most / least * |U - S| + 1``.
+        """
+        paid = self._ticks[(self._ticks > 0) & (self._ticks <= _BUDGET_TICKS)]
+        return 1.0 if not paid.size else float(min(math.ceil(paid.max() / paid.min()), max(self._rank, 1)))
+
+    def independent(self, features: IndexArray) -> bool:
+        """Tell whether the budget pays for all of them."""
+        return bool(self._ticks[features].sum() <= _BUDGET_TICKS)
+
+    def violations(self, features: IndexArray) -> Sequence[str]:
+        """Say what the selection costs."""
+        if self.independent(features):
+            return ()
+        return (f"the selected features cost {math.fsum(self.costs[features]):g}, more than the budget of {self.budget:g}",)
+
+    def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
+        """Return how far the rest of the budget goes."""
+        spent = np.cumsum(np.append(self._ticks[selected].sum(), self._ticks[sequence]))
+        return max(int(np.searchsorted(spent, _BUDGET_TICKS, side="right")) - 1, 0)
+
+    def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
+        """Return the position from which what is left no longer pays for the candidate."""
+        spent = np.cumsum(np.append(self._ticks[selected].sum(), self._ticks[sequence]))
+        return np.searchsorted(spent, _BUDGET_TICKS - self._ticks[candidates], side="right").astype(np.int64)

@@ -1,0 +1,134 @@
+"""Caps on nested groups: at most so many features per organ, per organ system and in all (the laminar matroid).
+
+Any two groups are disjoint or one holds the other, so they form a forest and a feature is in its innermost group and that group's
+ancestors. Everything is answered on the forest, never on the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.checks import group_names, whole_number, whole_numbers
+from fastomp_nvm.constraints.partition import first_full
+from fastomp_nvm.errors import ConstraintError
+
+if TYPE_CHECKING:
+    from fastomp_nvm.constraints.description import Setting
+    from fastomp_nvm.constraints.document import Item
+
+__all__ = ["Laminar"]
+
+
+class Laminar(Constraint):
+    """Sets with at most ``caps[g]`` features of each group ``g`` of a laminar family. A matroid; the rank is exact.
+
+    Written ``laminar: {groups: {body: ["b_*"], heart: ["b_heart_*"]}, caps: {body: 5, heart: 2}}``; a file of groups names a
+    feature once per group.
+
+    Parameters
+    ----------
+    n_features : int
+    groups : sequence of (g,) int
+        The features of each group, in any order; two groups are disjoint or nested.
+    caps : (n_groups,) int
+    names : sequence of str, optional
+        Of the groups, for messages.
+    """
+
+    def __init__(
+        self, n_features: int, groups: Sequence[npt.ArrayLike], caps: npt.ArrayLike, *, names: Sequence[str] | None = None
+    ) -> None:
+        self.n_features = whole_number(n_features, "the number of features")
+        self.caps = whole_numbers(caps, "the caps", length=len(groups))
+        self.names = group_names(names, len(groups))
+        members = [self._checked_group(group, name) for group, name in zip(groups, self.names, strict=True)]
+        # Larger groups first: when a group's turn comes, its features must all be in the same innermost group so far.
+        order = sorted(range(len(members)), key=lambda group: -len(members[group]))
+        self._innermost = np.full(self.n_features, -1, dtype=np.int64)
+        parent = np.full(len(members) + 1, -1, dtype=np.int64)  # the last entry is "no group", its own parent
+        for group in order:
+            parent[group] = self._enclosing(group, members[group])
+            self._innermost[members[group]] = group
+        self._chains = _chains(parent)
+        self._rank = self._find_rank(order, parent)
+
+    @classmethod
+    def from_description(cls, item: Item, setting: Setting) -> Laminar:
+        """Read ``laminar: {groups, caps}``."""
+        fields = item.fields("groups", "caps")
+        names, groups = setting.groups(fields["groups"])
+        return cls(len(setting.names), groups, setting.per_group(fields["caps"], names), names=names)
+
+    @property
+    def rank(self) -> int:
+        """The size of every maximal set."""
+        return self._rank
+
+    @property
+    def p(self) -> float:
+        """1, a matroid."""
+        return 1.0
+
+    def independent(self, features: IndexArray) -> bool:
+        """Tell whether no group exceeds its cap."""
+        return bool((self._counts(features) <= self.caps).all())
+
+    def violations(self, features: IndexArray) -> Sequence[str]:
+        """Name each group over its cap."""
+        counts = self._counts(features)
+        return tuple(
+            f"group {self.names[group]!r} has {counts[group]} selected features, at most {self.caps[group]} are allowed"
+            for group in np.flatnonzero(counts > self.caps)
+        )
+
+    def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
+        """Return the position at which the first of the candidate's groups is full."""
+        never = len(sequence) + 1
+        chains = self._chains[self._innermost[sequence]]
+        positions = np.repeat(np.arange(len(sequence)), chains.shape[1])
+        full = first_full(chains.ravel(), self.caps - self._counts(selected), never, positions)
+        earliest: IndexArray = np.append(full, never)[self._chains].min(axis=1)
+        return earliest[self._innermost[candidates]]
+
+    def _counts(self, features: IndexArray) -> IndexArray:
+        """Count the features of each group, nested ones included."""
+        return np.bincount(self._chains[self._innermost[features]].ravel() + 1, minlength=len(self.caps) + 1)[1:]
+
+    def _checked_group(self, group: npt.ArrayLike, name: str) -> IndexArray:
+        """Return the features of a group once each."""
+        features = np.unique(whole_numbers(group, f"the features of group {name!r}"))
+        if features.size and features[-1] >= self.n_features:
+            raise ConstraintError(f"group {name!r} holds feature {features[-1]}: expected features below {self.n_features}")
+        return features
+
+    def _enclosing(self, group: int, features: IndexArray) -> int:
+        """Return the innermost group so far that holds all ``features``, or -1 when none holds any."""
+        found = np.unique(self._innermost[features])
+        if len(found) > 1:
+            other = int(found[-1])
+            raise ConstraintError(
+                f"groups {self.names[group]!r} and {self.names[other]!r} overlap and neither holds the other: "
+                "nest them, or write them as two constraints under all"
+            )
+        return int(found[0]) if len(found) else -1
+
+    def _find_rank(self, order: Sequence[int], parent: IndexArray) -> int:
+        """Fill the forest from the leaves: a group takes its own features and its children's maxima, up to its cap."""
+        most = np.bincount(self._innermost + 1, minlength=len(self.caps) + 1)  # entry 0: features in no group
+        for group in reversed(order):
+            most[parent[group] + 1] += min(int(most[group + 1]), int(self.caps[group]))
+        return int(most[0])
+
+
+def _chains(parent: IndexArray) -> IndexArray:
+    """Return, per group and for "no group" last, the group and its ancestors, padded with -1 to the depth of the forest."""
+    levels = [np.append(np.arange(len(parent) - 1), -1)]
+    while (above := parent[levels[-1]]).max() >= 0:
+        levels.append(above)
+    return np.stack(levels, axis=1)

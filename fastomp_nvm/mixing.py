@@ -1,0 +1,63 @@
+"""Stateless randomness: a 64-bit number for any tuple of whole numbers.
+
+Draws must not depend on NumPy's version, on shards, on the order of work or on what was drawn before a crash, so nothing here has
+a state. The mixing function is fixed for ever, because stored runs are resumed with it (all arithmetic modulo 2^64)::
+
+    finalise(z):        z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9
+                        z ^= z >> 27;  z *= 0x94D049BB133111EB
+                        z ^= z >> 31
+    absorb(state, w) =  finalise((state ^ w) + 0x9E3779B97F4A7C15)
+    mix(w1, ..., wn) =  absorb(... absorb(absorb(0, w1), w2) ..., wn)
+
+``finalise`` is the output function of SplitMix64 (Steele, Lea and Flood 2014). Each step is a bijection of its word, so two tuples
+that differ in the last word alone never collide: a permutation drawn by sorting these numbers has no ties.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fastomp_nvm.arrays import IndexArray
+
+__all__ = ["mix"]
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_INCREMENT = 0x9E37_79B9_7F4A_7C15
+_FIRST = 0xBF58_476D_1CE4_E5B9
+_SECOND = 0x94D0_49BB_1331_11EB
+
+
+def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
+    """Mix ``words`` and, per element, the last word.
+
+    Parameters
+    ----------
+    words : tuple of int
+        Taken modulo 2^64.
+    last : (c,) int64
+
+    Returns
+    -------
+    (c,) uint64
+    """
+    state = 0
+    for word in words:
+        state = _absorb(state, word)
+    mixed = last.astype(np.uint64)
+    mixed ^= np.uint64(state)
+    mixed += np.uint64(_INCREMENT)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(_FIRST)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(_SECOND)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _absorb(state: int, word: int) -> int:
+    """Take one word into the state; Python integers, because NumPy warns when a scalar wraps."""
+    state = ((state ^ (word & _MASK)) + _INCREMENT) & _MASK
+    state = ((state ^ (state >> 30)) * _FIRST) & _MASK
+    state = ((state ^ (state >> 27)) * _SECOND) & _MASK
+    return state ^ (state >> 31)

@@ -1,0 +1,1 @@
+"""Goodness of fit, one family per file: linear, logistic, poisson."""

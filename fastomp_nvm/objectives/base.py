@@ -1,0 +1,138 @@
+"""What an objective is: it turns a growing set of columns into gradients of candidates, and sees nothing but those columns.
+
+An objective never sees the design matrix. It is handed the few standardised columns that were chosen (dense, float64) and the
+:class:`~fastomp_nvm.sweep.Columns` of the candidates, whose products with vectors it asks for. For the linear model and every
+GLM with canonical link the gradient is ``A_std @ residual``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.sweep import Columns
+
+__all__ = ["Candidates", "Fit", "GainTracker", "Model", "Objective"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model fitted on a set of standardised columns.
+
+    Attributes
+    ----------
+    coef : (n_columns,) float64
+        Coefficients of the standardised columns, in units of the response (or of the linear predictor).
+    intercept : float
+        Value of the linear predictor where every standardised column is zero.
+    value : float
+        The objective f(S) that algorithms compare; larger is better; zero for the empty set.
+    score : float
+        What users read: R^2 for the linear model, mean log-likelihood for a GLM.
+    """
+
+    coef: Float64Array
+    intercept: float
+    value: float
+    score: float
+
+
+class Candidates(ABC):
+    """Candidates whose gradient follows a growing model.
+
+    Attributes
+    ----------
+    columns : Columns
+        The candidates.
+    """
+
+    columns: Columns
+
+    @abstractmethod
+    def gradients(self, positions: IndexArray) -> Float64Array:
+        """Return (n_columns, b): the candidates' gradient after adding the first 1, 2, ..., b of the candidates at ``positions``.
+
+        The models behind it are kept until the next call, for ``adopt``.
+        """
+
+    @abstractmethod
+    def adopt(self, prefixes: int) -> None:
+        """Add to the model the first ``prefixes`` candidates of the last call to ``gradients``."""
+
+    @abstractmethod
+    def keep(self, positions: IndexArray) -> None:
+        """Go on with the candidates at ``positions`` alone."""
+
+
+class GainTracker(ABC):
+    """Gains of adding each candidate to a growing set, for greedy selection over columns in memory."""
+
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """F of the set so far."""
+
+    @abstractmethod
+    def gains(self) -> Float64Array:
+        """Return (n_features,): how much f grows with each feature; exact or, for GLMs, to second order."""
+
+    @abstractmethod
+    def add(self, position: int) -> None:
+        """Add the candidate at ``position``."""
+
+
+class Model(ABC):
+    """The model of the features selected so far; grows, never shrinks."""
+
+    @property
+    @abstractmethod
+    def residual(self) -> Float64Array:
+        """(n_obs,) float64: the vector whose products with all columns are the gradient. Sums to zero when centred."""
+
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """f(S) of the features so far."""
+
+    @abstractmethod
+    def add(self, columns: Float64Array) -> None:
+        """Add standardised ``columns`` (n_obs, d)."""
+
+    @abstractmethod
+    def follow(self, columns: Columns, gradient: Float64Array) -> Candidates:
+        """Return ``columns`` as candidates of this model, their gradient (n_columns,) at it given."""
+
+
+class Objective(ABC):
+    """A goodness of fit bound to a response.
+
+    Parameters are those of the constructor of each subclass: ``response`` (n_obs,), ``weights`` (n_obs,) or None, ``ridge``,
+    ``centred`` (False when the columns are neither centred nor scaled: then there is no intercept).
+    """
+
+    @abstractmethod
+    def null(self) -> Model:
+        """Return the model of the empty set."""
+
+    @abstractmethod
+    def fit(self, columns: Float64Array) -> Fit:
+        """Fit all ``columns`` (n_obs, d) from scratch; dependent columns get the coefficients of least norm."""
+
+    @abstractmethod
+    def score(self, eta: Float64Array, weights: Float64Array) -> float:
+        """Return the score of the linear predictor ``eta`` (n_obs,) on the observations that ``weights`` (n_obs,) counts.
+
+        These may be observations the objective itself leaves out. NaN where they tell nothing: R^2 of a constant response.
+        """
+
+    @abstractmethod
+    def summary(self, fit: Fit) -> dict[str, float]:
+        """Return further figures of a fit for the result (``pseudo_r2`` for GLMs)."""
+
+    @abstractmethod
+    def gains(self, columns: Columns, likely: IndexArray) -> GainTracker:
+        """Return a tracker of the gains of ``columns``, starting from the empty set.
+
+        ``likely`` are positions that will probably be added: a hint to work in larger blocks, without effect on the answer.
+        """

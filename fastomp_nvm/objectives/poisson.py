@@ -1,0 +1,43 @@
+r"""Poisson regression with log link: :math:`l = \sum_i y_i \eta_i - e^{\eta_i} - \log y_i! - \frac{ridge}{2}|\beta|^2`."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import gammaln
+
+from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.errors import DataError
+from fastomp_nvm.objectives.glm import GLM
+
+__all__ = ["Poisson"]
+
+#: exp overflows beyond 709; a damped step that lands there is judged by its (hugely negative) likelihood, not by inf.
+LARGEST_PREDICTOR = 600.0
+
+
+class Poisson(GLM):
+    """Log-likelihood of counts."""
+
+    def check(self, response: Float64Array) -> None:
+        """Require counts: non-negative, not all zero."""
+        if response.min(initial=0.0) < 0 or not response.any():
+            raise DataError("the poisson objective needs a target of counts: none negative, not all zero")
+
+    def mean(self, eta: Float64Array) -> Float64Array:
+        """Return exp(eta)."""
+        return np.exp(np.minimum(eta, LARGEST_PREDICTOR))
+
+    def variance(self, eta: Float64Array) -> Float64Array:
+        """Return exp(eta)."""
+        return self.mean(eta)
+
+    def log_likelihood(self, eta: Float64Array) -> Float64Array:
+        """Return y eta - exp(eta) - log(y!)."""
+        return np.asarray(self.response * eta - self.mean(eta) - gammaln(self.response + 1.0))
+
+    def null_intercept(self) -> float:
+        """Return the log of the mean count."""
+        average = float(self.weights @ self.response) / self.total
+        if not average > 0.0:
+            raise DataError("the observations with weight hold zeros only: the poisson objective needs some counts")
+        return float(np.log(average))

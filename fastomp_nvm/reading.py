@@ -1,0 +1,328 @@
+"""Reading a matrix whose file is colder than memory: blocks for a sweep, batches of columns for a gather, straight from the file.
+
+A mapping is the quickest way to pages that are in memory and a slow one to pages that are not: it waits for one fault after the
+other, reads far ahead of every column picked at random, and pushes out of the page cache what others keep there. A ``Reader``
+instead lets a few threads more than there are cores read whole blocks into buffers that are used again and again; while some wait
+for the device, the others compute.
+
+The rule of ``auto``, applied anew to every sweep and gather (``mmap`` and ``direct`` overrule it):
+
+1. a file below ``SMALL_BYTES``, or one whose sampled pages are in memory but for a few: through the mapping;
+2. a sweep of a file of which the missing part fits into half the memory this process may still fill (what the kernel calls
+   available, and the limit of its control group): through the mapping too. That pass is slower than a direct one (half as quick,
+   measured) and leaves the pages in memory for all the passes after it;
+3. otherwise, and where a file is only copied into memory, directly, past the page cache, which stays as it is.
+
+The bytes handed out are those of the file whichever way they came, and the answer has the same bits. Knows neither stores nor
+kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, IndexArray
+from fastomp_nvm.errors import MediumError, RequestError
+
+__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory"]
+
+#: How the files of a matrix may be read: as the rule says, or always one way.
+WAYS = ("auto", "mmap", "direct")
+
+#: Bytes a thread reads at a time, at least one column.
+BLOCK_BYTES = 4 << 20
+
+#: Threads beyond those that compute: as many reads wait for the device while every core is busy.
+WAITING_THREADS = 2
+
+#: Columns closer to each other than this many bytes are read in one piece: that is quicker than asking twice (measured).
+NEAR_BYTES = 256 << 10
+
+#: Below this size the mapping serves whatever is in memory: there is little to gain.
+SMALL_BYTES = 64 << 20
+
+#: From this share of pages in memory on a file is taken for one that is there.
+RESIDENT_SHARE = 0.95
+
+#: Places of a file looked at to find that share, and pages looked at in each.
+_SAMPLES, _SAMPLED_PAGES = 128, 8
+
+_PAGE = mmap.PAGESIZE
+
+_LIBRARY = ctypes.CDLL(None)
+
+#: Where the kernel shows control groups, and which are this process's.
+_GROUPS, _MY_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+class MatrixFile:
+    """The file behind a mapped matrix, open for reading until nobody holds this object.
+
+    Parameters
+    ----------
+    array : (n_columns, n_obs) array
+        The matrix, as mapped.
+    offset : int
+        Where its data begin in the file: a multiple of the page size, so that direct reads are possible.
+    open_file : callable
+        Opens the file with the flags given and returns the descriptor, owned by this object from now on.
+    """
+
+    def __init__(self, array: AnyArray, offset: int, open_file: Callable[[int], int]) -> None:
+        self.array = array
+        self.column_bytes = array.shape[1] * array.itemsize
+        self._offset = offset
+        self._direct = -1
+        self._cached = open_file(os.O_RDONLY)
+        with contextlib.suppress(OSError):  # some file systems have no direct reads
+            self._direct = open_file(os.O_RDONLY | os.O_DIRECT)
+
+    def __del__(self) -> None:
+        for descriptor in (getattr(self, "_cached", -1), getattr(self, "_direct", -1)):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    @property
+    def direct(self) -> bool:
+        """True when direct reads are granted; otherwise pages read in their place are dropped from the page cache again."""
+        return self._direct >= 0
+
+    def resident_share(self) -> float:
+        """Return the share of pages that are in memory, from a sample."""
+        address = int(self.array.__array_interface__["data"][0])
+        pages = -(-self.array.nbytes // _PAGE)
+        step = max(pages // _SAMPLES, 1)
+        state = (ctypes.c_ubyte * _SAMPLED_PAGES)()
+        looked_at = found = 0
+        for first in range(0, pages, step):
+            count = min(_SAMPLED_PAGES, pages - first, step)
+            if _system_call("mincore", address + first * _PAGE, count * _PAGE, state):
+                return 1.0  # not to be had here: the mapping is always right
+            looked_at += count
+            found += sum(state[place] & 1 for place in range(count))
+        return found / max(looked_at, 1)
+
+    def room(self, columns: int) -> int:
+        """Return the bytes of a buffer that holds any ``columns`` adjacent columns and the rest of their first and last page."""
+        return int(-(-columns * self.column_bytes // _PAGE) * _PAGE + _PAGE)
+
+    def read(self, first: int, last: int, buffer: mmap.mmap) -> AnyArray:
+        """Return columns ``first:last`` (last - first, n_obs) as a view of ``buffer``, into which they are read directly."""
+        start, end = (self._offset + column * self.column_bytes for column in (first, last))
+        begin = start - start % _PAGE
+        wanted = end - begin
+        target = memoryview(buffer)[: -(-wanted // _PAGE) * _PAGE]
+        done = 0
+        while done < wanted:
+            count = self._read_some(target[done:], begin + done)
+            if done + count < wanted:
+                count -= count % _PAGE  # a direct read goes on where a page begins
+            if not count:
+                raise MediumError("the matrix of the store lost its end: its file was cut off while in use")
+            done += count
+        if not self.direct:
+            os.posix_fadvise(self._cached, begin, wanted, os.POSIX_FADV_DONTNEED)
+        shape = (last - first, self.array.shape[1])
+        return np.frombuffer(buffer, self.array.dtype, shape[0] * shape[1], start - begin).reshape(shape)
+
+    def _read_some(self, target: memoryview, position: int) -> int:
+        """Read into ``target`` from ``position`` on; return how many bytes came."""
+        try:
+            if self.direct:
+                try:
+                    return int(os.preadv(self._direct, [target], position))
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # opened, but for want of alignment or support not read
+                        raise
+            return int(os.preadv(self._cached, [target], position))
+        except OSError as error:
+            raise MediumError(f"the matrix of the store cannot be read: {error.strerror}; check its device") from error
+
+
+class Reader:
+    """Reads matrices from their files where that is better than through their mappings.
+
+    Parameters
+    ----------
+    files : sequence of MatrixFile
+        An array that is not among theirs is never read here.
+    io : {"auto", "mmap", "direct"}
+    threads : int
+        Threads that compute.
+    """
+
+    def __init__(self, files: Sequence[MatrixFile], io: str, threads: int) -> None:
+        if io not in WAYS:
+            raise RequestError(f"unknown way {io!r} to read a store: expected one of {', '.join(WAYS)}")
+        self._files = tuple(files)
+        self._io = io
+        self._threads = threads + WAITING_THREADS
+        self._executor: ThreadPoolExecutor | None = None
+        self._buffers: list[mmap.mmap] = []
+
+    def close(self) -> None:
+        """End the threads and let go of files and buffers."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        self._files, self._buffers = (), []
+
+    def sweep(self, rows: AnyArray, use: Callable[[AnyArray, int, int], None], *, again: bool = True) -> bool:
+        """Have ``use(block, first, last)`` called once for every block of columns of ``rows``, on several threads.
+
+        Parameters
+        ----------
+        rows : (n_columns, n_obs) array
+        use : callable
+        again : bool
+            Whether there will be more sweeps, for which pages are worth keeping in memory.
+
+        Returns
+        -------
+        bool
+            False, and nothing was done, where ``rows`` is better read through its mapping.
+        """
+        file = self._file_to_read(rows, again=again)
+        if file is None:
+            return False
+        step = max(BLOCK_BYTES // file.column_bytes, 1)
+        starts = iter(range(0, len(rows), step))  # next() on it is atomic under the interpreter lock
+
+        def work() -> None:
+            with self._buffer(file.room(step)) as buffer:
+                for first in starts:
+                    last = min(first + step, len(rows))
+                    use(file.read(first, last, buffer), first, last)
+
+        self._run(work, -(-len(rows) // step))
+        return True
+
+    def gather(self, rows: AnyArray, columns: IndexArray, out: AnyArray) -> bool:
+        """Copy ``columns`` of ``rows`` into ``out`` (n, n_obs), reading them in the order of the file and near ones together.
+
+        Returns
+        -------
+        bool
+            False, and nothing was done, where ``rows`` is better read through its mapping.
+        """
+        file = self._file_to_read(rows, again=False) if len(columns) else None
+        if file is None:
+            return False
+        order = np.argsort(columns, kind="stable")
+        wanted = columns[order]
+        most = max(BLOCK_BYTES // file.column_bytes, 1)
+        pieces = iter(_pieces(wanted, most, max(NEAR_BYTES // file.column_bytes, 1)))
+
+        def work() -> None:
+            with self._buffer(file.room(most)) as buffer:
+                for piece in pieces:
+                    first, last = int(wanted[piece.start]), int(wanted[piece.stop - 1]) + 1
+                    out[order[piece]] = file.read(first, last, buffer)[wanted[piece] - first]
+
+        self._run(work, len(columns))
+        return True
+
+    def _file_to_read(self, rows: AnyArray, *, again: bool) -> MatrixFile | None:
+        """Return the file to read ``rows`` from directly, or None where the mapping is to be used."""
+        file = next((each for each in self._files if each.array is rows), None)
+        if file is None or self._io == "direct":
+            return file
+        if self._io == "mmap" or rows.nbytes < SMALL_BYTES or (share := file.resident_share()) >= RESIDENT_SHARE:
+            return None
+        return None if again and (1.0 - share) * rows.nbytes <= fillable_memory() / 2 else file
+
+    def _run(self, work: Callable[[], None], pieces: int) -> None:
+        """Run ``work`` on as many threads as there are pieces for; raise what one of them raised."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._threads, "fastomp-read")
+        helpers: list[Future[None]] = [self._executor.submit(work) for _ in range(min(self._threads, pieces))]
+        for helper in helpers:
+            helper.result()
+
+    @contextlib.contextmanager
+    def _buffer(self, size: int) -> Iterator[mmap.mmap]:
+        """Lend a page-aligned buffer of at least ``size`` bytes."""
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:
+            buffer = mmap.mmap(-1, size)
+        if len(buffer) < size:
+            buffer = mmap.mmap(-1, size)
+        yield buffer
+        self._buffers.append(buffer)
+
+
+def fillable_memory() -> float:
+    """Return the bytes of memory this process may still fill, the page cache counted as free; infinity where nothing tells."""
+    return min(_available_memory(), _group_room())
+
+
+def _pieces(columns: IndexArray, most: int, near: int) -> list[slice]:
+    """Split ascending ``columns`` into runs that span at most ``most`` columns, with less than ``near`` left out between two."""
+    pieces, start = [], 0
+    places = columns.tolist()
+    for place in range(1, len(places) + 1):
+        if place == len(places) or places[place] - places[place - 1] > near or places[place] - places[start] >= most:
+            pieces.append(slice(start, place))
+            start = place
+    return pieces
+
+
+def _available_memory() -> float:
+    """Return what the kernel could hand out without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return float("inf")
+
+
+def _group_room() -> float:
+    """Return what the memory control group of this process leaves it: its limit less what cannot be dropped."""
+    room = float("inf")
+    try:
+        groups = [line.split(":", 2) for line in _MY_GROUPS.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return room
+    for _, controllers, path in groups:
+        if "memory" in controllers.split(","):
+            folder = _group_folder(_GROUPS / "memory", path)
+            stat = _numbers(folder / "memory.stat")
+            limit = stat.get("hierarchical_memory_limit", room)
+            room = min(room, limit - stat.get("total_rss", 0) - stat.get("total_shmem", 0))
+        elif not controllers:  # version 2: the limit of every group above holds too
+            folder = _group_folder(_GROUPS, path)
+            while folder != _GROUPS.parent:
+                stat = _numbers(folder / "memory.stat")
+                with contextlib.suppress(OSError, ValueError):  # no limit is written as "max"
+                    limit = int((folder / "memory.max").read_text(encoding="ascii"))
+                    room = min(room, limit - stat.get("anon", 0) - stat.get("shmem", 0))
+                folder = folder.parent
+    return max(room, 0.0)
+
+
+def _group_folder(mount: Path, path: str) -> Path:
+    """Return the folder of a control group; inside a container the group may itself be the mount."""
+    folder = mount / path.lstrip("/")
+    return folder if folder.is_dir() else mount
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the lines ``name number`` of a file of the kernel's; empty where there is none."""
+    try:
+        return {name: int(value) for name, value in map(str.split, file.read_text(encoding="ascii").splitlines())}
+    except (OSError, ValueError):
+        return {}
+
+
+def _system_call(name: str, address: int, length: int, argument: object) -> int:
+    """Make a call about a range of addresses; anything but 0 is a failure."""
+    return int(getattr(_LIBRARY, name)(ctypes.c_void_p(address), ctypes.c_size_t(length), argument))

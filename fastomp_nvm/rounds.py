@@ -1,0 +1,240 @@
+"""What algorithms and the engine say to each other.
+
+An algorithm is a generator. It yields a :class:`Round`: a point at which it may be cancelled, reported and (later) made durable.
+A round that asks something is a :class:`Query`; the algorithm is sent back one :class:`Gradients` per ask, which answers
+*decisions* rather than arrays. The number of yields that ask is the adaptivity of the paper. This module does no work itself.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.design import Design, Standardisation, column_index
+from fastomp_nvm.objectives.base import Objective
+from fastomp_nvm.sweep import ColumnPool, Traffic
+
+if TYPE_CHECKING:
+    from fastomp_nvm.certificate import Certificate
+
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Counters",
+    "ExactGradients",
+    "Gradients",
+    "Journal",
+    "Outcome",
+    "Parameters",
+    "Problem",
+    "Query",
+    "Round",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Knobs of the algorithms, as in ``SelectionRequest``."""
+
+    epsilon: float = 0.1
+    tau: float | Literal["auto"] = 0.5
+    seed: int = 0
+    until: Literal["paper", "full"] = "paper"
+    polish: Literal["pool", "none"] = "pool"
+    skip_weak: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """Costs of one run: as the paper's theorems count them, and as the medium feels them.
+
+    Attributes
+    ----------
+    gradient_rounds : int
+        One per outer iteration and one per inner iteration that evaluates prefixes.
+    gradient_calls : int
+        Models whose gradient was evaluated.
+    independence_rounds, independence_calls : int
+        Rounds of, and single, questions to the constraint, as Theorem 2 counts them.
+    traffic : Traffic
+        What this run took from the medium, as if it ran alone.
+    """
+
+    gradient_rounds: int = 0
+    gradient_calls: int = 0
+    independence_rounds: int = 0
+    independence_calls: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Everything an algorithm may use.
+
+    Attributes
+    ----------
+    design : Design
+        For shapes and standardisation; algorithms read columns through ``pool`` and by asking only.
+    usable : (u,) int64
+        Features that may be selected, ascending.
+    pool : ColumnPool
+        Columns gathered so far.
+    """
+
+    design: Design
+    objective: Objective
+    constraint: Constraint
+    parameters: Parameters
+    usable: IndexArray
+    pool: ColumnPool
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One model asked about.
+
+    Attributes
+    ----------
+    vector : (n_obs,) float64
+        Its sweep vector.
+    candidates : (c,) int64
+        Features the decisions are about, ascending.
+    """
+
+    vector: Float64Array
+    candidates: IndexArray
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A boundary between rounds.
+
+    Attributes
+    ----------
+    selected : int
+        Features selected so far.
+    value : float
+        f of them.
+    """
+
+    selected: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Round):
+    """A round that needs a sweep; answered by one ``Gradients`` per ask."""
+
+    asks: Sequence[Ask]
+
+
+class Gradients(ABC):
+    """The answer to one ask: the gradient at a model, as decisions about the candidates."""
+
+    @abstractmethod
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+
+    @abstractmethod
+    def at_least(self, threshold: float) -> IndexArray:
+        """Return the candidates whose score reaches ``threshold``, ascending."""
+
+    @abstractmethod
+    def argmax(self) -> int:
+        """Return the candidate with the largest score; the lowest index among equals."""
+
+    @abstractmethod
+    def of(self, features: IndexArray) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order."""
+
+
+class ExactGradients(Gradients):
+    """Decisions taken from the gradient of every column.
+
+    Parameters
+    ----------
+    products : (n_columns,) float64
+        Gradient of every column, standardised and whitened.
+    standardisation : Standardisation
+    candidates : (c,) int64
+        Ascending.
+    """
+
+    def __init__(self, products: Float64Array, standardisation: Standardisation, candidates: IndexArray) -> None:
+        self._products = products
+        self._standardisation = standardisation
+        self._candidates = candidates
+        self._scores = standardisation.scores(products[:, None])[candidates, 0]
+
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+        count = min(count, len(self._scores))
+        if count == 0:
+            return 0.0
+        largest = np.partition(self._scores, len(self._scores) - count)[len(self._scores) - count :]
+        return math.fsum(largest.tolist()) / count
+
+    def at_least(self, threshold: float) -> IndexArray:
+        """Return the candidates whose score reaches ``threshold``, ascending."""
+        return np.asarray(self._candidates[self._scores >= threshold])
+
+    def argmax(self) -> int:
+        """Return the candidate with the largest score; the lowest index among equals."""
+        return int(self._candidates[int(np.argmax(self._scores))])
+
+    def of(self, features: IndexArray) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order."""
+        return self._products[column_index(self._standardisation.offsets, features)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an algorithm returns.
+
+    Attributes
+    ----------
+    selected : (s,) int64
+        Features in order of selection.
+    unpolished : (s',) int64, optional
+        The set before the polish, when there was one.
+    tau : float, optional
+        The threshold parameter behind the set before the polish, when the algorithm chose among several.
+    certificate : Certificate, optional
+        How far from the optimum the selection can be, when asked for.
+    """
+
+    selected: IndexArray
+    unpolished: IndexArray | None = None
+    tau: float | None = None
+    certificate: Certificate | None = None
+
+
+#: An algorithm in flight.
+Algorithm: TypeAlias = Generator[Round, "Sequence[Gradients] | None", Outcome]
+
+
+class Journal(Protocol):
+    """What makes a run durable: a record of the decisions it was given, from which a fresh generator is brought back.
+
+    Algorithms are deterministic in the answers to their queries, so answers are all that must survive.
+    """
+
+    def replay(self, query: Query, traffic: Traffic) -> Sequence[Gradients] | None:
+        """Return the recorded answers to ``query``, adding what they cost to ``traffic``, or None beyond the record."""
+        ...
+
+    def record(self, query: Query, answers: Sequence[Gradients], traffic: Traffic) -> Sequence[Gradients]:
+        """Return ``answers`` such that every decision taken from them is noted; ``traffic`` is what they cost."""
+        ...
+
+    def commit(self) -> None:
+        """Make what was noted durable."""
+        ...
