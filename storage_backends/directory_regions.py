@@ -1,0 +1,140 @@
+"""Durable regions as files of a plain directory: where a run keeps its state when its store cannot be written.
+
+Written with pwrite(2) and made durable with fdatasync(2); a region appears whole, with its room allocated, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
+from fastomp_nvm.stores import DurableRegion
+from storage_backends.file_system import allocate, device_errors, sync_directory
+from storage_backends.opened import check_range, check_region_name
+
+__all__ = ["DirectoryRegions", "FileRegion"]
+
+
+class DirectoryRegions:
+    """The regions in a directory.
+
+    Parameters
+    ----------
+    directory : Path
+        Exists.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def region(self, name: str, size: int = 0) -> DurableRegion:
+        """Open the region ``name``; create it zero-filled with ``size`` bytes when it is absent."""
+        path = self._path(name)
+        with device_errors(f"open region {name!r} in {self._directory}"):
+            if not path.exists():
+                if not size:
+                    raise StoreURLError(f"there is no region {name!r} in {self._directory}: give a size to create it")
+                self._create(path, size)
+            region = FileRegion(name, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        if size and region.size != size:
+            region.close()
+            raise StoreError(f"region {name!r} in {self._directory} has {region.size} bytes and should have {size}")
+        return region
+
+    def regions(self) -> Sequence[str]:
+        """Names of the regions that exist, in order."""
+        with device_errors(f"list {self._directory}"):
+            return tuple(sorted(path.stem for path in self._directory.glob("[!.]*.bin")))
+
+    def drop_region(self, name: str) -> None:
+        """Remove a region."""
+        with device_errors(f"drop region {name!r} in {self._directory}"):
+            try:
+                self._path(name).unlink()
+            except FileNotFoundError as error:
+                raise StoreURLError(f"there is no region {name!r} in {self._directory} to drop") from error
+            sync_directory(str(self._directory))
+
+    def _path(self, name: str) -> Path:
+        """Return the file of a region."""
+        check_region_name(name)
+        return self._directory / f"{name}.bin"
+
+    def _create(self, path: Path, size: int) -> None:
+        """Make a region appear at once and whole."""
+        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            allocate(descriptor, size, str(path))
+            os.fsync(descriptor)
+            os.rename(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        sync_directory(str(self._directory))
+
+
+class FileRegion(DurableRegion):
+    """A region that is a file, reached without a mapping.
+
+    Parameters
+    ----------
+    name : str
+    descriptor : int
+        Owned by the region from now on.
+    """
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name = name
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+
+    @property
+    def size(self) -> int:
+        """Bytes in the region."""
+        return self._size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset``."""
+        self._check(offset, length)
+        parts, position = [], offset
+        with device_errors(f"read region {self._name!r}"):
+            while position < offset + length:
+                data = os.pread(self._descriptor, offset + length - position, position)
+                if not data:
+                    raise MediumError(f"region {self._name!r} lost its end: its file was cut off while in use")
+                parts.append(data)
+                position += len(data)
+        return b"".join(parts)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Store ``data`` at ``offset``; not durable until ``persist``."""
+        self._check(offset, len(data))
+        view, position = memoryview(data), offset
+        with device_errors(f"write region {self._name!r}"):
+            while view:
+                written = os.pwrite(self._descriptor, view, position)
+                view, position = view[written:], position + written
+
+    def persist(self, offset: int, length: int) -> None:
+        """Return once the bytes of this range (and all others of the file) are durable."""
+        self._check(offset, length)
+        with device_errors(f"make region {self._name!r} durable"):
+            os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; does not imply ``persist``."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _check(self, offset: int, length: int) -> None:
+        """Refuse a closed region and bytes outside it."""
+        if self._descriptor < 0:
+            raise StoreError(f"region {self._name!r} is closed: open it again")
+        check_range(self._name, self._size, offset, length)

@@ -1,0 +1,137 @@
+"""What file stores ask of the operating system: room, durability, atomic renames, and the kind of file system.
+
+Invariant: a call that returns has reached the device as far as ``fsync`` can tell; a failure of the device is a ``MediumError``,
+never a bare ``OSError``. Knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+from fastomp_nvm.errors import MediumError
+
+__all__ = [
+    "EXCHANGE",
+    "NO_REPLACE",
+    "VOLATILE_FILE_SYSTEMS",
+    "allocate",
+    "describe_bytes",
+    "device_errors",
+    "file_system_type",
+    "rename_with_flag",
+    "sync_directory",
+    "write_file",
+]
+
+#: File systems that live in memory: ``fsync`` succeeds there and protects against nothing.
+VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
+
+#: Flags of renameat2(2).
+NO_REPLACE = 1
+EXCHANGE = 2
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+def describe_bytes(count: int) -> str:
+    """Return ``count`` bytes as text with a decimal unit, such as ``1.5 GB``."""
+    size, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+
+
+@contextlib.contextmanager
+def device_errors(action: str) -> Iterator[None]:
+    """Turn an ``OSError`` raised inside into a ``MediumError`` that says what was being done."""
+    try:
+        yield
+    except OSError as error:
+        raise MediumError(f"cannot {action}: {error.strerror or error}") from error
+
+
+def file_system_type(path: str) -> str:
+    """Return the type of the file system that holds ``path`` (``ext4``, ``tmpfs``, ...), or ``unknown``."""
+    target = os.path.realpath(path)
+    best, kind = "", "unknown"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:
+                fields, _, source = line.partition(" - ")
+                # Spaces in a mount point are written \040; a later mount on the same point hides the earlier one.
+                point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
+                if len(point) >= len(best) and (target == point or target.startswith(point.rstrip("/") + "/")):
+                    best, kind = point, source.split(" ")[0]
+    except (OSError, IndexError):
+        return "unknown"
+    return kind
+
+
+def allocate(descriptor: int, length: int, path: str) -> None:
+    """Give an open file ``length`` bytes of real room, so that writing through a mapping cannot run out of it.
+
+    Raises
+    ------
+    MediumError
+        When the file system has no room for them.
+    """
+    room = os.fstatvfs(descriptor)
+    free = room.f_bavail * room.f_frsize
+    shortage = f"{path} needs {describe_bytes(length)}, has {describe_bytes(free)} free: make room or choose another place"
+    if length > free:
+        raise MediumError(shortage)
+    try:
+        os.posix_fallocate(descriptor, 0, length)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise MediumError(shortage) from error
+        if error.errno not in _UNSUPPORTED:
+            raise MediumError(f"cannot allocate {path}: {error.strerror}") from error
+        with device_errors(f"allocate {path}"):
+            os.ftruncate(descriptor, length)
+
+
+def write_file(directory: int, name: str, data: bytes) -> None:
+    """Create the file ``name`` in an open directory with ``data`` and bring it to the device."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def sync_directory(path: str) -> None:
+    """Bring the entries of a directory to the device: a rename is durable only after this."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename_with_flag(source: str, target: str, flag: int, *, directory: int | None = None) -> bool:
+    """Rename through renameat2(2) with ``EXCHANGE`` or ``NO_REPLACE``, names relative to ``directory`` where given.
+
+    Returns
+    -------
+    bool
+        False, with nothing changed, where the file system or the C library does not offer it.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        return False
+    base = ctypes.c_int(-100 if directory is None else directory)  # -100 is AT_FDCWD
+    if library.renameat2(base, os.fsencode(source), base, os.fsencode(target), ctypes.c_uint(flag)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), source)

@@ -1,0 +1,144 @@
+"""How the files of a store are mapped and made durable, and the durable region on top of it.
+
+The one thing in which file media differ is an ``Access``: the flags of a mapping and what ``persist`` does. Knows neither the
+store's layout nor URLs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastomp_nvm import lost_pages
+from fastomp_nvm.errors import StoreError
+from fastomp_nvm.stores import DurableRegion, MediumTraits
+from storage_backends.file_system import device_errors
+from storage_backends.opened import check_range
+
+__all__ = ["Access", "MappedFile", "MappedRegion", "flush_pages", "map_file"]
+
+_msync = ctypes.CDLL(None, use_errno=True).msync
+_msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MS_SYNC = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a medium reaches its files.
+
+    Attributes
+    ----------
+    traits : MediumTraits
+        What ``persist`` then protects against.
+    flags : int
+        Flags of every mapping.
+    persist : callable
+        Makes ``length`` bytes from ``offset`` of a mapping durable.
+    """
+
+    traits: MediumTraits
+    flags: int
+    persist: Callable[[mmap.mmap, int, int], None]
+
+
+def flush_pages(mapping: mmap.mmap, offset: int, length: int) -> None:
+    """Make bytes of a shared mapping durable with msync(2), which takes whole pages."""
+    first = offset - offset % mmap.PAGESIZE
+    mapping.flush(first, offset + length - first)
+
+
+class MappedFile(mmap.mmap):
+    """A mapping of a file, watched from ``watch`` to its end: a page that cannot be read is then an error and not a signal."""
+
+    address = 0
+
+    def watch(self) -> None:
+        """Start watching."""
+        self.address = int(np.frombuffer(self, np.uint8, 1).__array_interface__["data"][0])
+        lost_pages.watch(self, self.address)
+
+    def flush(self, offset: int = 0, size: int | None = None) -> None:
+        """Bring pages to the device as ``mmap.flush`` does, which until Python 3.14 keeps all other threads waiting meanwhile."""
+        length = len(self) - offset if size is None else size
+        if _msync(self.address + offset, length, _MS_SYNC):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+    def close(self) -> None:
+        """Unmap."""
+        lost_pages.unwatch(self.address)
+        super().close()
+
+    def __del__(self) -> None:
+        if self.address:
+            lost_pages.unwatch(self.address)
+
+
+def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: str) -> MappedFile:
+    """Map the first ``length`` bytes of an open file."""
+    with device_errors(f"map {path}"):
+        mapping = MappedFile(descriptor, length, flags=flags, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+    mapping.watch()
+    return mapping
+
+
+class MappedRegion(DurableRegion):
+    """A durable region that is a writable shared mapping of a whole file.
+
+    Parameters
+    ----------
+    name : str
+    mapping : MappedFile
+    access : Access
+        How the mapping was made.
+    """
+
+    def __init__(self, name: str, mapping: MappedFile, access: Access) -> None:
+        self._name = name
+        self._mapping = mapping
+        self._access = access
+        self._size = len(mapping)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the region."""
+        return self._size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset``."""
+        self._check(offset, length)
+        data = self._mapping[offset : offset + length]
+        self._check_readable()
+        return data
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Store ``data`` at ``offset``; not durable until ``persist``."""
+        self._check(offset, len(data))
+        self._mapping[offset : offset + len(data)] = data
+        self._check_readable()
+
+    def persist(self, offset: int, length: int) -> None:
+        """Return once the bytes of this range are durable."""
+        self._check(offset, length)
+        if length:
+            with device_errors(f"make region {self._name!r} durable"):
+                self._access.persist(self._mapping, offset, length)
+
+    def close(self) -> None:
+        """Release the mapping; does not imply ``persist``."""
+        self._mapping.close()
+
+    def _check_readable(self) -> None:
+        """Raise when a page of the region was lost: what was read from it is not what was written."""
+        lost_pages.check_range(self._mapping.address, self._size, f"region {self._name!r}")
+
+    def _check(self, offset: int, length: int) -> None:
+        """Refuse a closed region and bytes outside it."""
+        if self._mapping.closed:
+            raise StoreError(f"region {self._name!r} is closed: open it again")
+        check_range(self._name, self._size, offset, length)

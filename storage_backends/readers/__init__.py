@@ -1,0 +1,97 @@
+"""Readers of source files, one format family per module, found by the file's extension and imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fastomp_nvm.errors import DataError, InputError, UnavailableError
+from storage_backends.readers.base import Reader, ReaderOptions
+
+__all__ = ["READERS", "open_reader"]
+
+#: File extension -> reader class. Text formats may also end in ``.gz``.
+READERS: Mapping[str, str] = MappingProxyType(
+    {
+        ".arrow": "storage_backends.readers.columnar:FeatherReader",
+        ".csv": "storage_backends.readers.delimited:DelimitedReader",
+        ".feather": "storage_backends.readers.columnar:FeatherReader",
+        ".h5": "storage_backends.readers.hdf5:Hdf5Reader",
+        ".hdf5": "storage_backends.readers.hdf5:Hdf5Reader",
+        ".libsvm": "storage_backends.readers.svmlight:SvmlightReader",
+        ".mtx": "storage_backends.readers.matrix_market:MatrixMarketReader",
+        ".npy": "storage_backends.readers.numpy_files:NpyReader",
+        ".npz": "storage_backends.readers.numpy_files:NpzReader",
+        ".parquet": "storage_backends.readers.columnar:ParquetReader",
+        ".pq": "storage_backends.readers.columnar:ParquetReader",
+        ".svm": "storage_backends.readers.svmlight:SvmlightReader",
+        ".svmlight": "storage_backends.readers.svmlight:SvmlightReader",
+        ".tsv": "storage_backends.readers.delimited:DelimitedReader",
+        ".txt": "storage_backends.readers.delimited:DelimitedReader",
+    }
+)
+
+_TEXT = frozenset({".csv", ".tsv", ".txt", ".svm", ".svmlight", ".libsvm", ".mtx"})
+
+
+def open_reader(path: str, options: ReaderOptions) -> Reader:
+    """Open a source file with the reader of its extension.
+
+    Parameters
+    ----------
+    path : str
+    options : ReaderOptions
+
+    Returns
+    -------
+    Reader
+
+    Raises
+    ------
+    InputError
+        No such file, a directory, or an extension without a reader.
+    UnavailableError
+        The format needs a library that is not installed.
+    """
+    target = READERS[_extension(path)]
+    _check_file(path)
+    module, _, name = target.partition(":")
+    try:
+        reader_class = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"reading {os.path.basename(path)} needs the package {error.name!r}: pip install fastomp-nvm[formats]"
+        ) from error
+    reader: Reader = reader_class(path, options)
+    return reader
+
+
+def _extension(path: str) -> str:
+    """Return the extension that decides the format, without .gz."""
+    stem, extension = os.path.splitext(path.lower())
+    if extension == ".gz":
+        inner = os.path.splitext(stem)[1]
+        extension = inner if inner in _TEXT else extension
+    if extension not in READERS:
+        known = ", ".join(sorted(READERS))
+        raise InputError(
+            f"{os.path.basename(path)!r} has no extension of a known format: expected one of {known}; text formats also with .gz"
+        )
+    return extension
+
+
+def _check_file(path: str) -> None:
+    """Refuse what cannot be read before any library meets it."""
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a directory: name a file")
+    try:
+        with open(path, "rb") as stream:
+            empty = not stream.read(1)
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if empty:
+        raise DataError(f"{os.path.basename(path)} is empty: a table was expected")

@@ -1,0 +1,188 @@
+"""Parquet and Feather (Arrow IPC), in batches of rows or in slabs of columns, whichever stays within the budget.
+
+A file whose row groups are small is read batch by batch. Otherwise a few columns are read at a time for all rows, because decoding
+a batch keeps a page of every column in memory. Text and dictionary columns are categorical.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+
+from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.errors import DataError, InputError
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, spans
+from storage_backends.readers.text import MISSING_TOKENS
+
+__all__ = ["FeatherReader", "ParquetReader"]
+
+# What a column being decoded may hold on to: a data page, a dictionary page and their unpacked copies.
+_DECODER_BYTES = 4 << 20
+
+# By name, because the oldest pyarrow we support does not know the last one.
+_TEXT_TYPES = frozenset({"string", "large_string", "string_view"})
+
+
+class _ColumnarReader(Reader):
+    """What both formats share: a pyarrow schema and record batches of any subset of the columns."""
+
+    _schema: Any
+    _n_obs: int
+    _column_bytes: int
+
+    def __init__(self, path: str, options: ReaderOptions) -> None:
+        super().__init__(path, options)
+        if options.rows == "features":
+            raise InputError(f"{self.label}: columns of this format are features already: leave out --rows features")
+        try:
+            self._open()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{self.label} cannot be read: {error}") from error
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open the file and set ``_schema``, ``_n_obs`` and ``_column_bytes`` (memory one column takes while a batch is read)."""
+
+    @abstractmethod
+    def _read(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
+        """Yield record batches of these columns, in row order, of ``batch_rows`` rows where the format lets one choose."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the fields."""
+        return tuple(self._schema.names)
+
+    def scan(self, columns: IndexArray) -> Scan:
+        """Check the types and gather the labels of the text columns."""
+        texts = [position for position, column in enumerate(columns) if self._is_text(int(column))]
+        collectors = {position: LabelCollector(self.label, self.names[int(columns[position])]) for position in texts}
+        for group in (texts[first:last] for first, last in spans(len(texts), _DECODER_BYTES, self.options.chunk_bytes)):
+            for batch in self._batches([int(columns[position]) for position in group], 1 << 16):
+                for position, array in zip(group, batch.columns, strict=True):
+                    cells = {cell if cell is None else cell.strip() for cell in array.unique().to_pylist()}
+                    labels = {cell for cell in cells if cell is not None and cell not in MISSING_TOKENS}
+                    collectors[position].add(labels, missing=len(labels) < len(cells))
+        return Scan(self._n_obs, {position: collector.result() for position, collector in collectors.items()})
+
+    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+        """Yield batches of rows, or slabs of columns when a batch would not fit."""
+        budget = self.options.chunk_bytes
+        codes = {
+            position: {label: float(code) for code, label in enumerate(categories.labels)}
+            for position, categories in scan.categories.items()
+        }
+        if len(columns) * self._column_bytes <= 4 * budget:
+            step = max(1, budget // (8 * len(columns)))
+            first_obs = 0
+            for batch in self._batches(columns.tolist(), step):
+                for first, last in spans(batch.num_rows, 8 * len(columns), budget):
+                    values = np.empty((len(columns), last - first))
+                    for position, array in enumerate(batch.columns):
+                        values[position] = self._cells(
+                            array.slice(first, last - first), int(columns[position]), codes.get(position)
+                        )
+                    yield Chunk(first_obs, 0, values.T)
+                    first_obs += last - first
+            return
+        for first, last in spans(len(columns), 8 * self._n_obs, budget):
+            values = np.empty((last - first, self._n_obs))
+            first_obs = 0
+            for batch in self._batches(columns[first:last].tolist(), 1 << 16):
+                for position, array in enumerate(batch.columns):
+                    cells = self._cells(array, int(columns[first + position]), codes.get(first + position))
+                    values[position, first_obs : first_obs + batch.num_rows] = cells
+                first_obs += batch.num_rows
+            yield Chunk(0, first, values.T)
+
+    def _batches(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
+        """Yield record batches; a damaged file is a ``DataError``."""
+        try:
+            yield from self._read(columns, batch_rows)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{self.label} is damaged: {error}") from error
+
+    def _is_text(self, column: int) -> bool:
+        """Tell whether a column is categorical; refuse types that are neither text nor number."""
+        field = self._schema.field(column)
+        kinds = pyarrow.types
+        kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
+        if str(kind) in _TEXT_TYPES:
+            return True
+        if (
+            kinds.is_integer(kind)
+            or kinds.is_floating(kind)
+            or kinds.is_boolean(kind)
+            or kinds.is_decimal(kind)
+            or kinds.is_null(kind)
+        ):
+            return False
+        raise DataError(
+            f"{self.label}: column {field.name!r} is of type {field.type}, expected numbers or text: "
+            "convert it or leave it out with --drop"
+        )
+
+    def _cells(self, array: Any, column: int, codes: dict[str, float] | None) -> Any:
+        """Return the (rows,) numbers or codes of an array, NaN where missing."""
+        if codes is not None:
+            encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
+            lookup = [np.nan if cell is None else codes.get(cell.strip(), np.nan) for cell in encoded.dictionary.to_pylist()]
+            # A missing cell has a null index: send it to an extra entry at the end.
+            return np.array([*lookup, np.nan])[encoded.indices.fill_null(len(lookup)).to_numpy(zero_copy_only=False)]
+        if pyarrow.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pyarrow.types.is_floating(array.type) and not array.null_count:
+            return array.to_numpy()
+        try:
+            return array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{self.label}: column {self.names[column]!r} cannot be read as numbers: {error}") from error
+
+
+class ParquetReader(_ColumnarReader):
+    """A Parquet file."""
+
+    def _open(self) -> None:
+        # Mapped, so that the packed bytes of a row group are never copied to memory.
+        self._file = pyarrow.parquet.ParquetFile(self.path, memory_map=True, pre_buffer=False)
+        self._schema = self._file.schema_arrow
+        metadata = self._file.metadata
+        self._n_obs = metadata.num_rows
+        largest = max((metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)), default=0)
+        self._column_bytes = min(_DECODER_BYTES, 8 * largest)
+
+    def _read(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
+        names = [self._schema.names[column] for column in columns]
+        for batch in self._file.iter_batches(batch_size=batch_rows, columns=names):
+            yield batch.select(names)  # iter_batches keeps the order of the file
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class FeatherReader(_ColumnarReader):
+    """A Feather (version 2) or Arrow IPC file."""
+
+    def _open(self) -> None:
+        self._source = pyarrow.memory_map(self.path)
+        with pyarrow.ipc.open_file(self._source) as reader:
+            self._schema = reader.schema
+        rows = [batch.num_rows for batch in self._read([0], 0)]
+        self._n_obs = sum(rows)
+        self._column_bytes = 8 * max(rows, default=0)  # a batch is unpacked whole
+
+    def _read(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
+        options = pyarrow.ipc.IpcReadOptions(included_fields=columns)
+        with pyarrow.ipc.open_file(self._source, options=options) as reader:
+            for batch in range(reader.num_record_batches):
+                yield reader.get_batch(batch)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()

@@ -1,0 +1,82 @@
+"""Sparse entries in any order turned into dense columns, with one temporary file and bounded memory.
+
+Entries arrive in runs. Each run is sorted by the slab of columns it falls in and appended to the file; a slab is then assembled
+from its piece of every run. The file has no name, so nothing is left behind however the process ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.errors import MediumError
+
+__all__ = ["ColumnSlabs"]
+
+_ENTRY = np.dtype([("cell", np.int64), ("value", np.float64)])
+
+
+class ColumnSlabs:
+    """Collects (observation, column, value) entries and hands out dense slabs of columns. Use as a context manager.
+
+    Parameters
+    ----------
+    n_obs, n_columns : int
+    budget : int
+        Bytes of one dense slab, and of entries kept in memory before the file is used.
+    """
+
+    def __init__(self, n_obs: int, n_columns: int, budget: int) -> None:
+        self._n_obs = n_obs
+        self._n_columns = n_columns
+        self._width = max(1, budget // (8 * max(1, n_obs)))
+        self._file = tempfile.SpooledTemporaryFile(max_size=budget)  # noqa: SIM115 - closed by __exit__
+        self._runs: list[IndexArray] = []  # per run, the position in the file (in entries) at which each slab starts
+        self._written = 0
+
+    def __enter__(self) -> ColumnSlabs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def add(self, observations: IndexArray, columns: IndexArray, values: Float64Array) -> None:
+        """Take in one run of entries; entries of the same cell add up.
+
+        Parameters
+        ----------
+        observations, columns : (e,) int64
+        values : (e,) float64
+        """
+        slabs = columns // self._width
+        order = np.argsort(slabs, kind="stable")
+        entries = np.empty(len(order), dtype=_ENTRY)
+        entries["cell"] = ((columns - slabs * self._width) * self._n_obs + observations)[order]
+        entries["value"] = values[order]
+        count = -(-self._n_columns // self._width)
+        self._runs.append(self._written + np.searchsorted(slabs[order], np.arange(count + 1)))
+        self._written += len(order)
+        try:
+            self._file.write(entries.tobytes())
+        except OSError as error:
+            raise MediumError(
+                f"the temporary directory {tempfile.gettempdir()} cannot take the sparse entries "
+                f"({error.strerror}): set TMPDIR to a roomier one"
+            ) from error
+
+    def slabs(self) -> Iterator[tuple[int, AnyArray]]:
+        """Yield (first column, (n_obs, w) float64 values) of each slab in order."""
+        for slab, first in enumerate(range(0, self._n_columns, self._width)):
+            width = min(self._width, self._n_columns - first)
+            dense = np.zeros(width * self._n_obs)
+            for run in self._runs:
+                start, stop = int(run[slab]), int(run[slab + 1])
+                if start == stop:
+                    continue
+                self._file.seek(start * _ENTRY.itemsize)
+                entries = np.frombuffer(self._file.read((stop - start) * _ENTRY.itemsize), dtype=_ENTRY)
+                np.add.at(dense, entries["cell"], entries["value"])
+            yield first, dense.reshape(width, self._n_obs).T

@@ -1,0 +1,137 @@
+"""SVMlight (libsvm) text: ``label index:value index:value ... # comment``, one observation per line.
+
+The first pass reads labels and the range of indices, the second collects the entries. Indices start at 1 unless a 0 occurs in the
+file, as in scikit-learn. The labels are the vector ``target``; ``qid`` entries are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.errors import DataError, InputError
+from fastomp_nvm.names import NumberedNames
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.sparse import ColumnSlabs
+from storage_backends.readers.text import LineBlock, line_blocks, parse_numbers, shorten
+
+__all__ = ["SvmlightReader"]
+
+_COMMENT = re.compile(rb"#[^\n]*")
+_QUERY = re.compile(rb"(?<=\s)qid:\S*")
+_TARGET = "target"
+
+# Text parsed at once: an entry of four bytes becomes several arrays of eight bytes per entry.
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """A run of observations: their labels, and the (observation, index, value) of each entry."""
+
+    labels: Float64Array
+    observations: IndexArray
+    indices: IndexArray
+    values: Float64Array
+
+
+class SvmlightReader(Reader):
+    """A sparse text file with labels."""
+
+    vectors = (_TARGET,)
+    default_target = _TARGET
+
+    def __init__(self, path: str, options: ReaderOptions) -> None:
+        super().__init__(path, options)
+        if options.rows == "features":
+            raise InputError(f"{self.label}: a line of this format is an observation: leave out --rows features")
+        labels, lowest, highest = [np.empty(0)], 1, 0
+        for entries in self._entries():
+            labels.append(entries.labels)
+            if entries.indices.size:
+                lowest, highest = min(lowest, int(entries.indices.min())), max(highest, int(entries.indices.max()))
+        self._labels = np.concatenate(labels)
+        self._base = lowest  # 0 or 1
+        self._width = highest + 1 - lowest
+        if not self._width:
+            raise DataError(f"{self.label} has no entries: expected lines such as '1 3:0.5 7:1'")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Numbered names."""
+        return NumberedNames(self._width)
+
+    def scan(self, columns: IndexArray) -> Scan:
+        """Return the number of lines."""
+        return Scan(len(self._labels))
+
+    def vector(self, name: str) -> AnyArray:
+        """Return the labels."""
+        return self._labels
+
+    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+        """Yield slabs of columns."""
+        with ColumnSlabs(scan.n_obs, self._width, self.options.chunk_bytes) as slabs:
+            first = 0
+            for entries in self._entries():
+                slabs.add(first + entries.observations, entries.indices - self._base, entries.values)
+                first += len(entries.labels)
+            for column, values in slabs.slabs():
+                chunk = pick_columns(columns, column, values)
+                if chunk is not None:
+                    yield chunk
+
+    def _entries(self) -> Iterator[_Entries]:
+        """Parse the file run by run."""
+        for block in line_blocks(self.path, _BLOCK_BYTES):
+            yield self._parse(block)
+
+    def _parse(self, block: LineBlock) -> _Entries:
+        """Parse whole lines: every word is ``index:value`` but the first of a line, which is the label."""
+        data = block.data
+        if b"#" in data:
+            data = _COMMENT.sub(b"", data)
+        if b"qid:" in data:
+            data = _QUERY.sub(b"", data)
+        view = np.frombuffer(data, dtype=np.uint8)
+        inside = view > ord(" ")
+        starts = np.flatnonzero(inside & ~np.concatenate(([False], inside[:-1])))
+        line = np.searchsorted(np.flatnonzero(view == ord("\n")), starts)
+        is_label = np.diff(line, prepend=-1) > 0
+        word = np.searchsorted(starts, np.flatnonzero(view == ord(":")), side="right") - 1
+        wrong = np.flatnonzero(np.bincount(word, minlength=len(starts)) != ~is_label)
+        tokens = None if wrong.size else parse_numbers(data.replace(b":", b" "))
+        labels = int(is_label.sum())
+        if tokens is None or len(tokens) != 2 * len(starts) - labels:
+            raise self._explain(data, starts, line, is_label, block.first_line)
+        length = np.where(is_label, 1, 2)
+        position = np.cumsum(length) - length
+        indices = tokens[position[~is_label]]
+        bad = np.flatnonzero((indices < 0) | (indices != np.floor(indices)) | (indices >= 2**31))
+        if bad.size:
+            number = block.first_line + int(line[~is_label][bad[0]])
+            raise DataError(
+                f"{self.label}: line {number} has the index {indices[bad[0]]:g}, expected a whole number from 0 to 2147483647"
+            )
+        return _Entries(
+            tokens[position[is_label]],
+            np.asarray(np.cumsum(is_label)[~is_label] - 1, dtype=np.int64),
+            indices.astype(np.int64),
+            tokens[position[~is_label] + 1],
+        )
+
+    def _explain(self, data: bytes, starts: IndexArray, line: IndexArray, is_label: AnyArray, first_line: int) -> DataError:
+        """Return the error that names the first word that is not as it should be."""
+        for start, number, label in zip(starts.tolist(), line.tolist(), is_label.tolist(), strict=True):
+            word = data[start : start + 64].split(None, 1)[0]
+            parts = word.split(b":")
+            numbers = [parse_numbers(part) for part in parts]
+            if len(parts) != (1 if label else 2) or any(found is None or len(found) != 1 for found in numbers):
+                expected = "a number as label" if label else "index:value"
+                shown = shorten(word.decode("utf-8", "replace"))
+                return DataError(f"{self.label}: line {first_line + number} holds {shown}, expected {expected}")
+        return DataError(f"{self.label}: line {first_line} or after is not in SVMlight format")

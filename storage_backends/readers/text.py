@@ -1,0 +1,123 @@
+"""What text formats share: opening (gzip included), runs of whole lines, the vocabulary of cells, numbers by the million.
+
+Every failure of the bytes themselves (truncated gzip, not UTF-8) becomes a ``DataError`` here, so that the formats only deal with
+their grammar.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, cast
+
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.errors import DataError
+
+__all__ = [
+    "BLOCK_BYTES",
+    "MISSING_TOKENS",
+    "LineBlock",
+    "decode",
+    "line_blocks",
+    "open_bytes",
+    "parse_number",
+    "parse_numbers",
+    "read_some",
+    "shorten",
+]
+
+#: Bytes of text parsed at once: the shortest cell takes two, its value eight.
+BLOCK_BYTES = 8 << 20
+
+#: Cells that mean "missing", after stripping blanks.
+MISSING_TOKENS = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "None", "?"})
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True, slots=True)
+class LineBlock:
+    """Whole lines of a file: the bytes, and the 1-based number of the first."""
+
+    data: bytes
+    first_line: int
+
+
+def open_bytes(path: str) -> IO[bytes]:
+    """Open a file for reading bytes, unpacked if its name ends in .gz."""
+    return cast("IO[bytes]", gzip.open(path, "rb")) if path.lower().endswith(".gz") else open(path, "rb")
+
+
+def read_some(stream: IO[bytes], size: int, path: str) -> bytes:
+    """Read up to ``size`` bytes; a broken gzip stream is a ``DataError``."""
+    try:
+        return stream.read(size)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{os.path.basename(path)} is not a whole gzip file ({error}): pack or fetch it again") from error
+
+
+def line_blocks(path: str, block_bytes: int = BLOCK_BYTES) -> Iterator[LineBlock]:
+    """Yield the file as runs of whole lines, each ending in a newline."""
+    with open_bytes(path) as stream:
+        pending, line = b"", 1
+        while data := read_some(stream, block_bytes, path):
+            cut = data.rfind(b"\n") + 1
+            if not cut:
+                pending += data
+                continue
+            block = LineBlock(pending + data[:cut], line)
+            pending = data[cut:]
+            line += block.data.count(b"\n")
+            yield block
+        if pending:
+            yield LineBlock(pending + b"\n", line)
+
+
+def decode(data: bytes, path: str, first_line: int) -> str:
+    """Decode UTF-8, naming the line of the first byte that is not."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise DataError(
+            f"{os.path.basename(path)}: line {line} holds the byte 0x{data[error.start]:02x}, which is not UTF-8: "
+            "convert the file to UTF-8"
+        ) from error
+
+
+def parse_number(text: str) -> float | None:
+    """Return the number a stripped cell holds, or None.
+
+    Narrower than ``float``, which also takes ``1_000`` and digits of other scripts that the fast parsers refuse.
+    """
+    if "_" in text or not text.isascii():
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def parse_numbers(data: bytes) -> Float64Array | None:
+    """Return all numbers of a text that holds nothing but numbers and white space, or None when it holds anything else."""
+    if not data.strip():
+        return np.empty(0)  # fromstring would return one number for a blank text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)  # NumPy before 2.3 only warns about text it could not read
+        try:
+            return cast("Float64Array", np.fromstring(data, dtype=np.float64, sep=" "))
+        except (ValueError, DeprecationWarning):
+            return None
+
+
+def shorten(text: str, limit: int = 40) -> str:
+    """Return ``text`` fit for an error message: quoted, on one line, without control characters, cut to ``limit``."""
+    clean = _CONTROL.sub(" ", text)
+    return repr(clean if len(clean) <= limit else clean[: limit - 3] + "...")

@@ -1,0 +1,556 @@
+"""A store as a plain directory, opened and built the same way by every file medium.
+
+Invariants: a directory at its final name is a whole store, because it is built under a private name and renamed once all of it
+has reached the device; an opened store stays with the directory it opened, even when another one takes its name. The content of
+the files is in :mod:`storage_backends.store_format`; how they are mapped is the medium's ``Access``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import mmap
+import os
+import re
+import secrets
+import shutil
+import stat
+import urllib.parse
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.reading import MatrixFile
+from fastomp_nvm.stores import DurableRegion, FeatureStore, Sidecars, StoreDraft, StoreURL
+from storage_backends import store_format
+from storage_backends.file_system import (
+    EXCHANGE,
+    NO_REPLACE,
+    allocate,
+    device_errors,
+    rename_with_flag,
+    sync_directory,
+    write_file,
+)
+from storage_backends.mapped_files import Access, MappedRegion, map_file
+from storage_backends.matrix_files import DraftMatrix, matrix_view
+from storage_backends.opened import OpenedStore, check_region_name, refuse_extras
+
+__all__ = ["FileDraft", "FileMedium", "FileStore"]
+
+_REGIONS = "regions"
+_PARTIAL = re.compile(r"\..+\.partial-(\d+)-[0-9a-f]+")
+_LARGEST_HEADER = 1 << 26
+_OPEN_ATTEMPTS = 5
+_READ_BYTES = 8 << 20
+
+
+class FileMedium:
+    """The file media's implementation of ``Medium``.
+
+    Parameters
+    ----------
+    choose_access : callable
+        Given an open file and its path, says how files at this place are mapped and made durable.
+    """
+
+    def __init__(self, choose_access: Callable[[int, str], Access]) -> None:
+        self._choose_access = choose_access
+
+    def open(self, url: StoreURL) -> FeatureStore:
+        """Open the store in the directory ``url`` names, after checking everything but the content of matrix and tier.
+
+        With ``?tier=dram`` the tier is checked too, and copied into memory.
+        """
+        place = url.query.get("tier")
+        if place not in (None, "dram"):
+            raise StoreURLError(f"unknown place {place!r} for the tier in {url.text!r}: expected tier=dram")
+        path = _path(replace(url, query={name: value for name, value in url.query.items() if name != "tier"}))
+        store = self._open_path(path, url.scheme)
+        if place is not None:
+            try:
+                store.load_tier()
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    def _open_path(self, path: str, scheme: str) -> FileStore:
+        """Open the store at ``path``, or the one that takes its place meanwhile."""
+        if _PARTIAL.fullmatch(os.path.basename(path)):
+            raise StoreURLError(f"{path} is what an interrupted build left behind, not a store: it can be deleted")
+        for _ in range(_OPEN_ATTEMPTS - 1):
+            directory = _open_directory(path)
+            try:
+                return self._open(directory, path, scheme)
+            except StoreError:
+                # A store replaced while it was being opened has lost its files; its successor stands at the same path.
+                unchanged = _same_directory(directory, path)
+                os.close(directory)
+                if unchanged:
+                    raise
+            except BaseException:
+                os.close(directory)
+                raise
+        raise StoreError(f"the store at {path} was replaced again and again while it was being opened: try later")
+
+    def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
+        """Start a store beside its final place."""
+        path = _path(url)
+        _check_destination(path, replace=replace)
+        with device_errors(f"build a store at {path}"):
+            return FileDraft(path, n_columns, n_obs, dtype, replace=replace, tier=tier)
+
+    def exists(self, url: StoreURL) -> bool:
+        """Tell whether a store stands at ``url``."""
+        path = _path(url)
+        return not _PARTIAL.fullmatch(os.path.basename(path)) and _occupant(path) == "store"
+
+    def _open(self, directory: int, path: str, scheme: str) -> FileStore:
+        """Open the store in an open directory."""
+        try:
+            header = store_format.decode_header(_read(directory, store_format.HEADER))
+            sidecars = store_format.decode_sidecars(header, lambda name, length: _read(directory, name, length))
+            access, matrix, file = self._map(directory, path, store_format.MATRIX, header.shape)
+            try:
+                codes, tier_file = None, -1
+                if sidecars.tier is not None:
+                    _, codes, tier_file = self._map(directory, path, store_format.TIER, header.tier_shape)
+            except BaseException:
+                os.close(file)
+                raise
+        except StoreError as error:
+            raise StoreError(f"the store at {path} cannot be used: {error}") from error
+        except OSError as error:
+            raise MediumError(f"cannot read the store at {path}: {error.strerror}") from error
+        url = f"{scheme}://{urllib.parse.quote(path)}"
+        return FileStore(url, directory, file, access, matrix, sidecars, codes, tier_file)
+
+    def _map(self, directory: int, path: str, name: str, shape: tuple[int, int, str]) -> tuple[Access, AnyArray, int]:
+        """Map a file that holds a matrix; return how, the matrix, and a descriptor of the file for the caller to close."""
+        length = store_format.matrix_length(*shape)
+        with _opened(directory, name, length) as descriptor:
+            if os.pread(descriptor, store_format.DATA_OFFSET, 0) != store_format.matrix_header(*shape):
+                raise StoreError(f"{name} is not the matrix that {store_format.HEADER} describes")
+            access = self._choose_access(descriptor, path)
+            mapping = map_file(descriptor, length, access.flags, writable=False, path=path)
+            file = os.dup(descriptor)
+        matrix = matrix_view(mapping, *shape)
+        assert matrix.ctypes.data % 64 == 0, "a mapping begins at a page and the data a page later"
+        return access, matrix, file
+
+
+class FileStore(OpenedStore):
+    """A store in a directory, its matrix a read-only shared mapping.
+
+    Parameters
+    ----------
+    url : str
+    directory, file : int
+        Descriptors of the store's directory and of its matrix; owned by the store from now on, so that it stays whole when another
+        store takes its place.
+    access : Access
+    matrix : (n_columns, n_obs) array
+    sidecars : Sidecars
+    codes : (n_columns, n_obs) int8 array, optional
+    tier_file : int
+        Descriptor of the file of the tier, owned likewise; -1 without one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        directory: int,
+        file: int,
+        access: Access,
+        matrix: AnyArray,
+        sidecars: Sidecars,
+        codes: AnyArray | None = None,
+        tier_file: int = -1,
+    ) -> None:
+        super().__init__(url, access.traits, matrix, sidecars, codes)
+        self._directory = directory
+        self._file = file
+        self._tier_file = tier_file
+        self._access = access
+
+    def region(self, name: str, size: int = 0) -> DurableRegion:
+        """Open the durable region ``name``; create it with ``size`` bytes when it is absent.
+
+        Raises ``StoreURLError`` when it is absent and ``size`` is 0, ``StoreError`` when it has another size than asked for.
+        """
+        check_region_name(name)
+        if size < 0:
+            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
+        file = f"{_REGIONS}/{name}.bin"
+        with device_errors(f"open region {name!r} of {self._url}"):
+            if not self._has(file):
+                if not size:
+                    raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
+                self._create_region(name, file, size)
+            with _opened(self._alive(), file, size or None, os.O_RDWR) as descriptor:
+                length = os.fstat(descriptor).st_size
+                if not length:
+                    raise StoreError(f"region {name!r} of {self._url} is empty: drop it and create it again")
+                return MappedRegion(name, map_file(descriptor, length, self._access.flags, writable=True, path=file), self._access)
+
+    def regions(self) -> Sequence[str]:
+        """Names of the durable regions that exist, in order."""
+        with device_errors(f"list the regions of {self._url}"):
+            if not self._has(_REGIONS):
+                return ()
+            descriptor = os.open(_REGIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._alive())
+            try:
+                entries = os.listdir(descriptor)
+            finally:
+                os.close(descriptor)
+        return tuple(sorted(entry[:-4] for entry in entries if entry.endswith(".bin") and not entry.startswith(".")))
+
+    def drop_region(self, name: str) -> None:
+        """Remove a durable region."""
+        check_region_name(name)
+        with device_errors(f"drop region {name!r} of {self._url}"):
+            if not self._has(f"{_REGIONS}/{name}.bin"):
+                raise StoreURLError(f"the store {self._url} has no region {name!r} to drop")
+            os.unlink(f"{_REGIONS}/{name}.bin", dir_fd=self._directory)
+            self._sync(_REGIONS)
+
+    def close(self) -> None:
+        """Let go of matrix and directory; views handed out before keep the mapping alive."""
+        super().close()
+        if self._directory >= 0:
+            os.close(self._directory)
+            os.close(self._file)
+            if self._tier_file >= 0:
+                os.close(self._tier_file)
+            self._directory = self._file = self._tier_file = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_directory", -1) >= 0:
+            self.close()
+
+    def files(self) -> Sequence[MatrixFile]:
+        """Open the files of the matrix and, unless it was loaded, of the tier."""
+        if self._access.flags != mmap.MAP_SHARED:
+            return ()  # a mapping of persistent memory is the device itself
+        mapped = {store_format.MATRIX: self.matrix}
+        if self._tier is not None and not self._url.endswith("?tier=dram"):
+            mapped[store_format.TIER] = self._tier.codes
+        with device_errors(f"open {self._url}"):
+            return tuple(
+                MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, self._alive(), name))
+                for name, array in mapped.items()
+            )
+
+    def load_tier(self) -> None:
+        """Copy the tier into memory; ``url`` then says so."""
+        super().load_tier()
+        self._url = f"{self._url.partition('?')[0]}?tier=dram"
+
+    def _checksum(self, first: int, last: int) -> int:
+        """Return the CRC-32 of columns ``first:last``, read with pread(2), where a bad sector is an error and not a signal."""
+        return self._file_checksum(self._file, store_format.MATRIX, self.matrix.shape[1] * self.matrix.itemsize, first, last)
+
+    def _tier_checksum(self, first: int, last: int) -> int:
+        """Return the CRC-32 of the codes of columns ``first:last``, read likewise."""
+        return self._file_checksum(self._tier_file, store_format.TIER, self.matrix.shape[1], first, last)
+
+    def _file_checksum(self, file: int, name: str, row: int, first: int, last: int) -> int:
+        """Return the CRC-32 of columns ``first:last`` of an open file in which a column takes ``row`` bytes."""
+        position, end = (store_format.DATA_OFFSET + column * row for column in (first, last))
+        checksum = 0
+        with device_errors(f"read {self._url}"):
+            while position < end:
+                data = os.pread(file, min(_READ_BYTES, end - position), position)
+                if not data:
+                    raise StoreError(f"the store {self._url} is damaged: {name} ends before column {last}")
+                checksum = zlib.crc32(data, checksum)
+                position += len(data)
+        return checksum
+
+    def _create_region(self, name: str, file: str, size: int) -> None:
+        """Make a zero-filled region appear at once and whole; another process may win the race to create it."""
+        directory = self._alive()
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_REGIONS, dir_fd=directory)
+            self._sync(".")
+        partial = f"{_REGIONS}/.{name}.partial-{os.getpid()}-{secrets.token_hex(4)}"
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        try:
+            try:
+                allocate(descriptor, size, f"region {name!r} of {self._url}")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            with contextlib.suppress(FileExistsError):
+                if not rename_with_flag(partial, file, NO_REPLACE, directory=directory):
+                    os.rename(partial, file, src_dir_fd=directory, dst_dir_fd=directory)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial, dir_fd=directory)
+        self._sync(_REGIONS)
+
+    def _alive(self) -> int:
+        """Return the directory, unless the store is closed."""
+        if self._directory < 0:
+            raise StoreError(f"the store {self._url} is closed: open it again")
+        return self._directory
+
+    def _has(self, name: str) -> bool:
+        """Tell whether the directory has an entry ``name``."""
+        try:
+            os.stat(name, dir_fd=self._alive())
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _sync(self, name: str) -> None:
+        """Bring the entries of a directory inside the store to the device."""
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._alive())
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class FileDraft(StoreDraft):
+    """A store being built in a hidden directory beside its final place.
+
+    Parameters
+    ----------
+    path : str
+        Final place.
+    n_columns, n_obs : int
+    dtype : str
+    replace : bool
+        Take the place of a store that stands there.
+    tier : {"int8", "none"}
+    """
+
+    def __init__(self, path: str, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> None:
+        self._path = path
+        self._shape = (n_columns, n_obs, dtype)
+        self._replace = replace
+        parent, name = os.path.split(path)
+        _sweep(parent, name)
+        self._partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+        self._directory = -1
+        self._files: dict[str, DraftMatrix] = {}
+        os.mkdir(self._partial)
+        try:
+            self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # The lock tells a sweep that the builder lives, in whichever process namespace it does.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._files[store_format.MATRIX] = DraftMatrix(self._directory, store_format.MATRIX, self._shape, path)
+            if tier != "none":
+                shape = (n_columns, n_obs, tier)
+                self._files[store_format.TIER] = DraftMatrix(self._directory, store_format.TIER, shape, f"the tier of {path}")
+        except BaseException:
+            self.abort()
+            raise
+
+    @property
+    def matrix(self) -> AnyArray:
+        """Writable (n_columns, n_obs) array on the medium."""
+        if not self._files:
+            raise StoreError(f"the draft of {self._path} was committed or aborted")
+        return self._files[store_format.MATRIX].matrix
+
+    @property
+    def tier(self) -> AnyArray | None:
+        """Writable (n_columns, n_obs) int8 array on the medium, where a tier was asked for."""
+        return self._files[store_format.TIER].matrix if store_format.TIER in self._files else None
+
+    def write_columns(self, first: int, columns: AnyArray) -> None:
+        """Write whole columns into the page cache, which the mapping shows too; several times quicker than fault by fault."""
+        assert columns.flags.c_contiguous
+        assert columns.dtype == self.matrix.dtype
+        with device_errors(f"write the store at {self._path}"):
+            self._files[store_format.MATRIX].write_columns(first, columns)
+
+    def forget(self, first: int, last: int) -> None:
+        """Unmap the pages that lie wholly in columns ``first:last``; the page cache keeps what was written."""
+        for file in self._files.values():
+            file.forget(first, last)
+
+    def commit(self, sidecars: Sidecars) -> None:
+        """Make the store visible, atomically and durably."""
+        layout = sidecars.layout
+        shape = (layout.n_columns, layout.n_obs, layout.dtype)
+        if not self._files or shape[0] > self._shape[0] or shape[1:] != self._shape[1:]:
+            raise StoreError(f"the draft of {self._path} has shape {self._shape} and cannot be committed as {shape}")
+        if (sidecars.tier is None) != (store_format.TIER not in self._files):
+            raise StoreError(f"the draft of {self._path} and its sidecars disagree about whether there is a tier")
+        files = store_format.encode_sidecars(sidecars)
+        header = store_format.encode_header(sidecars, files)
+        with device_errors(f"write the store at {self._path}"):
+            for file in self._files.values():
+                file.seal(layout.n_columns)
+            for name, data in files.items():
+                write_file(self._directory, name, data)
+            write_file(self._directory, store_format.HEADER, header)
+            os.fsync(self._directory)
+            self._publish()
+        self._release()
+
+    def abort(self) -> None:
+        """Remove everything written so far. Harmless after ``commit``."""
+        self._release()
+        if self._partial:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial = ""
+
+    def _publish(self) -> None:
+        """Move the finished directory to its place, or into the place of the store it replaces."""
+        _check_destination(self._path, replace=self._replace)
+        parent = os.path.dirname(self._path)
+        retired = ""
+        if _occupant(self._path) != "store":
+            try:
+                os.rename(self._partial, self._path)
+            except OSError:
+                # Over an empty directory rename succeeds; over what another builder put there since the check it fails.
+                _check_destination(self._path, replace=False)
+                raise
+        elif rename_with_flag(self._partial, self._path, EXCHANGE):
+            retired = self._partial
+        else:
+            # Without exchange there is a moment without a store; should we die in it, nothing sweeps the retired one away.
+            retired = f"{self._partial}.retired"
+            os.rename(self._path, retired)
+            os.rename(self._partial, self._path)
+        self._partial = ""
+        sync_directory(parent)
+        if retired:
+            shutil.rmtree(retired, ignore_errors=True)
+
+    def _release(self) -> None:
+        """Close the descriptors, and with them the lock."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        if self._directory >= 0:
+            os.close(self._directory)
+        self._directory = -1
+
+
+def _path(url: StoreURL) -> str:
+    """Return the absolute path a URL names, links resolved so that a replacement is built beside the real directory."""
+    refuse_extras(url)
+    if "\0" in url.path:
+        raise StoreURLError(f"{url.text!r} holds a null character, which no path can")
+    path = os.path.realpath(url.path)
+    if path == os.path.dirname(path):
+        raise StoreURLError(f"{url.text!r} names the root directory, which cannot be a store")
+    return path
+
+
+def _open_directory(path: str) -> int:
+    """Open the directory of a store."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise StoreURLError(f"there is no store at {path}: build one with ingest or create_store") from error
+    except NotADirectoryError as error:
+        raise StoreURLError(f"{path} is a file, and a store is a directory: ingest it to make a store of it") from error
+    except OSError as error:
+        raise MediumError(f"cannot open the store at {path}: {error.strerror}") from error
+
+
+def _open_again(directory: int, name: str, flags: int) -> int:
+    """Open a file of a store with ``flags``."""
+    return os.open(name, flags | os.O_CLOEXEC, dir_fd=directory)
+
+
+def _same_directory(directory: int, path: str) -> bool:
+    """Tell whether ``path`` still leads to the open ``directory``."""
+    try:
+        return os.path.samestat(os.fstat(directory), os.stat(path))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _opened(directory: int, name: str, length: int | None = None, mode: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a regular file of a store that must have ``length`` bytes, for the time of a ``with``."""
+    try:
+        # O_NONBLOCK: a named pipe in the place of a file must not hang us.
+        descriptor = os.open(name, mode | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"it has no {name}") from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{name} is not a file")
+        if length is not None and found.st_size != length:
+            raise StoreError(f"{name} has {found.st_size} bytes and should have {length}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(directory: int, name: str, length: int | None = None) -> bytes:
+    """Return the content of a file of a store."""
+    with _opened(directory, name, length) as descriptor:
+        if length is None and os.fstat(descriptor).st_size > _LARGEST_HEADER:
+            raise StoreError(f"{name} is far larger than any of ours")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+
+
+def _occupant(path: str) -> Literal["nothing", "store", "other"]:
+    """Tell what stands at ``path``; an empty directory is nothing, a damaged store is still a store."""
+    try:
+        with open(os.path.join(path, store_format.HEADER), "rb") as file:
+            return "store" if store_format.FORMAT.encode("ascii") in file.read(_LARGEST_HEADER) else "other"
+    except OSError:
+        pass
+    try:
+        return "other" if os.listdir(path) else "nothing"
+    except FileNotFoundError:
+        return "nothing"
+    except OSError:
+        return "other"
+
+
+def _check_destination(path: str, *, replace: bool) -> None:
+    """Refuse a place where a store may not be put."""
+    occupant = _occupant(path)
+    if occupant == "other":
+        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another place or remove it yourself")
+    if occupant == "store" and not replace:
+        raise StoreURLError(f"a store stands at {path}: choose another place or ask to replace it (--replace)")
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        raise StoreURLError(f"the directory {parent} does not exist: create it before building a store in it")
+
+
+def _sweep(parent: str, name: str) -> None:
+    """Remove what dead builders of this store left behind."""
+    for entry in os.listdir(parent):
+        match = _PARTIAL.fullmatch(entry)
+        if match and entry.startswith(f".{name}.partial-") and not _alive(int(match[1])):
+            leftover = os.path.join(parent, entry)
+            with contextlib.suppress(OSError):
+                directory = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(leftover, ignore_errors=True)
+                finally:
+                    os.close(directory)
+
+
+def _alive(process: int) -> bool:
+    """Tell whether a process of this number exists."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
