@@ -1,0 +1,162 @@
+"""How the jobs of a server are answered: with the same engine as local use, next to the data, all of a batch in shared sweeps.
+
+A job that reads a lot keeps a journal of its decisions in the server's own folder, so that a killed server goes on where it was; a
+small one is faster run again. Whatever is kept is bound to data, request and numeric build, and dropped when these differ. Knows
+neither queues nor clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ado_plugin.jobs import Job
+from ado_plugin.pools import Pools
+from fastomp_nvm import registry
+from fastomp_nvm.checkpoint import RegionPlace, StateLog
+from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.engine import Progress
+from fastomp_nvm.errors import FastompError, StoreError
+from fastomp_nvm.journal import DecisionJournal
+from fastomp_nvm.kernels import kernel
+from fastomp_nvm.registration import numeric_build, target_digest
+from fastomp_nvm.request import SelectionRequest
+from fastomp_nvm.selection import select_shared
+from fastomp_nvm.stores import StoreLayout
+from fastomp_nvm.wire import decode_request, decode_vector, encode_selection
+
+__all__ = ["Estimate", "Execution", "estimate"]
+
+#: A job that reads less than this many bytes is run again rather than kept a journal of.
+_WORTH_A_JOURNAL = 4 << 30
+
+#: Algorithms that read the matrix once per selected feature; the others about ``1 / epsilon`` times.
+_ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a request needs, roughly and from above.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes beside the mapped matrix.
+    work : int
+        Bytes read.
+    """
+
+    memory: int
+    work: int
+
+
+def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> Estimate:
+    """Estimate what a request over a matrix of this layout needs when it can select ``rank`` features."""
+    matrix = layout.n_columns * layout.n_obs * {"float16": 2, "float32": 4, "float64": 8}[layout.dtype]
+    rank = min(rank, layout.n_features)
+    rounds = rank if request.algorithm in _ONE_PASS_PER_FEATURE else math.ceil(1 / request.epsilon)
+    models = 4 if request.tau == "auto" else 1
+    products = 3 * 8 * models * layout.n_columns
+    factors = 2 * 8 * min(rank, layout.n_obs) * layout.n_obs
+    return Estimate(min(request.gather_bytes, matrix) + products + factors, (rounds + 2) * matrix)
+
+
+class Execution:
+    """The executor over pools.
+
+    Parameters
+    ----------
+    pools : Pools
+    folder : Path
+        Where journals are kept; created when absent.
+    threads : int, optional
+        Threads of a sweep.
+    journal_from : int
+        Bytes of work from which a job is kept a journal of.
+    """
+
+    def __init__(self, pools: Pools, folder: Path, threads: int | None = None, journal_from: int = _WORTH_A_JOURNAL) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._pools = pools
+        self._threads = threads
+        self._journal_from = journal_from
+        self._place: RegionPlace = registry.load("storage_backends.directory_regions:DirectoryRegions")(folder)
+
+    def run(
+        self, jobs: Sequence[Job], observer: Callable[[Progress], None], cancelled: Callable[[], bool]
+    ) -> Sequence[list[dict[str, Any]]]:
+        """Answer jobs on the same data: one list of selections, in JSON terms, per job."""
+        asked = jobs[0].request
+        with self._pools.open(asked.pool, asked.key) as store:
+            if store.layout.fingerprint != asked.fingerprint:
+                raise StoreError(f"{asked.pool}/{asked.key} was replaced after the job was submitted: submit it again")
+            verified = any(job.request.verify for job in jobs)
+            if verified:
+                store.verify()
+            dataset = Dataset.of_store(store)
+            requests = [decode_request(request) for job in jobs for request in job.request.requests]
+            response = None if asked.y is None else decode_vector(asked.y, "y")
+            with contextlib.ExitStack() as stack:
+                try:
+                    journals = self._journals(stack, jobs, dataset)
+                    found, _ = select_shared(
+                        dataset,
+                        requests,
+                        response,
+                        threads=self._threads,
+                        observer=observer,
+                        cancelled=cancelled,
+                        journals=journals,
+                    )
+                except StoreError:
+                    # A record that other code made: start over, rather than never.
+                    stack.close()
+                    for job in jobs:
+                        self.forget(job)
+                    found, _ = select_shared(
+                        dataset, requests, response, threads=self._threads, observer=observer, cancelled=cancelled
+                    )
+        answers = iter(encode_selection(selection) for selection in found)
+        out = [[next(answers) for _ in job.request.requests] for job in jobs]
+        for answer in (answer for answers_of_job in out for answer in answers_of_job):
+            answer["json"]["verified"] = verified
+        return out
+
+    def forget(self, job: Job) -> None:
+        """Drop the journals of a job."""
+        wanted = tuple(f"job-{_run_id(job, place).hex()}." for place in range(len(job.request.requests)))
+        with contextlib.suppress(FastompError):  # what stays is only room taken
+            for name in self._place.regions():
+                if name.startswith(wanted):
+                    self._place.drop_region(name)
+
+    def _journals(self, stack: contextlib.ExitStack, jobs: Sequence[Job], dataset: Dataset) -> list[DecisionJournal]:
+        """Open a journal per request, in order; none at all where the jobs are small."""
+        if sum(job.request.work for job in jobs) < self._journal_from:
+            return []
+        build, targets = numeric_build(kernel().id), target_digest(dataset)
+        journals = []
+        for job in jobs:
+            for place, request in enumerate(job.request.requests):
+                run_id = _run_id(job, place)
+                log = StateLog(self._place, f"job-{run_id.hex()}", run_id)
+                stack.callback(log.close)
+                identity = {
+                    "fingerprint": job.request.fingerprint,
+                    "targets": targets,
+                    "request": dict(request),
+                    "response": job.request.y,
+                    "build": build,
+                }
+                journals.append(DecisionJournal(log, identity))
+        return journals
+
+
+def _run_id(job: Job, place: int) -> bytes:
+    """Return 16 bytes that stand for one request of a job."""
+    return hashlib.blake2b(f"{job.name}/{job.order}/{place}".encode(), digest_size=16).digest()

@@ -1,0 +1,162 @@
+"""The child process of an MCAS session: the only importer of upstream's client module ``mcas``.
+
+It takes frames on its standard input (lengths, a JSON object, bytes), calls upstream, and replies likewise; whatever goes wrong is
+a reply. What upstream prints goes nowhere. It imports nothing else of ours, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from typing import IO, Any
+
+__all__ = ["FRAME", "main", "write_frame"]
+
+#: What a frame begins with: length of the JSON object, length of the bytes.
+FRAME = struct.Struct("<IQ")
+
+_MISSING = ("[status:-52]", "[status:-4]")  # E_KEY_NOT_FOUND, E_NOT_FOUND
+_LOCKED = "(-33)"
+_ORIGIN = "the real one is built from https://github.com/IBM/mcas (src/python/mcas-python-api); PyPI does not have it"
+
+
+class _ModuleError(Exception):
+    """Upstream's module is missing, or another one has its name."""
+
+
+def main() -> None:
+    """Serve the parent until it goes away."""
+    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    silent = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # upstream prints on every call
+        os.dup2(silent, descriptor)
+    session = _Upstream()
+    while header := inbox.read(FRAME.size):
+        length, size = FRAME.unpack(header)
+        request, data = json.loads(inbox.read(length)), inbox.read(size)
+        reply, sent = session.answer(request, data)
+        write_frame(outbox, reply, sent)
+        if request["operation"] == "close":
+            return
+
+
+class _Upstream:
+    """Upstream's session and the pools it has open."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._pools: dict[str, Any] = {}
+
+    def answer(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        """Carry out one request; whatever goes wrong is a reply."""
+        try:
+            return getattr(self, f"_{request['operation']}")(request, data)  # type: ignore[no-any-return]
+        except _ModuleError as error:
+            return {"failed": "module", "message": str(error)}, b""
+        except Exception as error:
+            kind = "locked" if _LOCKED in str(error) else "connect" if request["operation"] == "connect" else "call"
+            return {"failed": kind, "message": f"{request['operation']}: {error}"}, b""
+
+    def _connect(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        module = _import_mcas()
+        self._session = module.Session(request["host"], request["port"], request["device"])
+        return {}, b""
+
+    def _close(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        while self._pools:
+            self._pools.popitem()[1].close()
+        self._session = None
+        return {}, b""
+
+    def _open(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        pool = request["pool"]
+        if pool not in self._pools:
+            try:
+                self._pools[pool] = self._session.open_pool(pool)
+            except RuntimeError:
+                if not request["create"]:
+                    return {"open": False}, b""
+                self._pools[pool] = self._session.create_pool(pool, request["create"], 1000)
+        return {"open": True}, b""
+
+    def _put(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        self._pools[request["pool"]].put_direct(request["key"], bytearray(data))
+        return {}, b""
+
+    def _put_file(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        value = bytearray(len(data) + request["length"])
+        value[: len(data)] = data
+        with open(request["path"], "rb", buffering=0) as file, memoryview(value) as whole:
+            file.seek(request["offset"])
+            position = len(data)
+            while position < len(value):
+                count = file.readinto(whole[position:])
+                if not count:
+                    raise EOFError(f"{request['path']} is shorter than expected")
+                position += count
+        self._pools[request["pool"]].put_direct(request["key"], value)
+        return {}, b""
+
+    def _get(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if not self._size(request):
+            return {"found": False}, b""
+        pool = self._pools[request["pool"]]
+        view = pool.get_direct(request["key"])
+        value = bytes(view)
+        pool.free_direct_memory(view)
+        return {"found": True}, value
+
+    def _has(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        return {"found": bool(self._size(request))}, b""
+
+    def _erase(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._size(request):
+            self._pools[request["pool"]].erase(request["key"])
+        return {}, b""
+
+    def _delete_pool(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if request["pool"] in self._pools:
+            self._pools.pop(request["pool"]).close()
+        self._session.delete_pool(request["pool"])
+        return {}, b""
+
+    def _invoke(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if not self._size(request):
+            raise RuntimeError(f"there is no value {request['key']!r} to call")
+        reply = self._pools[request["pool"]].invoke_ado(request["key"], bytearray(data))
+        return {}, bytes(reply or b"")
+
+    def _size(self, request: Mapping[str, Any]) -> int:
+        """Return the length of a value, 0 where there is none."""
+        try:
+            return int(self._pools[request["pool"]].get_size(request["key"]))
+        except RuntimeError as error:
+            if any(status in str(error) for status in _MISSING):
+                return 0
+            raise
+
+
+def _import_mcas() -> Any:
+    """Import upstream's client module, having made sure that it is that one."""
+    try:
+        module = importlib.import_module("mcas")
+    except ImportError as error:
+        raise _ModuleError(f"the MCAS client module 'mcas' cannot be imported here ({error}): {_ORIGIN}") from error
+    if not hasattr(module, "Session"):
+        where = getattr(module, "__file__", None)
+        raise _ModuleError(f"the module 'mcas' at {where} is another package of that name: {_ORIGIN}")
+    return module
+
+
+def write_frame(pipe: IO[bytes], header: Mapping[str, Any], data: bytes) -> None:
+    """Send one frame."""
+    encoded = json.dumps(header).encode()
+    pipe.write(FRAME.pack(len(encoded), len(data)) + encoded + data)
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    main()

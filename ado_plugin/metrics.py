@@ -1,0 +1,97 @@
+"""Figures for Prometheus and a health check, over plain HTTP on an address of their own; off unless asked for.
+
+``/metrics`` is the text format 0.0.4, ``/health`` says ``ok`` (200) or ``draining`` (503). Names of pools, keys, jobs and people
+never appear, so that whoever may read the figures learns nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+
+__all__ = ["Figure", "Labels", "MetricsServer", "exposition"]
+
+#: Labels of a value: names with their texts.
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric.
+
+    Attributes
+    ----------
+    name, text : str
+        Name without the prefix ``fastomp_``, and what it means.
+    kind : {"counter", "gauge"}
+    values : mapping of labels to number
+        Labels as ``(("operation", "list"),)``; ``()`` for none.
+    """
+
+    name: str
+    text: str
+    kind: Literal["counter", "gauge"]
+    values: Mapping[Labels, float] = field(default_factory=dict)
+
+
+def exposition(figures: Sequence[Figure]) -> str:
+    """Return metrics in the text format of Prometheus."""
+    lines = []
+    for figure in figures:
+        lines += [f"# HELP fastomp_{figure.name} {figure.text}", f"# TYPE fastomp_{figure.name} {figure.kind}"]
+        for labels, value in sorted(figure.values.items()):
+            inside = ",".join(f'{name}="{text}"' for name, text in labels)
+            lines.append(f"fastomp_{figure.name}{{{inside}}} {value:g}" if inside else f"fastomp_{figure.name} {value:g}")
+    return "\n".join(lines) + "\n"
+
+
+class MetricsServer:
+    """Serves figures in a thread of its own.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        0 for any.
+    collect : callable
+        Returns the figures.
+    healthy : callable
+        Tells whether new work is welcome.
+    """
+
+    def __init__(self, host: str, port: int, collect: Callable[[], Sequence[Figure]], healthy: Callable[[], bool]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # a client that says nothing does not keep its thread
+
+            def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    self._reply(200, exposition(collect()), "text/plain; version=0.0.4; charset=utf-8")
+                elif self.path == "/health":
+                    self._reply(200, "ok\n") if healthy() else self._reply(503, "draining\n")
+                else:
+                    self._reply(404, "expected /metrics or /health\n")
+
+            def _reply(self, status: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
+                data = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing: scrapes are no news."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
