@@ -1,0 +1,189 @@
+"""The paper's experiment on COMPAS: accuracy and outcome fairness of feature sets that at most a share lambda finds unfair.
+
+Nine features (18 columns, the charge description being one feature of ten), 7214 people, two-year recidivism; 215 people judged
+which features are fair to use: a priori, if they raise accuracy, even if they raise disparity. With nine features all 512 sets can
+be fitted, so every answer is compared with the true optimum. Everything is fitted and evaluated on all rows, as a study of the
+optimisation; nothing here says how well recidivism can be predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import fastomp_nvm as fo
+from fastomp_nvm import registry
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.blas import one_blas_thread
+from fastomp_nvm.constraints import Fairness
+from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.fairness_report import classification_figures, outcome_fairness
+from fastomp_nvm.objectives.logistic import Logistic
+
+__all__ = ["JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]
+
+JUDGEMENTS = ("apriori", "accuracy", "disparity")
+
+#: Lambdas of the curve: 0, 0.05, ..., 1.
+LIMITS = tuple(step / 20 for step in range(21))
+
+SEEDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Compas:
+    """The data.
+
+    Attributes
+    ----------
+    store : FeatureStore
+        Nine features, with the response as target.
+    y : (n_obs,) float64
+        Recidivism within two years, 0 or 1.
+    white : (n_obs,) bool
+        The protected attribute.
+    judgements : dict
+        Kind -> (n_people, n_features) bool, who finds which feature fair.
+    """
+
+    store: fo.FeatureStore
+    y: Float64Array
+    white: BoolArray
+    judgements: dict[str, BoolArray]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSet:
+    """A set of features and what its model reaches.
+
+    Attributes
+    ----------
+    features : (s,) int64
+        Ascending.
+    log_likelihood : float
+        Mean over the observations.
+    accuracy, outcome_fairness : float
+    """
+
+    features: IndexArray
+    log_likelihood: float
+    accuracy: float
+    outcome_fairness: float
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One algorithm at one lambda.
+
+    Attributes
+    ----------
+    judgement : {"apriori", "accuracy", "disparity"}
+    limit : float
+        Lambda.
+    algorithm : str
+        A selector's name, ``optimum`` (largest log-likelihood) or ``most_accurate`` (largest accuracy), over all allowed sets.
+    features : tuple of str
+    process_unfairness, log_likelihood, accuracy, outcome_fairness : float
+    """
+
+    judgement: str
+    limit: float
+    algorithm: str
+    features: tuple[str, ...]
+    process_unfairness: float
+    log_likelihood: float
+    accuracy: float
+    outcome_fairness: float
+
+
+def load(folder: Path) -> Compas:
+    """Read ``compas_design.npz`` in ``folder`` into a store in memory."""
+    with np.load(folder / "compas_design.npz", allow_pickle=False) as data:
+        group, group_names = data["groups"], [str(name) for name in data["group_names"]]
+        alone = np.bincount(group)[group] == 1
+        names = [group_names[group[column]] if alone[column] else str(data["names"][column]) for column in range(len(group))]
+        several = {group_names[g]: np.flatnonzero(group == g).tolist() for g in np.unique(group[~alone])}
+        y = data["y"].astype(np.float64)
+        store = fo.create_store("dram:compas", data["X"], y, names=names, groups=several, dtype="float64", replace=True)
+        return Compas(store, y, data["white"].astype(np.bool_), {kind: data[f"U_{kind}"] for kind in JUDGEMENTS})
+
+
+def every_set(compas: Compas) -> list[FittedSet]:
+    """Fit all sets of features; the set whose members are the bits of ``m`` stands at ``m``."""
+    dataset = Dataset.of_store(compas.store)
+    standardisation = dataset.design().standardisation
+    dense = standardisation.materialise(dataset.matrix)
+    objective = Logistic(compas.y)
+    spans = [np.arange(dataset.offsets[f], dataset.offsets[f + 1]) for f in range(dataset.n_features)]
+    fitted = []
+    for members in range(1 << dataset.n_features):
+        features = np.array([f for f in range(dataset.n_features) if members >> f & 1], dtype=np.int64)
+        columns = dense[:, np.concatenate([np.empty(0, dtype=np.int64), *(spans[f] for f in features)])]
+        fit = objective.fit(columns)
+        probability = objective.mean(columns @ fit.coef + fit.intercept)
+        groups = {
+            str(white): classification_figures(probability[compas.white == white], compas.y[compas.white == white])
+            for white in (False, True)
+        }
+        fairness = outcome_fairness(groups)
+        assert fairness is not None  # both groups have both outcomes
+        accuracy = float(((probability >= 0.5) == (compas.y == 1.0)).mean())
+        fitted.append(FittedSet(features, fit.score, accuracy, fairness))
+    return fitted
+
+
+def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEEDS) -> list[CurvePoint]:
+    """Return the curves of the three judgements.
+
+    Parameters
+    ----------
+    data_folder : Path
+        Holds ``compas_design.npz``.
+    limits : sequence of float
+        Lambdas.
+    seeds : int
+        Runs of FAST_OMP per lambda, in shared scans, of which the one with the largest log-likelihood counts.
+
+    Returns
+    -------
+    list of CurvePoint
+        By judgement, then lambda: FAST_OMP, ISK, the optimum, the most accurate set.
+    """
+    compas = load(data_folder)
+    with one_blas_thread():  # models of 18 columns: threads would only wait for each other
+        fitted = every_set(compas)
+    return [
+        point for judgement in JUDGEMENTS for limit in limits for point in _points(compas, fitted, judgement, float(limit), seeds)
+    ]
+
+
+def _points(compas: Compas, fitted: Sequence[FittedSet], judgement: str, limit: float, seeds: int) -> list[CurvePoint]:
+    """Return the points of one judgement and lambda."""
+    constraint = Fairness(compas.store.layout.n_features, compas.judgements[judgement], limit)
+    allowed = [one for one in fitted if constraint.independent(one.features)]
+    requests = [{"objective": "logistic", "constraint": constraint, "seed": seed} for seed in range(seeds)]
+    if "isk" in registry.SELECTORS:
+        requests.append({"objective": "logistic", "constraint": constraint, "algorithm": "isk"})
+    answers = fo.select_many(compas.store, requests)
+    found = {"fast_omp": max(answers[:seeds], key=lambda answer: answer.score)}
+    found.update({answer.algorithm: answer for answer in answers[seeds:]})
+    chosen = {name: fitted[int((1 << answer.indices).sum())] for name, answer in found.items()}
+    chosen["optimum"] = max(allowed, key=lambda one: one.log_likelihood)
+    chosen["most_accurate"] = max(allowed, key=lambda one: one.accuracy)
+    names = compas.store.names
+    return [
+        CurvePoint(
+            judgement,
+            limit,
+            algorithm,
+            tuple(names[feature] for feature in one.features.tolist()),
+            constraint.unfairness(one.features),
+            one.log_likelihood,
+            one.accuracy,
+            one.outcome_fairness,
+        )
+        for algorithm, one in chosen.items()
+    ]

@@ -1,0 +1,183 @@
+"""The crash harness: simulated power cuts, real SIGKILLs, mutated files, and broken logs that must be found out.
+
+``make crash`` runs it to its goals. It works in small steps and appends what each found to a file, so that it can be stopped at
+any moment and goes on where it was; ``--minutes`` bounds one session. Any broken promise ends it with the error and its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import fastomp_nvm as fo
+from fastomp_nvm.synthetic import PaperDesign
+from storage_backends.testing.kill_trials import KILL_POINTS, kill_at_point, kill_at_random_times
+from storage_backends.testing.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
+from storage_backends.testing.mutations import MutationTrials
+
+__all__ = ["main"]
+
+GOALS = {"simulated images": 10_000, "SIGKILLs": 1_000, "mutated files": 100_000, "broken logs caught": len(BROKEN_LOGS)}
+QUICK_GOALS = {"simulated images": 1_000, "SIGKILLs": 40, "mutated files": 2_000, "broken logs caught": len(BROKEN_LOGS)}
+GRANULES = (8, 64, 512, 4096)
+REQUESTS: dict[str, dict[str, Any]] = {
+    "fast_omp": {"k": 8, "target": "amount"},
+    "sds_omp": {"k": 6, "target": "amount", "algorithm": "sds_omp"},
+    "sds_ma": {"k": 4, "target": "amount", "algorithm": "sds_ma"},
+    "auto": {"k": 6, "target": "amount", "tau": "auto"},
+    "logistic": {"k": 4, "target": "class", "objective": "logistic"},
+}
+
+
+class Session:
+    """Tallies that outlive the process: one JSON line per step.
+
+    Parameters
+    ----------
+    path : Path
+    seconds : float
+        Time this session may take.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._end = time.monotonic() + seconds
+        self.tally: Counter[str] = Counter()
+        if path.exists():
+            for line in path.read_text(encoding="ascii").splitlines():
+                self.tally.update(json.loads(line))
+
+    def note(self, **found: int) -> None:
+        """Add to the tallies, durably enough."""
+        counts = {name.replace("_", " "): count for name, count in found.items()}
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(json.dumps(counts) + "\n")
+        self.tally.update(counts)
+
+    def wants(self, name: str, goal: int) -> bool:
+        """Tell whether a goal is still ahead and time is left."""
+        return self.tally[name] < goal and time.monotonic() < self._end
+
+
+def cut_powers(session: Session, goal: int) -> None:
+    """Simulate power cuts."""
+    while session.wants("simulated images", goal):
+        seed = session.tally["lives"]
+        session.note(lives=1, simulated_images=cut_power(seed, granule=GRANULES[seed % len(GRANULES)], limit=16))
+
+
+def catch_broken_logs(session: Session, goal: int) -> None:
+    """Show that the simulation finds every broken log."""
+    names = list(BROKEN_LOGS)
+    while session.wants("broken logs caught", goal):
+        name = names[session.tally["broken logs caught"]]
+        try:
+            with BROKEN_LOGS[name]():
+                for seed in range(200):
+                    cut_power(seed, granule=GRANULES[seed % 2], limit=16)
+        except BrokenPromiseError:
+            session.note(broken_logs_caught=1)
+        else:
+            raise AssertionError(f"a log with {name} got through 200 lives")
+
+
+def kill_processes(session: Session, goal: int, folder: Path) -> None:
+    """Kill real processes at every named point and at random times, on mmap and pmem."""
+    design = PaperDesign(300, 1000, seed=5)
+    y = design.response()
+    targets = {"amount": y, "class": np.where(y > 0, "good", "bad")}
+    urls, answers = [], {}
+    for medium in ("mmap", "pmem"):
+        urls.append(f"{medium}://{folder}/{medium}")
+        fo.create_store(urls[-1], design.matrix().T.astype(np.float32), targets, replace=True).close()
+        for name, request in REQUESTS.items():
+            answers[urls[-1], name] = fo.select(urls[-1], threads=1, **request)
+    while session.wants("SIGKILLs", goal):
+        trial = session.tally["killed runs"]
+        chance, url = random.Random(trial), urls[trial % 2]
+        name = list(REQUESTS)[trial // 2 % len(REQUESTS)]
+        expected, request = answers[url, name], REQUESTS[name]
+        if trial // 2 % 2:
+            point = list(KILL_POINTS)[trial // 4 % len(KILL_POINTS)]
+            report = kill_at_point("crash", url, request, expected, point)
+        else:
+            report = kill_at_random_times("crash", url, request, expected, 2 * expected.seconds, chance)
+        session.note(killed_runs=1, SIGKILLs=report.kills, processes=report.processes)
+
+
+def mutate_files(session: Session, goal: int, folder: Path) -> None:
+    """Open mutated files of every format."""
+    while session.wants("mutated files", goal):
+        trials = MutationTrials(folder, session.tally["mutated files"])
+        tally = trials.run(min(3000, goal - session.tally["mutated files"]))
+        trials.close()
+        tried, refused = (sum(pair[place] for pair in tally.values()) for place in (0, 1))
+        session.note(mutated_files=tried, refused=refused)
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Yield a folder that is also ``FASTOMP_HOME`` for the time being."""
+    before = os.environ.get("FASTOMP_HOME")
+    with tempfile.TemporaryDirectory(prefix="fastomp-crash-") as name:
+        os.environ["FASTOMP_HOME"] = f"{name}/home"
+        try:
+            yield Path(name)
+        finally:
+            os.environ.pop("FASTOMP_HOME") if before is None else os.environ.update(FASTOMP_HOME=before)
+
+
+def show(tally: Counter[str], goals: dict[str, int], seconds: float) -> None:
+    """Print the summary."""
+    table = Table(title=f"crash harness, {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s in this session")
+    for column in ("", "done", "goal", "found"):
+        table.add_column(column, justify="left" if column in ("", "found") else "right")
+    found = {
+        "simulated images": f"0 lost, 0 invented, in {tally['lives']:,} lives of a log",
+        "SIGKILLs": f"0 lost runs, 0 wrong results, 0 stores that fail to open, in {tally['killed runs']:,} runs",
+        "mutated files": f"only our own errors, {tally['refused']:,} refused",
+        "broken logs caught": "every one" if tally["broken logs caught"] >= len(BROKEN_LOGS) else "so far",
+    }
+    for name, goal in goals.items():
+        table.add_row(name, f"{tally[name]:,}", f"{goal:,}", found[name])
+    Console(highlight=False, markup=False).print(table)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run towards the goals; exit code 0 once they are reached, 3 when time ran out before."""
+    parser = argparse.ArgumentParser(prog="crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state", type=Path, default=Path("crash-harness.jsonl"), help="tallies; later sessions go on from them")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time of this session (default 30)")
+    parser.add_argument("--quick", action="store_true", help="small goals")
+    arguments = parser.parse_args(words)
+    goals = QUICK_GOALS if arguments.quick else GOALS
+    session, started = Session(arguments.state, 60 * arguments.minutes), time.monotonic()
+    with private_folder() as folder:
+        steps: tuple[tuple[Callable[..., None], str, tuple[Path, ...]], ...] = (
+            (catch_broken_logs, "broken logs caught", ()),
+            (cut_powers, "simulated images", ()),
+            (kill_processes, "SIGKILLs", (folder,)),
+            (mutate_files, "mutated files", (folder,)),
+        )
+        for step, name, rest in steps:
+            step(session, goals[name], *rest)
+    show(session.tally, goals, time.monotonic() - started)
+    return 0 if all(session.tally[name] >= goal for name, goal in goals.items()) else 3
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,60 @@
+"""What a file's device can do, and how to make a file cold."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fastomp_nvm.reading import MatrixFile
+
+__all__ = ["direct_bandwidth", "evict", "resident_share"]
+
+#: Of the raw reads that others are measured against: the quickest of those tried, whatever the reader of the package uses.
+THREADS, BLOCK_BYTES = 4, 4 << 20
+
+
+def evict(path: Path) -> float:
+    """Drop a file that nobody maps from the page cache; return the share of it that stayed there all the same."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # dirty pages would be kept
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    return resident_share(path)
+
+
+def resident_share(path: Path) -> float:
+    """Return the share of a file's pages that are in memory, from a sample."""
+    whole = np.memmap(path, np.uint8, "r").reshape(1, -1)
+    return MatrixFile(whole, 0, lambda flags: os.open(path, flags)).resident_share()
+
+
+def direct_bandwidth(path: Path) -> float:
+    """Read a whole file from its device, past the page cache and without using it for anything; return bytes per second."""
+    size = path.stat().st_size
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # a file system in memory
+        descriptor = os.open(path, os.O_RDONLY)
+    starts = iter(range(0, size, BLOCK_BYTES))
+
+    def work() -> None:
+        buffer = mmap.mmap(-1, BLOCK_BYTES)
+        for start in starts:
+            os.preadv(descriptor, [buffer], start)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - started
+    os.close(descriptor)
+    return size / seconds

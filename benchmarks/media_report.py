@@ -1,0 +1,222 @@
+"""Figures and one HTML page of the media benchmark: which medium, which algorithm, what does it cost."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from benchmarks.paper_report import STYLE
+from fastomp_nvm.errors import UnavailableError
+
+__all__ = ["noise_sentence", "write_report"]
+
+COLOURS = {
+    ("fast_omp", "exact"): "#d62728",
+    ("fast_omp", "int8"): "#ff9896",
+    ("sds_omp", "exact"): "#1f77b4",
+    ("sds_omp", "int8"): "#aec7e8",
+}
+
+#: On top of the page's: notes are sentences, everything else stays on a line.
+NOTES = """
+table { font-size: .85em; } td { white-space: nowrap; } td:last-child { white-space: normal; text-align: left; min-width: 14rem; }
+"""
+
+TITLES = {
+    "small": "The paper's small set, far smaller than memory",
+    "large": "The paper's large set scaled down, smaller than memory",
+    "excess": "Four times the memory allowed",
+}
+
+Rows = list[dict[str, Any]]
+
+
+def write_report(folder: Path, rows: Rows, machine: dict[str, Any]) -> Path:
+    """Write a figure per data set and the page; return the page.
+
+    Parameters
+    ----------
+    rows : list of dict
+        As in ``media.jsonl``.
+    machine : dict
+        What it ran on.
+    """
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+    except ImportError as error:
+        raise UnavailableError("the figures need matplotlib: pip install 'fastomp-nvm[report]'") from error
+    parts = []
+    for name in dict.fromkeys(row["data"] for row in rows):
+        mine = [row for row in rows if row["data"] == name]
+        measured = [row for row in mine if "seconds" in row]
+        if measured:
+            _figure(folder / f"{name}.png", measured)
+        parts.append(_section(name, mine, measured))
+    title = "What a selection costs on each medium"
+    facts = ", ".join(f"{html.escape(str(key))} {html.escape(str(value))}" for key, value in machine.items())
+    page = folder / "media.html"
+    page.write_text(
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}{NOTES}</style><h1>{title}</h1>"
+        "<p>Every row is a process of its own and gives the median over its repetitions, after one that does not count where the "
+        "medium is warm. Copying into DRAM is not part of the time and is given beside it. The selected features are the same on "
+        f"every medium{_agreement(rows)}.</p><p class=note>Emulated persistent memory is a mapping of an ordinary or in-memory "
+        "file system, without the latencies of a real device; a published device's profile is not imitated.</p>"
+        f"{''.join(parts)}<p class=note>{facts}</p></html>",
+        encoding="utf-8",
+    )
+    return page
+
+
+def _agreement(rows: Rows) -> str:
+    """Return what contradicts that the medium does not change the answer; nothing when nothing does."""
+    answers: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for row in rows:
+        if "indices" in row:
+            answers.setdefault((row["data"], row["algorithm"]), set()).add(tuple(row["indices"]))
+    differing = [f"{data}/{algorithm}" for (data, algorithm), found in answers.items() if len(found) > 1]
+    return f", except for {', '.join(differing)}, which is a defect" if differing else " and tier (checked)"
+
+
+def _figure(path: Path, rows: Rows) -> None:
+    """Draw seconds per medium, a bar for each algorithm and tier, with the range of the repetitions."""
+    from matplotlib import pyplot
+
+    media = list(dict.fromkeys(row["medium"] for row in rows))
+    kinds = [kind for kind in COLOURS if any((row["algorithm"], row["tier"]) == kind for row in rows)]
+    figure, axis = pyplot.subplots(figsize=(11, 1.2 + 0.75 * len(media)))
+    height = 0.8 / len(kinds)
+    for place, kind in enumerate(kinds):
+        for row in rows:
+            if (row["algorithm"], row["tier"]) == kind:
+                level = media.index(row["medium"]) + (place - (len(kinds) - 1) / 2) * height
+                spread = [[row["seconds"] - min(row["all_seconds"])], [max(row["all_seconds"]) - row["seconds"]]]
+                axis.barh(level, row["seconds"], height * 0.9, xerr=spread, color=COLOURS[kind], error_kw={"lw": 0.8})
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[kind]) for kind in kinds]
+    names = [f"{algorithm.upper()}, {tier}" for algorithm, tier in kinds]
+    figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
+    axis.set_yticks(range(len(media)), media)
+    axis.invert_yaxis()
+    axis.set(xlabel="seconds")
+    axis.grid(alpha=0.3, axis="x")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _section(name: str, rows: Rows, measured: Rows) -> str:
+    """Return the HTML of one data set: what was found, figure, table."""
+    size = next(
+        (f"{row['n_obs']:,} x {row['n_features']:,}, {row['bytes'] / 1e6:,.0f} MB, k = {row['k']}" for row in rows if "k" in row),
+        "",
+    )
+    parts = [f"<h2>{html.escape(TITLES.get(name, name))}</h2><p>{size}</p>"]
+    sentences = _excess_sentences(measured) if name == "excess" else [noise_sentence(measured), *_cost_sentences(measured)]
+    parts += [f"<p>{html.escape(sentence)}</p>" for sentence in sentences if sentence]
+    if measured:
+        parts.append(f"<img src={name}.png alt='seconds per medium'>")
+    heads = ("medium", "algorithm", "tier", "seconds", "least to most", "load s", "passes", "GB read", "peak MB", "score", "note")
+    parts.append("<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>")
+    for row in sorted(rows, key=lambda row: "skipped" in row):
+        if "seconds" not in row:
+            cells = [
+                row["medium"],
+                row.get("algorithm", ""),
+                row.get("tier", ""),
+                "skipped",
+                "",
+                "",
+                "",
+                "",
+                "",
+                "",
+                row["skipped"],
+            ]
+        else:
+            note = "; ".join(filter(None, [row.get("limit", ""), row["detail"] if row["emulated"] else ""]))
+            cells = [
+                row["medium"],
+                row["algorithm"].upper(),
+                row["tier"],
+                f"{row['seconds']:.3f}",
+                f"{min(row['all_seconds']):.3f} to {max(row['all_seconds']):.3f}",
+                f"{row['load_seconds']:.2f}",
+                f"{row['passes']:.1f}",
+                f"{row['bytes_read'] / 1e9:.2f}",
+                f"{row['peak_memory'] / 1e6:.0f}" if row["peak_memory"] else "",
+                f"{row['score']:.4f}",
+                note,
+            ]
+        parts.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    parts.append("</table>")
+    return "".join(parts)
+
+
+def _find(rows: Rows, medium: str, algorithm: str, tier: str) -> dict[str, Any] | None:
+    """Return the row of a cell."""
+    return next((row for row in rows if (row["medium"], row["algorithm"], row["tier"]) == (medium, algorithm, tier)), None)
+
+
+def noise_sentence(rows: Rows) -> str:
+    """Say whether persistent memory and DRAM differ by more than the noise.
+
+    The noise is the largest factor between repetitions of one cell, or between two cells that do the very same: emulated persistent
+    memory and a warm mapping of the same file.
+    """
+    parts = []
+    for algorithm, tier in COLOURS:
+        dram, warm = _find(rows, "dram", algorithm, tier), _find(rows, "mmap warm", algorithm, tier)
+        others = [found for medium in ("tmpfs-pmem", "pmem") if (found := _find(rows, medium, algorithm, tier))]
+        if dram is None or not others:
+            continue
+        noise = max(max(row["all_seconds"]) / min(row["all_seconds"]) for row in (dram, *others))
+        if warm is not None and others[-1]["medium"] == "pmem" and others[-1]["emulated"]:
+            ratio = warm["seconds"] / others[-1]["seconds"]
+            noise = max(noise, ratio, 1 / ratio)
+        for other in others:
+            ratio = other["seconds"] / dram["seconds"]
+            verdict = "within" if max(ratio, 1 / ratio) <= noise else "beyond"
+            parts.append(f"{other['medium']} {algorithm.upper()} {tier} {ratio:.2f} ({verdict} a noise of {noise:.2f})")
+    if not parts:
+        return ""
+    kind = "emulated" if all(row["emulated"] for row in rows if "pmem" in row["medium"]) else "real"
+    within = sum("(within" in part for part in parts)
+    verdict = (
+        "is within the noise, as the paper found"
+        if within == len(parts)
+        else f"is within the noise in {within} of {len(parts)} pairs"
+    )
+    return f"NVM ({kind}) against DRAM {verdict}. Times the seconds of DRAM: {', '.join(parts)}."
+
+
+def _cost_sentences(rows: Rows) -> list[str]:
+    """Say what FAST_OMP saves over SDS_OMP on each medium, and what cold costs."""
+    ratios = []
+    for medium in dict.fromkeys(row["medium"] for row in rows):
+        fast, slow = _find(rows, medium, "fast_omp", "exact"), _find(rows, medium, "sds_omp", "exact")
+        if fast and slow:
+            ratios.append(f"{medium} {slow['seconds'] / fast['seconds']:.1f}")
+    return [f"SDS_OMP takes this many times FAST_OMP's seconds (exact): {', '.join(ratios)}."] if ratios else []
+
+
+def _excess_sentences(rows: Rows) -> list[str]:
+    """Say what exceeding the memory costs, against the bars: 2 x DRAM with the tier, 1.3 x the device's time without."""
+    sentences = []
+    for algorithm in ("fast_omp", "sds_omp"):
+        dram = _find(rows, "dram", algorithm, "exact")
+        tiered = _find(rows, "mmap, limited, tier in DRAM", algorithm, "int8")
+        exact = _find(rows, "mmap, limited", algorithm, "exact")
+        if dram and tiered:
+            ratio = tiered["seconds"] / dram["seconds"]
+            verdict = "met" if ratio <= 2 else "missed"
+            sentences.append(f"{algorithm.upper()}, tier in DRAM: {ratio:.2f} times the all-in-DRAM run (bar 2, {verdict}).")
+        if exact:
+            ratio = exact["seconds"] * exact["device_bytes_per_second"] / exact["bytes_read"]
+            verdict = "met" if ratio <= 1.3 else "missed"
+            sentences.append(
+                f"{algorithm.upper()}, exact only: {ratio:.2f} times passes x bytes / device bandwidth of "
+                f"{exact['device_bytes_per_second'] / 1e9:.2f} GB/s (bar 1.3, {verdict})."
+            )
+    return sentences

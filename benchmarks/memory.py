@@ -1,0 +1,102 @@
+"""How much memory a benchmark may use, and how much it used.
+
+A limit is a control group of the kernel, so that the page cache counts too. It needs the right to make one (root, or a delegated
+group); without it there is no limit to be had, and the benchmark says so instead of pretending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MemoryGroup", "PeakMemory", "memory_group"]
+
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with a limit.
+
+    Attributes
+    ----------
+    folder : Path
+    version : int
+        Of control groups.
+    """
+
+    folder: Path
+    version: int
+
+    def command(self, words: list[str]) -> list[str]:
+        """Return the command that runs ``words`` inside the group, from its first instruction on."""
+        return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.folder), *words]
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
+    """Make a group that may use ``limit`` bytes, page cache included; None where that is not allowed here."""
+    group = _make(limit)
+    try:
+        yield group
+    finally:
+        if group is not None:
+            with contextlib.suppress(OSError):  # a process that outlived its cell keeps it
+                group.folder.rmdir()
+
+
+def _make(limit: int) -> MemoryGroup | None:
+    """Make the group below the one this process is in."""
+    name = f"fastomp-bench-{os.getpid()}"
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    mine = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
+    for version, controllers, mount, file in (
+        (1, "memory", _MOUNT / "memory", "memory.limit_in_bytes"),
+        (2, "", _MOUNT, "memory.max"),
+    ):
+        if controllers not in mine:
+            continue
+        parent = mount / mine[controllers]
+        folder = (parent if parent.is_dir() else mount) / name
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / file).write_text(str(limit), encoding="ascii")
+            return MemoryGroup(folder, version)
+        except OSError:
+            folder.rmdir()
+    return None
+
+
+class PeakMemory:
+    """Samples the anonymous and shared memory of this process while a ``with`` lasts; ``peak`` in bytes."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+            self.peak = max(self.peak, 1024 * sum(map(int, re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status))))
+            if self._ended.wait(0.02):
+                return

@@ -1,0 +1,318 @@
+"""What sending the request to the data saves over fetching the data, and what the server costs over bare means.
+
+In one run, over loopback: a selection pushed down to a pool server against the same matrix pulled to the client and selected there
+(bytes over the wire, counted by a relay, and seconds); the upload against a plain socket copy of the same bytes; an empty call
+against a bare Flight action; the anonymous memory of the server during the upload. Exit code 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+from pyarrow import flight
+from rich.console import Console
+
+import fastomp_nvm as fo
+from benchmarks.machine import fingerprint
+from fastomp_nvm.client import Client, local_token
+from fastomp_nvm.names import NumberedNames
+from fastomp_nvm.stores import Target
+from storage_backends.schema import TableSchema
+
+_BATCH_BYTES = 8 << 20
+
+
+class BareServer(flight.FlightServerBase):
+    """Flight and nothing else: hands out a matrix and answers empty actions."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._matrix = np.load(path, mmap_mode="r")
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Stream the matrix."""
+        schema = pa.schema([("values", pa.float32())])
+        flat = self._matrix.reshape(-1)
+        step = _BATCH_BYTES // flat.itemsize
+
+        def batches() -> Iterator[Any]:
+            for first in range(0, len(flat), step):
+                yield pa.RecordBatch.from_arrays([pa.array(flat[first : first + step])], schema=schema)
+
+        return flight.GeneratorStream(schema, batches())
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """Answer at once."""
+        return [b"{}"]
+
+
+class Relay:
+    """A loopback relay that counts the bytes it passes on, in both directions."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.bytes = 0
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Pass on no more."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._socket.close()
+        for connection in self._open:
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._open += [client, server]
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 18):
+                self.bytes += len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+@contextmanager
+def child(*words: str) -> Iterator[tuple[int, int]]:
+    """Start a server of ours in a process; yields its process id and port."""
+    command = [sys.executable, "-m", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"grpc://127\.0\.0\.1:(\d+)", process.stdout.readline())
+            assert found is not None, "the server did not start"
+            yield process.pid, int(found[1])
+        finally:
+            process.terminate()
+
+
+class AnonymousMemory:
+    """Samples the anonymous memory of a process until closed; ``peak`` is above what it had at first."""
+
+    def __init__(self, process: int) -> None:
+        self._status = Path(f"/proc/{process}/status")
+        self._idle = self._now()
+        self.peak = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._ended.set()
+        self._thread.join()
+
+    def _now(self) -> int:
+        found = re.search(r"RssAnon:\s+(\d+)", self._status.read_text())
+        return 0 if found is None else 1024 * int(found[1])
+
+    def _sample(self) -> None:
+        while not self._ended.wait(0.02):
+            self.peak = max(self.peak, self._now() - self._idle)
+
+
+def plain_copy(matrix: np.ndarray) -> float:
+    """Return the seconds it takes to send the bytes of a matrix through a plain socket to another process."""
+    receiver = (
+        "import socket,sys\n"
+        "s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True)\n"
+        "c,_=s.accept(); b=bytearray(1<<20); n=0\n"
+        "while k:=c.recv_into(b): n+=k\n"
+        "print(n,flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", receiver], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as connection:
+        started = time.perf_counter()
+        connection.sendall(matrix.reshape(-1).view(np.uint8).data)
+        connection.shutdown(socket.SHUT_WR)
+        assert int(process.stdout.readline()) == matrix.nbytes
+        return time.perf_counter() - started
+
+
+def pull(port: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Fetch the matrix from the bare server."""
+    client = flight.connect(f"grpc://127.0.0.1:{port}")
+    matrix = np.empty(shape, dtype=np.float32)
+    flat, first = matrix.reshape(-1), 0
+    for chunk in client.do_get(flight.Ticket(b"")):
+        values = chunk.data.column(0).to_numpy()
+        flat[first : first + len(values)] = values
+        first += len(values)
+    client.close()
+    return matrix
+
+
+def push(port: int, token: str | None, k: int) -> fo.Selection:
+    """Send a selection to the pool server."""
+    with fo.connect(f"grpc://127.0.0.1:{port}/bench/matrix", token=token) as client:
+        return client.select(k=k)
+
+
+def latencies(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each call, taken in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - started)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def measure(n_obs: int, n_features: int, k: int, folder: Path) -> dict[str, Any]:
+    """Run everything once on one matrix."""
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((n_features, n_obs), dtype=np.float32)
+    np.save(folder / "matrix.npy", matrix)
+    os.sync()  # so that writing it back does not disturb what is timed
+    y = 3.0 * matrix[: min(k, n_features)].sum(axis=0) + rng.standard_normal(n_obs)
+    out: dict[str, Any] = {"shape": [n_obs, n_features], "bytes": int(matrix.nbytes)}
+    served = ("fastomp_nvm", "serve", "--pools", f"mmap://{folder}/pools", "--listen", "127.0.0.1:0")
+    with child(*served) as (process, port), child("benchmarks.push_down", "--bare", str(folder / "matrix.npy")) as (_, bare):
+        url = f"grpc://127.0.0.1:{port}/bench/matrix"
+        token = local_token(port)
+        client = fo.connect(url, timeout=300)
+        client.ping()
+        sent: list[float] = []
+        copies, uploads, totals, memory = [], [], [], 0
+        for _ in range(5):  # the machine is noisy: the best of each counts
+            copies.append(plain_copy(matrix))
+            sampler = AnonymousMemory(process)
+            sent.clear()
+            started = time.perf_counter()
+            _put(client, matrix, y, lambda: sent.append(time.perf_counter()))
+            totals.append(time.perf_counter() - started)
+            uploads.append(sent[-1] - started)
+            sampler.close()
+            memory = max(memory, sampler.peak)
+        out["plain_copy_seconds"], out["upload_seconds"], out["with_seal_seconds"] = min(copies), min(uploads), min(totals)
+        out["upload_over_copy"] = min(copies) / min(uploads)
+        out["server_anonymous_bytes"] = memory
+
+        raw = flight.connect(f"grpc://127.0.0.1:{bare}")
+        median = latencies({"ours": client.ping, "bare": lambda: list(raw.do_action("empty"))}, 400)
+        out["call_seconds"], out["bare_call_seconds"] = median["ours"], median["bare"]
+        out["call_over_bare"] = median["ours"] / median["bare"]
+
+        started = time.perf_counter()
+        pushed = client.select(k=k)
+        out["push_seconds"] = time.perf_counter() - started
+        started = time.perf_counter()
+        pulled = fo.select(pull(bare, matrix.shape).T, y, k=k)
+        out["pull_seconds"] = time.perf_counter() - started
+        out["same_features"] = pushed.indices.tolist() == pulled.indices.tolist()
+        for name, target, action in (
+            ("push_bytes", port, lambda at: push(at, token, k)),
+            ("pull_bytes", bare, lambda at: pull(at, matrix.shape)),
+        ):
+            relay = Relay(target)
+            action(relay.port)
+            relay.close()
+            out[name] = relay.bytes
+        client.close()
+        raw.close()
+    return out
+
+
+def _put(client: Client, matrix: np.ndarray, y: np.ndarray, sent: Callable[[], None]) -> None:
+    """Upload a matrix; ``sent`` is called when its last byte has arrived, before the server seals the store."""
+    schema = TableSchema.plain(matrix.shape[1], NumberedNames(len(matrix)))
+    with client.upload(schema, tier="none", replace=True) as upload:
+        step = max(1, (64 << 20) // matrix[0].nbytes)
+        for first in range(0, len(matrix), step):
+            upload.write_tile(0, first, matrix[first : first + step].T)
+        upload.flush()
+        sent()
+        upload.finish({"y": Target(y.astype(np.float64))})
+
+
+def bars(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Judge the figures of one run."""
+    claims = [
+        ("upload rate over a plain socket copy", found["upload_over_copy"], ">=", 0.30),
+        ("empty call over a bare Flight action", found["call_over_bare"], "<", 3.0),
+        ("bytes of a push-down", found["push_bytes"], "<", 1e6),
+        ("anonymous memory of the server during the upload, MB above idle", found["server_anonymous_bytes"] / 1e6, "<", 300.0),
+    ]
+    return [
+        {"claim": claim, "found": value, "bar": f"{sign} {bar:g}", "met": value >= bar if sign == ">=" else value < bar}
+        for claim, value, sign, bar in claims
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, print, judge."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.push_down", description=__doc__.splitlines()[0])
+    parser.add_argument("--observations", type=int, default=2000)
+    parser.add_argument("--features", type=int, default=25_000, help="200 MB by default; 250000 make 2 GB")
+    parser.add_argument("--k", type=int, default=20)
+    parser.add_argument("--folder", type=Path, help="where to keep the pools (default a temporary folder)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--bare", metavar="FILE", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.bare:
+        server = BareServer(arguments.bare)
+        print(f"grpc://127.0.0.1:{server.port}", flush=True)
+        server.serve()
+        return 0
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        found = measure(arguments.observations, arguments.features, arguments.k, Path(folder))
+    judged = bars(found)
+    if arguments.json:
+        print(json.dumps({"machine": fingerprint(), "figures": found, "bars": judged}))
+    else:
+        _show(found, judged)
+    return 0 if all(bar["met"] for bar in judged) else 1
+
+
+def _show(found: dict[str, Any], judged: list[dict[str, Any]]) -> None:
+    """Print for a person."""
+    console = Console(width=120, highlight=False, markup=False)
+    machine, size = fingerprint(), found["bytes"]
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, load {psutil.getloadavg()[0]:.1f}, matrix of {size / 1e6:.0f} MB")
+    console.print(
+        f"push-down {found['push_seconds']:.2f} s and {found['push_bytes'] / 1e3:.1f} kB over the wire; pulling the matrix "
+        f"{found['pull_seconds']:.2f} s and {found['pull_bytes'] / 1e6:.0f} MB; same features: {found['same_features']}"
+    )
+    console.print(
+        f"upload {size / found['upload_seconds'] / 1e9:.2f} GB/s, plain copy {size / found['plain_copy_seconds'] / 1e9:.2f} GB/s; "
+        f"with sealing {found['with_seal_seconds']:.2f} s; empty call {1e3 * found['call_seconds']:.2f} ms, "
+        f"bare {1e3 * found['bare_call_seconds']:.2f} ms"
+    )
+    for bar in judged:
+        console.print(f"{'met   ' if bar['met'] else 'MISSED'} {bar['claim']}: {bar['found']:.3g} (bar {bar['bar']})")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

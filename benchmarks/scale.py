@@ -1,0 +1,198 @@
+"""The paper's largest size on a small machine: a million features of ten thousand observations, partition-constrained, k = 300.
+
+``fastomp bench scale`` generates the paper's design block by block straight into a store with an int8 tier, then selects twice,
+each time in a process of its own: with the tier copied into memory, and from the exact matrix alone. Generation, ingest and
+selection are timed apart. The default is the largest size of ``SIZES`` that the free disk holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+import fastomp_nvm as fo
+from benchmarks.device import direct_bandwidth, evict
+from benchmarks.machine import fingerprint
+from benchmarks.memory import PeakMemory
+from fastomp_nvm.constraints import Partition
+from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.errors import MediumError
+from fastomp_nvm.names import NumberedNames
+from fastomp_nvm.stores import Target
+from fastomp_nvm.synthetic import PaperDesign
+from storage_backends.builder import StoreBuilder
+from storage_backends.schema import TableSchema
+
+__all__ = ["main"]
+
+SIZES = ((1_000_000, 10_000), (400_000, 5000), (100_000, 5000), (20_000, 2000))
+
+#: Disk asked for beyond the bytes of matrix and tier: 55 GB for the full size of 40 + 10 GB.
+HEADROOM = 1.1
+
+GROUPS = 100
+
+#: Time over passes x bytes / bandwidth without the tier; seconds and bytes of memory at the full size with it.
+EXACT_BAR, SECONDS_BAR, MEMORY_BAR = 1.3, 90.0, 14e9
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Generate, select, print, judge."""
+    parser = argparse.ArgumentParser(prog="fastomp bench scale", description=__doc__.splitlines()[0])
+    parser.add_argument("--features", type=int, help="number of features (default by the free disk)")
+    parser.add_argument("--observations", type=int, help="number of observations (default by the free disk)")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    parser.add_argument("--k", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="20,000 x 2000, k = 100")
+    parser.add_argument("--folder", type=Path, help="folder on the device to measure (default the folder of the results)")
+    parser.add_argument("--out", type=Path, default=Path("bench-out/scale"), help="folder of the results (default bench-out/scale)")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.cell:
+        print(json.dumps(run_cell(**json.loads(arguments.cell))))
+        return 0
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    folder = arguments.folder or arguments.out
+    n_features, n_obs = choose_size(arguments, shutil.disk_usage(folder).free)
+    k = min(arguments.k, 100) if arguments.quick else arguments.k
+    place = Path(tempfile.mkdtemp(dir=folder, prefix="scale-")).resolve()
+    try:
+        row = measure(place / "store", n_features, n_obs, arguments.dtype, k)
+    finally:
+        shutil.rmtree(place)
+    row["bars"] = bars(row)
+    (arguments.out / "scale.jsonl").write_text(json.dumps({"machine": fingerprint(), **row}) + "\n", encoding="utf-8")
+    show(row)
+    print(f"wrote {arguments.out / 'scale.jsonl'}")
+    return 0 if all(bar["met"] for bar in row["bars"]) else 1
+
+
+def needed_bytes(n_features: int, n_obs: int, dtype: str) -> int:
+    """Return the disk that matrix and tier of a size need, with headroom."""
+    return int(HEADROOM * n_features * n_obs * (np.dtype(dtype).itemsize + 1))
+
+
+def choose_size(arguments: argparse.Namespace, free: int) -> tuple[int, int]:
+    """Return features and observations: as asked for, or the largest of ``SIZES`` that ``free`` bytes of disk hold."""
+    sizes = [SIZES[-1]] if arguments.quick else list(SIZES)
+    if arguments.features or arguments.observations:
+        sizes = [(arguments.features or SIZES[-1][0], arguments.observations or SIZES[-1][1])]
+    for n_features, n_obs in sizes:
+        if needed_bytes(n_features, n_obs, arguments.dtype) <= free:
+            return n_features, n_obs
+    needed = needed_bytes(*sizes[-1], arguments.dtype)
+    raise MediumError(
+        f"{needed / 1e9:.1f} GB of disk are needed and {free / 1e9:.1f} GB are free: choose a smaller size or --folder"
+    )
+
+
+def measure(store: Path, n_features: int, n_obs: int, dtype: str, k: int) -> dict[str, Any]:
+    """Build the store and select from it both ways; return the figures."""
+    row: dict[str, Any] = {"n_features": n_features, "n_obs": n_obs, "dtype": dtype, "k": k, "groups": GROUPS}
+    row |= build(store, n_features, n_obs, dtype)
+    row["bytes"] = n_features * n_obs * np.dtype(dtype).itemsize
+    for name, tier in (("tier_in_dram", "int8"), ("exact_only", "exact")):
+        before = direct_bandwidth(store / "matrix.npy")
+        words = json.dumps({"store": str(store), "tier": tier, "k": k})
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.scale", "--cell", words], stdout=subprocess.PIPE, text=True, check=True
+        )
+        found = json.loads(done.stdout)
+        # Before and after, because a shared device changes from minute to minute.
+        found["device_bytes_per_second"] = (before + direct_bandwidth(store / "matrix.npy")) / 2
+        found["device_seconds"] = found["bytes_read_exact"] / found["device_bytes_per_second"]
+        row[name] = found
+    row["same_features"] = row["tier_in_dram"].pop("indices") == row["exact_only"].pop("indices")
+    return row
+
+
+def build(store: Path, n_features: int, n_obs: int, dtype: str) -> dict[str, float]:
+    """Generate the design straight into a store; return the seconds of generating and of everything else."""
+    design = PaperDesign(n_obs, n_features)
+    signal, rho = design.signal(), design.correlations()
+    generation = 0.0
+    started = time.perf_counter()
+    with StoreBuilder(f"mmap://{store}", TableSchema.plain(n_obs, NumberedNames(n_features)), dtype=dtype, tier="int8") as builder:
+        for number in range(-(-n_features // design.block)):
+            begun = time.perf_counter()
+            columns = design.columns(number, signal, rho)
+            generation += time.perf_counter() - begun
+            builder.write_columns(number * design.block, columns)
+        builder.finish({"y": Target(design.response())})
+    return {"generation_seconds": generation, "ingest_seconds": time.perf_counter() - started - generation}
+
+
+def run_cell(store: str, tier: str, k: int) -> dict[str, Any]:
+    """Select in this process from a cold store; return the figures."""
+    stayed = max(evict(Path(store) / name) for name in ("matrix.npy", "tier.npy"))
+    with PeakMemory() as memory:
+        started = time.perf_counter()
+        with fo.open_store(f"mmap://{store}") as opened:
+            if tier == "int8":
+                opened.load_tier()
+            loaded = time.perf_counter()
+            n_features = opened.layout.n_features
+            caps = [math.ceil(k / GROUPS)] * GROUPS
+            constraint = Partition(n_features, np.arange(n_features) % GROUPS, caps)
+            found = fo.select(Dataset.of_store(opened), k=k, constraint=constraint, tier=tier)
+    return {
+        "seconds": time.perf_counter() - started,
+        "load_seconds": loaded - started,
+        "selected": len(found.indices),
+        "score": found.score,
+        "passes": found.full_passes,
+        "bytes_read": found.bytes_read,
+        "bytes_read_exact": found.bytes_read_exact,
+        "peak_memory": memory.peak,
+        "resident_before": stayed,
+        "indices": found.indices.tolist(),
+    }
+
+
+def bars(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Judge the figures; seconds and memory have a bar at the full size only."""
+    exact, tiered = row["exact_only"], row["tier_in_dram"]
+    claims = [
+        ("exact only: seconds over passes x bytes / device bandwidth", exact["seconds"] / exact["device_seconds"], EXACT_BAR),
+    ]
+    if (row["n_features"], row["n_obs"], row["dtype"]) == (*SIZES[0], "float32"):
+        claims.append(("tier in DRAM: seconds, loading included", tiered["seconds"], SECONDS_BAR))
+        claims.append(("tier in DRAM: anonymous and shared memory, bytes", tiered["peak_memory"], MEMORY_BAR))
+    return [{"claim": claim, "found": found, "bar": f"<= {bar:g}", "met": found <= bar} for claim, found, bar in claims]
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print for a person."""
+    console = Console(width=120, highlight=False, markup=False)
+    console.print(
+        f"{row['n_features']:,} features x {row['n_obs']:,} observations, {row['dtype']}, {row['bytes'] / 1e9:.1f} GB; "
+        f"{row['groups']} groups, k = {row['k']}"
+    )
+    console.print(f"generation {row['generation_seconds']:.1f} s, ingest {row['ingest_seconds']:.1f} s")
+    for name in ("tier_in_dram", "exact_only"):
+        cell = row[name]
+        console.print(
+            f"{name.replace('_', ' '):13} {cell['seconds']:.2f} s (loading {cell['load_seconds']:.2f} s), "
+            f"{cell['passes']:.1f} passes, "
+            f"{cell['bytes_read'] / 1e9:.2f} GB read, {cell['bytes_read_exact'] / 1e9:.2f} GB of them exact, "
+            f"peak {cell['peak_memory'] / 1e6:.0f} MB, {cell['selected']} selected, R^2 {cell['score']:.4f}; "
+            f"device {cell['device_bytes_per_second'] / 1e9:.2f} GB/s"
+        )
+    console.print(f"same features both ways: {row['same_features']}")
+    for bar in row["bars"]:
+        console.print(f"{'met   ' if bar['met'] else 'MISSED'} {bar['claim']}: {bar['found']:.3g} (bar {bar['bar']})")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
