@@ -1,0 +1,181 @@
+"""The benchmarks of media and of scale run at tiny sizes: every cell is measured or says why not, and the page can be read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cold_pass, device, media, media_report, memory, scale
+from fastomp_nvm.errors import MediumError
+from storage_backends.file_system import VOLATILE_FILE_SYSTEMS, file_system_type
+
+
+def cell(medium: str, algorithm: str, seconds: list[float], **fields: object) -> dict[str, object]:
+    """Return a row as the benchmark writes it."""
+    row = {
+        "data": "small",
+        "medium": medium,
+        "algorithm": algorithm,
+        "tier": "exact",
+        "seconds": sorted(seconds)[len(seconds) // 2],
+    }
+    row |= {"all_seconds": seconds, "load_seconds": 0.1, "passes": 4.0, "bytes_read": 100, "bytes_read_exact": 100, "score": 0.5}
+    row |= {
+        "emulated": "pmem" in medium,
+        "detail": "<mapping>",
+        "peak_memory": 10,
+        "n_obs": 3,
+        "n_features": 4,
+        "bytes": 48,
+        "k": 2,
+    }
+    return row | {"indices": [1, 2]} | fields
+
+
+def test_media_measures_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each medium has a row for each algorithm with the same features, each absent medium a reason; page and figure are there."""
+    tiny = [media.Data("small", 120, 60, "float32", 5, 2)]
+    monkeypatch.setattr(media, "data_sets", lambda quick, scale: tiny)
+    monkeypatch.setattr(media, "run_process", lambda cell, data: {**vars_of(cell, data), **media.run_cell(cell)})
+    monkeypatch.setattr(media, "_pushed", lambda cell: media.run_cell(media.replace(cell, url=f"mmap://{cell.url[7:]}")))
+    assert media.main(["--quick", "--out", str(tmp_path)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "media.jsonl").read_text().splitlines()]
+    measured = [row for row in rows if "seconds" in row]
+    assert {row["medium"] for row in measured} >= {"dram", "pmem", "mmap warm", "mmap cold"}
+    assert {row["algorithm"] for row in measured} == {"fast_omp", "sds_omp"}
+    assert all(len(row["all_seconds"]) == 2 and min(row["all_seconds"]) > 0 for row in measured)
+    assert all(row["skipped"] for row in rows if "seconds" not in row)
+    page = (tmp_path / "media.html").read_text()
+    assert "NVM (emulated) against DRAM" in page
+    assert "is a defect" not in page
+    assert (tmp_path / "small.png").stat().st_size > 5_000
+    assert not list(tmp_path.glob("media-*")), "the stores are gone"
+
+
+def vars_of(one: media.Cell, data: media.Data) -> dict[str, object]:
+    """Return what a row says of its cell."""
+    return {**media.asdict(one), "n_obs": data.n_obs, "n_features": data.n_features, "bytes": data.bytes}
+
+
+def test_a_cell_runs_in_a_process_of_its_own_within_its_limit(tmp_path: Path) -> None:
+    """A cell under a memory limit says which kind of limit it was; one that is allowed too little is reported, not lost."""
+    with memory.memory_group(1 << 30) as group:
+        if group is None:
+            pytest.skip("no right to make a memory control group here")
+    data = media.Data("excess", 200, 400, "float64", 5, 1)
+    media.build(data, f"mmap://{tmp_path / 'store'}")
+    base = media.Cell(
+        "excess", "mmap, limited", f"mmap://{tmp_path / 'store'}", "fast_omp", "int8", 5, 1, "tier", allowed=400 << 20
+    )
+    row = media.run_process(base, data)
+    assert "cgroup v" in row["limit"]
+    assert row["seconds"] > 0
+    assert "killed" in media.run_process(media.replace(base, allowed=8 << 20), data)["skipped"]
+
+
+def test_a_limit_holds_and_goes_away() -> None:
+    """A process in a group cannot fill more than it allows, and the group is removed afterwards."""
+    with memory.memory_group(64 << 20) as group:
+        if group is None:
+            pytest.skip("no right to make a memory control group here")
+        fill = [sys.executable, "-c", "import sys; b = bytearray(int(sys.argv[1])); b[::4096] = b'x' * len(b[::4096])"]
+        assert subprocess.run(group.command([*fill, "1000"]), check=False).returncode == 0
+        assert subprocess.run(group.command([*fill, str(200 << 20)]), check=False).returncode == -9
+    assert not group.folder.exists()
+
+
+def test_without_the_right_to_limit_rows_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no control group can be made, a limited cell is a row that says so."""
+    monkeypatch.setattr(memory, "_MOUNT", tmp_path / "nowhere")
+    one = media.Cell("excess", "mmap, limited", "mmap:///nowhere", "fast_omp", "exact", 5, 1, allowed=1 << 30)
+    row = media.run_process(one, media.Data("excess", 10, 10, "float64", 5, 1))
+    assert "control group" in row["skipped"]
+
+
+def test_the_noise_is_what_equal_things_differ_by() -> None:
+    """A ratio is within the noise when repetitions, or two cells that do the same, differ as much; otherwise it is beyond."""
+    rows = [cell("dram", "fast_omp", [1.0, 1.2, 1.4]), cell("pmem", "fast_omp", [1.3, 1.5, 1.6])]
+    assert "is within the noise, as the paper found" in media_report.noise_sentence(rows)
+    assert "pmem FAST_OMP exact 1.25 (within a noise of 1.40)" in media_report.noise_sentence(rows)
+    rows[1] = cell("pmem", "fast_omp", [2.4, 2.4, 2.5])
+    assert "in 0 of 1 pairs" in media_report.noise_sentence(rows)
+    assert "pmem FAST_OMP exact 2.00 (beyond a noise of 1.40)" in media_report.noise_sentence(rows)
+    rows.append(cell("mmap warm", "fast_omp", [1.0, 1.0, 1.0]))
+    assert "pmem FAST_OMP exact 2.00 (within a noise of 2.40)" in media_report.noise_sentence(rows)
+
+
+def test_the_page_names_an_answer_that_differs(tmp_path: Path) -> None:
+    """The page claims equal answers only where they are, and escapes what it quotes."""
+    rows = [cell("dram", "fast_omp", [1.0]), cell("pmem", "fast_omp", [1.0], indices=[3, 4])]
+    page = media_report.write_report(tmp_path, rows, {"cpu": "<any>"}).read_text()
+    assert "except for small/fast_omp, which is a defect" in page
+    assert "&lt;mapping&gt;" in page
+    assert "<any>" not in page
+
+
+def test_exceeding_memory_is_judged_against_device_and_dram(tmp_path: Path) -> None:
+    """The bars are ratios: to the run in DRAM with the tier, to passes x bytes / bandwidth without."""
+    excess = {"data": "excess", "device_bytes_per_second": 50.0}
+    rows = [
+        cell("dram", "fast_omp", [1.0], data="excess"),
+        cell("mmap, limited", "fast_omp", [2.8], **excess),
+        cell("mmap, limited, tier in DRAM", "fast_omp", [1.5], tier="int8", **excess),
+    ]
+    page = media_report.write_report(tmp_path, rows, {}).read_text()
+    assert "1.50 times the all-in-DRAM run (bar 2, met)" in page
+    assert "1.40 times passes x bytes / device bandwidth" in page
+    assert "(bar 1.3, missed)" in page
+
+
+def test_scale_selects_the_same_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tiny run reports generation, ingest and both selections, and leaves no store behind."""
+    scale.main(["--features", "700", "--observations", "150", "--k", "20", "--out", str(tmp_path)])
+    row = json.loads((tmp_path / "scale.jsonl").read_text())
+    assert row["same_features"]
+    assert row["generation_seconds"] > 0
+    assert row["ingest_seconds"] > 0
+    assert row["tier_in_dram"]["bytes_read_exact"] < row["exact_only"]["bytes_read_exact"]
+    assert row["exact_only"]["selected"] == 20
+    assert row["exact_only"]["peak_memory"] > 1e6
+    assert [bar["claim"] for bar in row["bars"]] == ["exact only: seconds over passes x bytes / device bandwidth"]
+    assert "same features both ways: True" in capsys.readouterr().out
+    assert not list(tmp_path.glob("scale-*"))
+
+
+def test_scale_checks_the_disk_first() -> None:
+    """The full size asks for 55 GB; with less the next smaller one is taken, and a size asked for is refused."""
+    default = argparse.Namespace(features=None, observations=None, quick=False, dtype="float32")
+    assert scale.needed_bytes(1_000_000, 10_000, "float32") == 55_000_000_000
+    assert scale.choose_size(default, 56 * 10**9) == (1_000_000, 10_000)
+    assert scale.choose_size(default, 30 * 10**9) == (400_000, 5000)
+    asked = argparse.Namespace(features=1_000_000, observations=10_000, quick=False, dtype="float32")
+    with pytest.raises(MediumError, match=r"55\.0 GB"):
+        scale.choose_size(asked, 30 * 10**9)
+
+
+def test_cold_pass_reads_cold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each way is measured on a file that was not in memory; the direct one leaves it so."""
+    if file_system_type(str(tmp_path)) in VOLATILE_FILE_SYSTEMS:
+        pytest.skip("the temporary folder is on a file system in memory")
+    cold_pass.main(["--observations", "1000", "--features", "2000", "--turns", "1", "--folder", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["ratio"] > 0
+    assert found["resident_share_afterwards"]["direct"] < 0.05
+    assert found["resident_share_afterwards"]["mmap"] > 0.9
+
+
+def test_a_file_can_be_made_cold(tmp_path: Path) -> None:
+    """Eviction is verified by looking at the pages, not by hope."""
+    if file_system_type(str(tmp_path)) in VOLATILE_FILE_SYSTEMS:
+        pytest.skip("the temporary folder is on a file system in memory")
+    file = tmp_path / "bytes"
+    file.write_bytes(b"x" * (4 << 20))
+    assert device.resident_share(file) == 1.0
+    assert device.evict(file) < 0.05
+    file.read_bytes()
+    assert device.resident_share(file) == 1.0

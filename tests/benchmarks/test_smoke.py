@@ -1,0 +1,57 @@
+"""Benchmarks run: their figures are measurements, not tests, but a script that no longer starts is a defect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import paper, peers, pursuit
+
+
+def test_pursuit_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form names each bar with a positive figure, and scikit-learn's number of selected features."""
+    assert pursuit.main(["--quick", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {sweep["dtype"] for sweep in printed["sweeps"]} == {"float32", "float64"}
+    assert len(printed["bars"]) == 7
+    assert all(bar["found"] > 0 for bar in printed["bars"])
+    for run in printed["pursuits"]:
+        assert all(row["selected"] > 0 and row["r2"] <= 1 for row in run["rows"])
+
+
+def test_peers_lists_every_contestant(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On tiny data each installed contestant gets a line with its number of features, each missing one a reason."""
+    absent = peers.Contestant("nobody", "no_such_module", peers.CONTESTANTS[0].prepare)
+    monkeypatch.setattr(peers, "CONTESTANTS", (*peers.CONTESTANTS[:3], absent))
+    words = ["--observations", "120", "--features", "300", "--k", "5", "--repeats", "1", "--limit", "60", "--out", str(tmp_path)]
+    assert peers.main(words) == 0
+    rows = [json.loads(line) for line in (tmp_path / "peers.jsonl").read_text().splitlines()]
+    assert len(rows) == len(peers.CONTESTANTS) + 1
+    assert [row.get("selected") for row in rows] == [5, 5, 5, None, 5]
+    assert "no_such_module" in rows[3]["skipped"]
+    assert "FAST_OMP" in capsys.readouterr().out
+
+
+def test_paper_draws_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On shrunken plans the page, a figure per experiment and one line per run are written."""
+    plans = paper.read_plans(quick=True, seeds=2, scale=200)
+    plans["small"] |= {"shape": [120, 60], "k": [5, 10]}
+    plans["large"] |= {"shape": [1000, 60_000], "k": [5, 20]}
+    plans["genes"] |= {"k": [3, 6]}
+    monkeypatch.setattr(paper, "read_plans", lambda *_: plans)
+    monkeypatch.delenv("FASTOMP_TEST_DATA", raising=False)
+    rng = np.random.default_rng(0)
+    genes = rng.normal(size=(60, 200)).astype(np.float32)
+    monkeypatch.setattr(paper, "_genes", lambda _: (genes, (genes[:, 3] > 0).astype(float), "a stand-in"))
+    assert paper.main(["--quick", "--out", str(tmp_path)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "paper.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 * 2 * (7 + 4 + 4)
+    page = (tmp_path / "paper.html").read_text()
+    for name in ("small", "large", "genes"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+        assert f"{name}.png" in page
+    assert "a stand-in" in page
+    assert "Skipped" in page

@@ -1,0 +1,50 @@
+"""A small store on each durable medium, and a home of its own for every test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from fastomp_nvm.synthetic import PaperDesign
+
+N_OBS, N_FEATURES = 120, 300
+
+
+@pytest.fixture(scope="session")
+def design() -> PaperDesign:
+    """Return the data of all stores."""
+    return PaperDesign(N_OBS, N_FEATURES, seed=3)
+
+
+def build(url: str, design: PaperDesign) -> None:
+    """Build a store with a numeric and a class target and a feature of three columns."""
+    y = design.response()
+    targets = {"amount": y, "class": np.where(y > 0, "good", "bad")}
+    fo.create_store(url, design.matrix().T.astype(np.float32), targets, groups={"region": [10, 11, 12]}).close()
+
+
+@pytest.fixture
+def store_url(tmp_path: Path, design: PaperDesign) -> str:
+    """Address of a store of its own for one test."""
+    build(f"mmap://{tmp_path}/store", design)
+    return f"mmap://{tmp_path}/store"
+
+
+@pytest.fixture(scope="session")
+def media(tmp_path_factory: pytest.TempPathFactory, design: PaperDesign) -> dict[str, str]:
+    """Addresses of the same store on every durable medium."""
+    folder = tmp_path_factory.mktemp("durable")
+    urls = {medium: f"{medium}://{folder}/{medium}" for medium in ("mmap", "pmem")}
+    for url in urls.values():
+        build(url, design)
+    return urls
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test a home without runs."""
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"

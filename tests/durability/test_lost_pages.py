@@ -1,0 +1,116 @@
+"""A file cut off under a running job ends that job with one sentence, not the process with a signal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from fastomp_nvm import lost_pages
+
+ROOT = Path(__file__).parents[2]
+needs_native = pytest.mark.skipif(lost_pages.native is None, reason="the extension that watches mappings is not built")
+
+CHILD = """
+import os, sys
+import numpy as np
+from fastomp_nvm.cli import main
+from fastomp_nvm.engine import Engine
+path, length = sys.argv[1], int(sys.argv[2])
+answer = Engine._answer
+def cutting(engine, waiting, told):
+    answer(engine, waiting, told)
+    if os.path.getsize(path + "/matrix.npy") > length:
+        os.truncate(path + "/matrix.npy", length)
+Engine._answer = cutting
+sys.exit(main(["select", path, *sys.argv[3:]]))
+"""
+
+
+@needs_native
+@pytest.mark.crash
+@pytest.mark.parametrize("kernel", ["c", "numpy"])
+@pytest.mark.parametrize("length", [8192, 700_000, -100])
+@pytest.mark.parametrize("extra", [[], ["--run", "cut"], ["--threads", "4"]], ids=["plain", "run", "threads"])
+def test_a_file_cut_off_under_a_selection(tmp_path: Path, kernel: str, length: int, extra: list[str]) -> None:
+    """In any kernel, on any thread, wherever the cut: exit code 1, one line, no signal; a durable run does not record the lie."""
+    values = np.random.default_rng(0).normal(size=(300, 3000))
+    fo.create_store(str(tmp_path / "s"), values, values[:, 0] + values[:, 1]).close()
+    size = os.path.getsize(tmp_path / "s" / "matrix.npy")
+    words = [str(tmp_path / "s"), str(length % size), "--k", "9", "--algorithm", "sds_omp", *extra]
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CHILD), *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "FASTOMP_KERNEL": kernel},
+        check=False,
+    )
+    assert child.returncode == 1, child.stderr
+    assert len(child.stderr.splitlines()) == 1
+    assert "the matrix of the store lost its end" in child.stderr
+    if "--run" in extra:
+        assert [(info.status) for info in fo.runs()] == ["damaged"]
+        assert "matrix.npy has" in fo.runs()[0].detail
+
+
+@needs_native
+def test_other_stores_of_the_process_are_not_concerned(tmp_path: Path) -> None:
+    """The mark is that of one mapping: a store beside it, and memory, stay readable."""
+    values = np.random.default_rng(0).normal(size=(50, 2000))
+    with fo.create_store(str(tmp_path / "a"), values, values[:, 0]) as cut, fo.create_store(str(tmp_path / "b"), values) as whole:
+        os.truncate(tmp_path / "a" / "matrix.npy", 4096)
+        assert cut.matrix[1999].sum() == 0
+        with pytest.raises(fo.MediumError, match="lost its end"):
+            lost_pages.check(cut.matrix)
+        with pytest.raises(fo.MediumError):
+            fo.select(cut, k=3)
+        lost_pages.check(whole.matrix)
+        lost_pages.check(values)
+
+
+@needs_native
+def test_a_region_cut_off_is_an_error(tmp_path: Path) -> None:
+    """Reading or writing a region whose file lost its end raises our error."""
+    with fo.create_store(str(tmp_path / "s"), np.eye(3)) as store:
+        region = store.region("log", 64 * 4096)
+        os.truncate(tmp_path / "s" / "regions" / "log.bin", 4096)
+        with pytest.raises(fo.MediumError, match="region 'log' lost its end"):
+            region.read(8192, 10)
+        with pytest.raises(fo.MediumError, match="region 'log' lost its end"):
+            region.write(8192, b"gone")
+        region.close()
+
+
+@needs_native
+@pytest.mark.crash
+def test_a_signal_from_elsewhere_still_ends_the_process(tmp_path: Path) -> None:
+    """SIGBUS outside the watched mappings does what it always did."""
+    script = (
+        "import mmap, os, sys, numpy as np, fastomp_nvm as fo\n"
+        "store = fo.create_store(sys.argv[1] + '/s', np.eye(3))\n"
+        "with open(sys.argv[1] + '/f', 'w+b') as file:\n"
+        "    file.truncate(8192)\n"
+        "    mapping = mmap.mmap(file.fileno(), 8192)\n"
+        "    file.truncate(0)\n"
+        "    mapping[5000]\n"
+    )
+    child = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, check=False)
+    assert child.returncode == -7
+
+
+def test_a_mapping_that_went_is_forgotten(tmp_path: Path) -> None:
+    """Closing stores leaves nothing watched, so that addresses can be used again."""
+    before = len(lost_pages._watched)
+    for number in range(5):
+        store = fo.create_store(str(tmp_path / str(number)), np.eye(3))
+        assert len(lost_pages._watched) > before
+        store.close()
+        del store
+    assert len(lost_pages._watched) == before

@@ -1,0 +1,329 @@
+"""Durable runs: names, listing, identity, locks, the command line, and what is left of a finished run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from fastomp_nvm import durable_runs, registration
+from fastomp_nvm.checkpoint import StateLog
+from fastomp_nvm.constraints import Cardinality
+from storage_backends.testing.kill_trials import comparable
+from storage_backends.testing.power_cut import Fault, failing_calls
+
+REQUEST: dict[str, Any] = {"k": 5, "algorithm": "sds_omp", "target": "amount"}
+ROOT = Path(__file__).parents[2]
+
+
+class PulledPlugError(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture
+def stopped(store_url: str) -> str:
+    """Leave a run behind that stopped after three rounds; return the address of its store."""
+    original = StateLog.append
+
+    def append(log: StateLog, *records: bytes) -> None:
+        if log.sequence == 3:
+            raise PulledPlugError
+        original(log, *records)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateLog, "append", append)
+        with pytest.raises(PulledPlugError):
+            fo.select(store_url, run="half", **REQUEST)
+    return store_url
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "fastomp_nvm", *words], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def rewrite(home: Path, name: str, **changes: Any) -> None:
+    """Change fields of a registration and seal it again."""
+    path = home / "runs" / name / "run.json"
+    path.write_bytes(replace(registration.Registration.from_bytes(path.read_bytes()), **changes).to_bytes())
+
+
+def test_a_finished_run_leaves_its_result_and_nothing_in_the_store(store_url: str) -> None:
+    """The state goes, the result stays, also when the store goes, and can still predict."""
+    found = fo.select(store_url, run="done", **REQUEST)
+    with fo.open_store(store_url) as store:
+        assert store.regions() == ()
+    assert [(info.name, info.status, info.rounds, info.selected) for info in fo.runs()] == [("done", "finished", 5, 5)]
+    kept = fo.resume("done")
+    assert kept.to_json() == found.to_json()
+    X = np.random.default_rng(0).normal(size=(4, 300))
+    np.testing.assert_array_equal(kept.predict(X), found.predict(X))
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "-dash", "a/b", "..", "x" * 101, "line\n", "null\0", None, 3])
+def test_bad_names_are_refused(store_url: str, name: Any) -> None:
+    """A name is safe as a file name, or refused."""
+    with pytest.raises(fo.RequestError, match="no run name"):
+        durable_runs.start(name, store_url, **REQUEST)
+    with pytest.raises(fo.RequestError):
+        fo.resume(name)
+
+
+def test_used_and_unknown_names_are_refused(stopped: str) -> None:
+    """A name is used once, finished or not; an unknown one cannot be resumed; a forgotten one is free."""
+    with pytest.raises(fo.RequestError, match="used by another run"):
+        fo.select(stopped, run="half", **REQUEST)
+    with pytest.raises(fo.RequestError, match="no run 'other'"):
+        fo.resume("other")
+    durable_runs.forget("half")
+    with fo.open_store(stopped) as store:
+        assert store.regions() == ()
+    fo.select(stopped, run="half", **REQUEST)
+
+
+def test_a_request_that_does_not_fit_leaves_no_run(store_url: str) -> None:
+    """An error of the caller's frees the name again and leaves nothing in the store."""
+    for wrong in ({"target": "nobody"}, {"k": None}, {"objective": "logistic", "target": "amount"}):
+        with pytest.raises(fo.InputError):
+            fo.select(store_url, run="wrong", **{**REQUEST, **wrong})
+    with fo.open_store(store_url) as store:
+        assert (fo.runs(), store.regions()) == ([], ())
+
+
+def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
+    """Arrays, stores in memory and constraints that cannot be written down have no durable runs."""
+    X = np.eye(5)
+    with pytest.raises(fo.RequestError, match="needs a store"):
+        fo.select(X, X[:, 0], run="array", k=1)
+    with (
+        fo.create_store("dram:volatile", X, X[:, 0], replace=True) as store,
+        pytest.raises(fo.RequestError, match="gone with this"),
+    ):
+        fo.select(store, run="memory", k=1)
+    with pytest.raises(fo.RequestError, match="written down, not a Cardinality object"):
+        fo.select(store_url, run="object", constraint=Cardinality(298, 3), target="amount")
+    assert fo.runs() == []
+
+
+def test_a_response_given_as_an_array_is_kept(store_url: str) -> None:
+    """Numbers and labels handed to ``select`` come back exactly when the run is resumed."""
+    y = np.random.default_rng(1).normal(size=120)
+    for response, objective in ((y, "linear"), (np.where(y > 0, "yes", "no"), "logistic")):
+        request = {"k": 2, "objective": objective, "algorithm": "sds_omp"}
+        assert comparable(fo.select(store_url, response, run=objective, **request)) == comparable(
+            fo.select(store_url, response, **request)
+        )
+        kept = durable_runs.registration(objective).decoded_response()
+        assert np.array_equal(np.asarray(kept), response)
+
+
+def test_another_matrix_is_refused(stopped: str, design) -> None:
+    """A store replaced under the same address does not answer for the old one."""
+    fo.create_store(stopped, -design.matrix().T, {"amount": design.response()}, replace=True).close()
+    with pytest.raises(fo.StoreError, match="another matrix"):
+        fo.resume("half")
+
+
+def test_another_target_is_refused(stopped: str, design) -> None:
+    """The same matrix with other targets is another problem."""
+    X = design.matrix().T.astype(np.float32)
+    fo.create_store(stopped, X, {"amount": -design.response()}, groups={"region": [10, 11, 12]}, replace=True).close()
+    with pytest.raises(fo.StoreError, match="targets"):
+        fo.resume("half")
+
+
+def test_another_request_is_refused(stopped: str, own_home: Path) -> None:
+    """A state made for other parameters is refused, naming them."""
+    found = durable_runs.registration("half")
+    rewrite(own_home, "half", request={**found.request, "k": 4})
+    with pytest.raises(fo.StoreError, match=r'made with request \{"k": 5\} and now meets request \{"k": 4\}'):
+        fo.resume("half")
+
+
+def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path) -> None:
+    """A run started with another kernel or BLAS goes on only with other_build, and its result says so."""
+    found = durable_runs.registration("half")
+    foreign = {**found.build, "kernel": "abacus-1"}
+    rewrite(own_home, "half", build=foreign)
+    with pytest.raises(fo.StoreError, match=r"numeric build \(kernel abacus-1 then"):
+        fo.resume("half")
+    failed = command("resume", "half")
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1)
+    assert "--other-build" in failed.stderr
+    done = command("resume", "half", "--other-build", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["other_build"] == [f"kernel abacus-1 then, {found.build['kernel']} now"]
+    assert printed["indices"] == fo.select(stopped, **REQUEST).indices.tolist()
+
+
+def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registration of a later format is refused by its version."""
+    found = durable_runs.registration("half")
+    with monkeypatch.context() as patch:
+        patch.setattr(registration, "FORMAT", 9)
+        data = found.to_bytes()
+    (own_home / "runs" / "half" / "run.json").write_bytes(data)
+    with pytest.raises(fo.StoreError, match="format version is 9 and this release reads 1"):
+        fo.resume("half")
+
+
+def test_other_code_is_refused(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm that asks something else than it did is told that the record is not its own."""
+    from fastomp_nvm.selectors import sds_omp as module
+
+    def other(problem):
+        from fastomp_nvm.rounds import Ask, Query
+
+        yield Query(0, 0.0, (Ask(problem.objective.null().residual, problem.usable[1:]),))
+
+    monkeypatch.setattr(module, "sds_omp", other)
+    with pytest.raises(fo.StoreError, match="does not belong to this code: at round 1 the candidates are others"):
+        fo.resume("half")
+
+
+def test_two_processes_cannot_drive_one_run(stopped: str) -> None:
+    """While one process drives a run another is refused; when the first is killed the second may go on."""
+    script = (
+        "import sys, time, fastomp_nvm as fo\n"
+        "def wait(step):\n"
+        "    print('driving', flush=True)\n"
+        "    time.sleep(60)\n"
+        "fo.resume('half', observer=wait)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"driving\n"
+        with pytest.raises(fo.RequestError, match="driven by another process"):
+            fo.resume("half")
+        assert fo.runs()[0].status == "running"
+        assert fo.runs()[0].rounds == 3
+        child.kill()
+        child.wait()
+    assert fo.runs()[0].status == "stopped"
+    assert comparable(fo.resume("half")) == comparable(fo.select(stopped, **REQUEST))
+
+
+def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: Path) -> None:
+    """What cannot be read is shown as damaged, does not hide other runs, and can be removed."""
+    fo.select(stopped, run="sound", **REQUEST)
+    (own_home / "runs" / "half" / "run.json").write_bytes(b"{}")
+    assert [(info.name, info.status) for info in fo.runs()] == [("half", "damaged"), ("sound", "finished")]
+    assert command("runs").returncode == 0
+    with pytest.raises(fo.StoreError, match=r"run\.json"):
+        fo.resume("half")
+    assert command("runs", "--forget", "half").returncode == 0
+    assert [info.name for info in fo.runs()] == ["sound"]
+
+
+def test_every_call_of_a_run_may_fail(store_url: str) -> None:
+    """fsync, rename, mkdir or a mapping fails the Nth time, N = 1, 2, ...: our error, and the run can be resumed or never was."""
+    from storage_backends import mapped_files
+
+    expected = comparable(fo.select(store_url, **REQUEST))
+    calls = ((os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "posix_fallocate"), (mapped_files, "MappedFile"))
+    for nth in range(1, 100):
+        fault = Fault(nth, 5)
+        with contextlib.suppress(fo.FastompError), failing_calls(fault, *calls):
+            fo.select(store_url, run="faulty", **REQUEST)
+        if fo.runs():
+            assert comparable(fo.resume("faulty")) == expected
+            durable_runs.forget("faulty")
+        with fo.open_store(store_url) as store:
+            assert store.regions() == ()
+        if not fault.fired:
+            break
+    assert nth > 5
+
+
+def test_the_command_line(store_url: str, tmp_path: Path) -> None:
+    """``select --run``, ``runs`` and ``resume`` print what their Python twins return, constraint and target files included."""
+    (tmp_path / "c.yaml").write_text("knapsack: {costs: costs.csv, budget: 4}\n")
+    with fo.open_store(store_url) as store:
+        (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},1\n" for name in store.names))
+    np.save(tmp_path / "target.npy", np.random.default_rng(5).normal(size=120))
+    words = ("select", store_url, "--constraints", str(tmp_path / "c.yaml"), "--target", str(tmp_path / "target.npy"), "--json")
+    plain, durable = command(*words), command(*words, "--run", "shell", "--verify")
+    assert plain.returncode == durable.returncode == 0, durable.stderr
+    printed = json.loads(durable.stdout)
+    assert json.loads(command("resume", "shell", "--json").stdout) == printed
+    assert printed.pop("verified") is True
+    same = json.loads(plain.stdout)
+    del same["verified"], same["seconds"], printed["seconds"]
+    assert printed == same
+    listed = json.loads(command("runs", "--json").stdout)
+    assert [(run["name"], run["status"], run["selected"]) for run in listed] == [("shell", "finished", 4)]
+    assert "shell" in command("runs").stdout
+    again = command(*words, "--run", "shell")
+    assert (again.returncode, again.stdout) == (2, "")
+
+
+def test_a_side_file_that_changed_is_refused(store_url: str, tmp_path: Path) -> None:
+    """A constraint file's side files must mean on resume what they meant at the start."""
+    (tmp_path / "c.yaml").write_text("knapsack: {costs: costs.csv, budget: 4}\n")
+    with fo.open_store(store_url) as store:
+        names = list(store.names)
+        (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},1\n" for name in names))
+        with pytest.raises(fo.CancelledError):
+            durable_runs.start("side", store, constraint_file=tmp_path / "c.yaml", target="amount", cancelled=lambda: True)
+    (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},2\n" for name in names))
+    with pytest.raises(fo.StoreError, match="means something else"):
+        fo.resume("side")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npy", ".npz", ".parquet"])
+def test_export(store_url: str, tmp_path: Path, ending: str) -> None:
+    """The reduced matrix reads back with its names and target, from a run and from a result file alike."""
+    found = fo.select(store_url, run="kept", k=4, target="amount")
+    (tmp_path / "result.json").write_text(json.dumps(found.to_json()))
+    names = [name for part in found.columns for name in part]
+    with fo.open_store(store_url) as store:
+        X, y = store.matrix[found.column_positions].T, store.targets["amount"].values
+    for source in (["kept"], [str(tmp_path / "result.json"), "--store", store_url]):
+        out = tmp_path / f"reduced{ending}"
+        done = command("export", *source[:1], str(out), *source[1:])
+        assert done.returncode == 0, done.stderr
+        if ending == ".csv":
+            header, *lines = out.read_text(encoding="utf-8").splitlines()
+            assert header.split(",") == [*names, "amount"]
+            table = np.array([line.split(",") for line in lines], dtype=np.float64)
+            columns, response = table[:, :-1].astype(np.float32), table[:, -1]
+        elif ending == ".npy":
+            table = np.load(out)
+            assert list(table.dtype.names) == [*names, "amount"]
+            columns, response = np.stack([table[name] for name in names], axis=1), table["amount"]
+        elif ending == ".npz":
+            with np.load(out) as archive:
+                assert archive["names"].tolist() == names
+                columns, response = archive["X"], archive["y"]
+        else:
+            table = pytest.importorskip("pyarrow.parquet").read_table(out)
+            assert table.column_names == [*names, "amount"]
+            columns, response = np.stack([table[name].to_numpy() for name in names], axis=1), table["amount"].to_numpy()
+        np.testing.assert_array_equal(columns, X)
+        np.testing.assert_array_equal(response, y)
+        out.unlink()
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_export_says_what_is_wrong(stopped: str, tmp_path: Path) -> None:
+    """An unfinished run, an unknown name, a wrong ending and a foreign file are each one line and exit code 2."""
+    (tmp_path / "foreign.json").write_text("[]")
+    for words in (
+        ["half", "out.csv"],
+        ["nobody", "out.csv"],
+        ["half", "out.xlsx"],
+        [str(tmp_path / "foreign.json"), "out.csv"],
+        [str(tmp_path / "foreign.json"), "out.csv", "--store", stopped],
+    ):
+        failed = command("export", *words)
+        assert (failed.returncode, len(failed.stderr.splitlines())) == (2, 1), failed.stderr

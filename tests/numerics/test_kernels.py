@@ -1,0 +1,315 @@
+"""Claims about the sweep kernels: right, row-invariant, exact in integers, strict about their arguments, chosen by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastomp_nvm.kernels
+from fastomp_nvm.errors import RequestError, UnavailableError
+from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT, Kernel, available, kernel
+
+pytestmark = pytest.mark.numerics
+
+NAMES = ("c", "c-generic", "numba", "numpy")
+
+#: Row type, residual type, largest error relative to the product of the norms.
+PAIRINGS = (
+    ("float16", "float32", 3e-7),
+    ("float32", "float32", 3e-7),
+    ("float16", "float64", 1e-14),
+    ("float32", "float64", 1e-14),
+    ("float64", "float64", 1e-14),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep numba's cache out of the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTOMP_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def each(request: pytest.FixtureRequest, home: None) -> Kernel:
+    """Each kernel this machine has."""
+    try:
+        return kernel(request.param)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Load kernels anew, inside the test and after it, with FASTOMP_KERNEL unset."""
+    monkeypatch.delenv("FASTOMP_KERNEL", raising=False)
+    caches = (fastomp_nvm.kernels._load, fastomp_nvm.kernels._preferred)
+    for cache in caches:
+        cache.cache_clear()
+    yield monkeypatch
+    for cache in caches:
+        cache.cache_clear()
+
+
+def dots(each: Kernel, rows: Any, residuals: Any) -> Any:
+    """Return the dots in a fresh array, poisoned beforehand."""
+    out = np.full((len(rows), len(residuals)), np.nan)
+    each.dots(rows, residuals, out)
+    return out
+
+
+def laid_out(rows: Any, shift: int, gap: int) -> Any:
+    """Return the rows read-only in raw memory, ``shift`` bytes off a 64-byte boundary and with ``gap`` bytes after each row."""
+    stride = rows.shape[1] * rows.itemsize + gap
+    memory = np.zeros(len(rows) * stride + shift + 64, dtype=np.uint8)
+    offset = -memory.ctypes.data % 64 + shift
+    view = np.ndarray(rows.shape, dtype=rows.dtype, buffer=memory.data, offset=offset, strides=(stride, rows.itemsize))
+    view[...] = rows
+    view.flags.writeable = False
+    return view
+
+
+def bits(array: Any) -> Any:
+    return np.ascontiguousarray(array).view(np.int64)
+
+
+@pytest.mark.parametrize("n_obs", [0, 1, 3, 7, 8, 9, 511, 513, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize(("row_type", "residual_type", "tolerance"), PAIRINGS)
+def test_dots_are_the_dot_products(each: Kernel, row_type: str, residual_type: str, tolerance: float, n_obs: int) -> None:
+    """Every pairing of types gives the float64 dot products to the precision of its residuals, for any number of observations."""
+    rng = np.random.default_rng(n_obs)
+    for n_rows, n_residuals in ((1, 1), (6, 5), (9, 1), (3, 70)):
+        rows = (rng.standard_normal((n_rows, n_obs)) + 1).astype(row_type)
+        residuals = rng.standard_normal((n_residuals, n_obs)).astype(residual_type)
+        wide, factors = rows.astype(np.float64), residuals.astype(np.float64)
+        scale = np.outer(np.linalg.norm(wide, axis=1), np.linalg.norm(factors, axis=1))
+        assert (np.abs(dots(each, rows, residuals) - wide @ factors.T) <= tolerance * scale).all()
+
+
+@pytest.mark.parametrize(("n_rows", "n_residuals"), [(0, 3), (3, 0), (0, 0)])
+def test_nothing_in_nothing_out(each: Kernel, n_rows: int, n_residuals: int) -> None:
+    """No rows or no residuals is no error."""
+    assert dots(each, np.ones((n_rows, 9)), np.ones((n_residuals, 9))).shape == (n_rows, n_residuals)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("residual_type", ["float32", "float64"])
+def test_every_half_is_widened_exactly(each: Kernel, residual_type: str) -> None:
+    """All 65536 float16 values, subnormal, infinite and NaN included, keep their value."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)[:, None]
+    np.testing.assert_array_equal(dots(each, halves, np.ones((1, 1), dtype=residual_type)), halves.astype(np.float64))
+
+
+def test_a_memory_map_is_read_in_place(each: Kernel, tmp_path: Path) -> None:
+    """A read-only memory map, or a slice of one, serves as rows."""
+    values = np.random.default_rng(0).standard_normal((7, 100)).astype(np.float32)
+    values.tofile(tmp_path / "rows")
+    mapped = np.memmap(tmp_path / "rows", dtype=np.float32, mode="r", shape=(7, 100))
+    residuals = np.ones((2, 100), dtype=np.float32)
+    np.testing.assert_array_equal(bits(dots(each, mapped[1::2], residuals)), bits(dots(each, values, residuals)[1::2]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pairing=st.sampled_from(PAIRINGS),
+    n_obs=st.one_of(st.integers(1, 40), st.sampled_from([511, 1024, 1025, 2047, 4099])),
+    n_rows=st.integers(1, 11),
+    n_residuals=st.sampled_from([1, 2, 3, 4, 64, 65, 67]),
+    shift=st.integers(0, 63),
+    gap=st.integers(0, 70),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_dot_depends_on_its_row_and_residual_only(
+    each: Kernel, pairing: tuple[str, str, float], n_obs: int, n_rows: int, n_residuals: int, shift: int, gap: int, seed: int
+) -> None:
+    """Order, subset, repetition, width, alignment and stride change no bit."""
+    rng = np.random.default_rng(seed)
+    row_type, residual_type, _ = pairing
+    rows = (rng.standard_normal((n_rows, n_obs)) * 10.0 ** rng.integers(-3, 4, (n_rows, 1))).astype(row_type)
+    residuals = rng.standard_normal((n_residuals, n_obs)).astype(residual_type)
+    alone = np.array(
+        [[dots(each, rows[i : i + 1].copy(), residuals[j : j + 1].copy())[0, 0] for j in range(n_residuals)] for i in range(n_rows)]
+    )
+    order, columns = rng.integers(0, n_rows, 2 * n_rows + 1), rng.integers(0, n_residuals, n_residuals)
+    together = dots(each, laid_out(rows[order], shift, gap), residuals[columns])
+    np.testing.assert_array_equal(bits(together), bits(alone[np.ix_(order, columns)]))
+
+
+@pytest.mark.parametrize(("row_type", "residual_type", "tolerance"), PAIRINGS)
+def test_threads_and_reversed_rows_agree(each: Kernel, row_type: str, residual_type: str, tolerance: float) -> None:
+    """Blocks computed by several threads at once, or with negative row stride, have the bits of one call."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((40, 3001)).astype(row_type)
+    residuals = rng.standard_normal((5, 3001)).astype(residual_type)
+    whole = dots(each, rows, residuals)
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda top: dots(each, rows[top : top + 7], residuals), range(0, 40, 7)))
+    np.testing.assert_array_equal(bits(np.concatenate(parts)), bits(whole))
+    np.testing.assert_array_equal(bits(dots(each, rows[::-1], residuals)[::-1]), bits(whole))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n_obs=st.one_of(st.integers(0, 40), st.sampled_from([2047, 2048, 2049, 20000])),
+    n_rows=st.integers(0, 9),
+    n_residuals=st.integers(0, 5),
+    shift=st.integers(0, 63),
+    gap=st.integers(0, 70),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_int8_dots_are_exact(each: Kernel, n_obs: int, n_rows: int, n_residuals: int, shift: int, gap: int, seed: int) -> None:
+    """int8 by int16 gives the integer, whatever the layout."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(-128, 128, (n_rows, n_obs), dtype=np.int8)
+    residuals = rng.integers(-INT8_RESIDUAL_LIMIT, INT8_RESIDUAL_LIMIT + 1, (n_residuals, n_obs), dtype=np.int16)
+    out = np.full((n_rows, n_residuals), -1, dtype=np.int64)
+    each.dots_int8(laid_out(rows, shift, gap), residuals, out)
+    np.testing.assert_array_equal(out, rows.astype(np.int64) @ residuals.T.astype(np.int64))
+
+
+@pytest.mark.parametrize("entry", [-128, -127, 127])
+@pytest.mark.parametrize("factor", [-INT8_RESIDUAL_LIMIT, INT8_RESIDUAL_LIMIT])
+def test_int8_extremes_never_overflow(each: Kernel, entry: int, factor: int) -> None:
+    """The largest entries with equal signs throughout add up exactly over many chunks."""
+    n_obs = 100_003
+    out = np.zeros((5, 4), dtype=np.int64)
+    each.dots_int8(np.full((5, n_obs), entry, dtype=np.int8), np.full((4, n_obs), factor, dtype=np.int16), out)
+    assert (out == n_obs * entry * factor).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8"])
+def test_gather_copies_rows(each: Kernel, dtype: str) -> None:
+    """Rows arrive in the order of the index, repeats included, from any layout."""
+    rows = laid_out(np.arange(6 * 13).reshape(6, 13).astype(dtype), 1, 3)
+    index = np.array([5, 0, 0, 3], dtype=np.int64)
+    out = np.zeros((4, 13), dtype=dtype)
+    each.gather(rows, index, out)
+    np.testing.assert_array_equal(out, rows[index])
+    each.gather(rows, index[:0], out[:0])
+
+
+def read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+F32 = np.ones((4, 9), dtype=np.float32)
+F64 = np.ones((4, 9))
+I8, I16 = np.ones((4, 9), dtype=np.int8), np.ones((2, 9), dtype=np.int16)
+OUT, OUT64 = np.zeros((4, 2)), np.zeros((4, 2), dtype=np.int64)
+INDEX = np.array([0, 3], dtype=np.int64)
+
+MISUSE: dict[str, Callable[[Kernel], None]] = {
+    "float64 rows, float32 residuals": lambda each: each.dots(F64, F32[:2], OUT),
+    "integer rows": lambda each: each.dots(I8, I16, OUT),
+    "foreign byte order": lambda each: each.dots(F32.astype(F32.dtype.newbyteorder()), F32[:2], OUT),
+    "complex rows": lambda each: each.dots(F64.astype(complex), F64[:2], OUT),
+    "one-dimensional rows": lambda each: each.dots(F32[0], F32[:2], OUT),
+    "three-dimensional residuals": lambda each: each.dots(F32, F32[:2, :, None], OUT),
+    "spread entries": lambda each: each.dots(np.ones((4, 18), dtype=np.float32)[:, ::2], F32[:2], OUT),
+    "strided residuals": lambda each: each.dots(F32, F32[::2], OUT),
+    "other observations": lambda each: each.dots(F32, np.ones((2, 8), dtype=np.float32), OUT),
+    "out of float32": lambda each: each.dots(F32, F32[:2], OUT.astype(np.float32)),
+    "out transposed": lambda each: each.dots(F32, F32[:2], np.zeros((2, 4)).T),
+    "out of another shape": lambda each: each.dots(F32, F32[:2], np.zeros((4, 3))),
+    "out read-only": lambda each: each.dots(F32, F32[:2], read_only(np.zeros((4, 2)))),
+    "out unaligned": lambda each: each.dots(
+        F32, F32[:2], np.frombuffer(bytearray(65), dtype=np.uint8)[1:].view(np.float64).reshape(4, 2)
+    ),
+    "int8 into float64": lambda each: each.dots_int8(I8, I16, OUT),
+    "int8 by int8": lambda each: each.dots_int8(I8, I8[:2], OUT64),
+    "floats as int8": lambda each: each.dots_int8(F32, F32[:2], OUT64),
+    "int16 too large": lambda each: each.dots_int8(I8, I16 * (INT8_RESIDUAL_LIMIT + 1), OUT64),
+    "int16 too small": lambda each: each.dots_int8(I8, I16 * -(INT8_RESIDUAL_LIMIT + 1), OUT64),
+    "index past the end": lambda each: each.gather(F32, INDEX + 1, np.zeros((2, 9), dtype=np.float32)),
+    "index negative": lambda each: each.gather(F32, INDEX - 1, np.zeros((2, 9), dtype=np.float32)),
+    "index of int32": lambda each: each.gather(F32, INDEX.astype(np.int32), np.zeros((2, 9), dtype=np.float32)),
+    "gather into another type": lambda each: each.gather(F32, INDEX, np.zeros((2, 9))),
+    "gather into another shape": lambda each: each.gather(F32, INDEX, np.zeros((3, 9), dtype=np.float32)),
+    "gather into read-only": lambda each: each.gather(F32, INDEX, read_only(np.zeros((2, 9), dtype=np.float32))),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSE.values(), ids=MISUSE.keys())
+def test_misuse_is_a_value_error(each: Kernel, misuse: Callable[[Kernel], None]) -> None:
+    """Arguments that do not fit raise ``ValueError``, whatever the kernel."""
+    with pytest.raises(ValueError, match=r"."):
+        misuse(each)
+
+
+@pytest.mark.parametrize("name", ["c", "c-generic"])
+def test_no_buffer_is_a_value_error(name: str) -> None:
+    """The extension turns away objects that are no arrays."""
+    if not available()[name].startswith("c-"):
+        pytest.skip(available()[name])
+    for arguments in (([[1.0]], F32, OUT), (F32, None, OUT), (F32, F32[:2], b"x" * 64)):
+        with pytest.raises(ValueError, match="buffer"):
+            kernel(name).dots(*arguments)
+
+
+def test_each_kernel_has_an_id_of_its_own() -> None:
+    """Kernels are known by id, and asking twice gives the same kernel."""
+    found = available()
+    assert tuple(found) == NAMES
+    assert found["numpy"] == "numpy-1"
+    assert kernel("numpy") is kernel("numpy")
+
+
+def test_environment_names_the_kernel(forgetful: pytest.MonkeyPatch) -> None:
+    """FASTOMP_KERNEL decides where no name is given, and only there."""
+    forgetful.setenv("FASTOMP_KERNEL", "numpy")
+    assert kernel().id == "numpy-1"
+    forgetful.setenv("FASTOMP_KERNEL", "fortran")
+    with pytest.raises(RequestError, match="fortran"):
+        kernel()
+    assert kernel("numpy").id == "numpy-1"
+
+
+@pytest.mark.parametrize("missing", [("_native",), ("_native", "numba_kernel")])
+def test_kernels_that_do_not_load_are_passed_over(forgetful: pytest.MonkeyPatch, missing: tuple[str, ...]) -> None:
+    """Without a compiled extension the next kernel serves, and the missing one says how to get it."""
+
+    def refusing(name: str, package: str | None = None) -> Any:
+        if name.rpartition(".")[2] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return original(name, package)
+
+    original = importlib.import_module
+    forgetful.setattr(importlib, "import_module", refusing)
+    found = available()
+    assert "compiler" in found["c"]
+    assert kernel().id == next(text for text in found.values() if "does not load" not in text)
+    assert not kernel().id.startswith("c-")
+    with pytest.raises(UnavailableError, match="compiler"):
+        kernel("c")
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_numba_caches_at_home_unless_told_otherwise(tmp_path: Path, chosen: bool) -> None:
+    """Compiled code goes below FASTOMP_HOME, or to NUMBA_CACHE_DIR if the user set it, and numba's own setting is left alone."""
+    pytest.importorskip("numba")
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    environment = {**os.environ, "FASTOMP_HOME": str(home), **({"NUMBA_CACHE_DIR": str(elsewhere)} if chosen else {})}
+    program = (
+        "import numba, numpy as np; before = numba.config.CACHE_DIR\n"
+        "from fastomp_nvm.kernels import kernel\n"
+        "kernel('numba').dots_int8(np.ones((1, 1), np.int8), np.ones((1, 1), np.int16), np.ones((1, 1), np.int64))\n"
+        "assert numba.config.CACHE_DIR == before"
+    )
+    if not chosen:
+        environment.pop("NUMBA_CACHE_DIR", None)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert bool(list(home.rglob("*.nbc"))) is not chosen
+    assert bool(list(elsewhere.rglob("*.nbc"))) is chosen

@@ -1,0 +1,250 @@
+"""Objectives against finite differences, general-purpose optimisers and scikit-learn: values, gradients, coefficients, gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import gammaln
+
+import fastomp_nvm as fo
+from fastomp_nvm import registry
+from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.objectives.base import Objective
+from fastomp_nvm.sweep import ColumnPool, Columns, Sweeper, Traffic
+
+pytestmark = pytest.mark.numerics
+
+OBJECTIVES = ("linear", "logistic", "poisson")
+
+#: ridge, weighted, standardised
+SETTINGS = [(0.0, False, True), (0.7, False, True), (0.0, True, True), (0.7, True, True), (0.0, False, False), (0.7, True, False)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small problem: dense columns as the objective sees them, and the likelihood written down a second time."""
+
+    name: str
+    ridge: float
+    weights: np.ndarray | None
+    centred: bool
+    X: np.ndarray
+    y: np.ndarray
+
+    @property
+    def w(self) -> np.ndarray:
+        return np.ones(len(self.y)) if self.weights is None else self.weights
+
+    def objective(self) -> Objective:
+        made: Objective = registry.lookup(registry.OBJECTIVES, "objective", self.name)(
+            self.y, self.weights, ridge=self.ridge, centred=self.centred
+        )
+        return made
+
+    def columns(self) -> Columns:
+        design = Dataset.of_array(self.X).design(self.centred, self.weights)
+        return ColumnPool(design, Sweeper(1), Traffic(), 1 << 30).columns(np.arange(self.X.shape[1]))
+
+    def likelihood(self, A: np.ndarray, beta: np.ndarray, intercept: float) -> float:
+        """Return what is maximised, over ``A`` (n_obs, d); the linear one in units of the response's spread."""
+        if self.name == "linear":
+            y = self.y - (self.w @ self.y / self.w.sum() if self.centred else 0.0)
+            y = y / np.sqrt(self.w @ y**2)
+            return float(1.0 - self.w @ (y - A @ beta) ** 2 - self.ridge * beta @ beta)
+        eta = A @ beta + intercept
+        partition = np.logaddexp(0, eta) if self.name == "logistic" else np.exp(eta) + gammaln(self.y + 1)
+        return float(self.w @ (self.y * eta - partition) - 0.5 * self.ridge * beta @ beta)
+
+    def optimum(self, A: np.ndarray) -> tuple[np.ndarray, float, float]:
+        """Return coefficients, intercept and the maximum, by a general-purpose optimiser."""
+        free = int(self.centred and self.name != "linear")
+        if not A.shape[1] + free:
+            return np.zeros(0), 0.0, self.likelihood(A, np.zeros(0), 0.0)
+
+        def cost(theta: np.ndarray) -> float:
+            return -self.likelihood(A, theta[free:], theta[0] if free else 0.0)
+
+        found = minimize(cost, np.zeros(A.shape[1] + free), method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
+        return found.x[free:], float(found.x[0]) if free else 0.0, -float(found.fun)
+
+
+def make(name: str, ridge: float, weighted: bool, centred: bool, seed: int = 0) -> Case:
+    """Return a random case of eight columns, two of them correlated."""
+    rng = np.random.default_rng((seed, 5))
+    X = rng.normal(size=(50, 8)) * rng.uniform(0.5, 2.0, 8) + (rng.normal(size=8) if centred else 0.0)
+    X[:, 7] = X[:, 0] + 0.5 * rng.normal(size=50)
+    if not centred:
+        X /= 4.0
+    signal = X[:, :3] @ np.array([0.8, -0.5, 0.4])
+    if name == "linear":
+        y = signal + 0.7 * rng.normal(size=50) + 2.0
+    elif name == "logistic":
+        y = (signal + rng.logistic(size=50) > 0).astype(float)
+    else:
+        y = rng.poisson(np.exp(np.clip(signal, -3, 2))).astype(float)
+    return Case(name, ridge, rng.uniform(0.2, 3.0, 50) if weighted else None, centred, X, y)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
+def test_fits_reach_the_maximum(name, ridge, weighted, centred) -> None:
+    """Coefficients and value agree with BFGS on the likelihood written down independently; f of nothing is zero."""
+    case = make(name, ridge, weighted, centred)
+    objective, A = case.objective(), case.columns().dense(np.arange(4))
+    beta, intercept, maximum = case.optimum(A)
+    fit = objective.fit(A)
+    spread = np.sqrt(case.w @ (case.y - (case.w @ case.y / case.w.sum() if centred else 0.0)) ** 2) if name == "linear" else 1.0
+    assert fit.coef / spread == pytest.approx(beta, abs=2e-4 * max(np.abs(beta).max(), 1.0))
+    if name != "linear":
+        assert fit.intercept == pytest.approx(intercept, abs=2e-4)
+    nothing = case.likelihood(A[:, :0], np.zeros(0), case.optimum(A[:, :0])[1]) if name != "linear" else 0.0
+    assert fit.value == pytest.approx(maximum - nothing, abs=1e-7)
+    assert objective.fit(A[:, :0]).value == pytest.approx(0.0, abs=1e-12)
+    assert objective.null().value == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
+def test_gradients_are_derivatives(name, ridge, weighted, centred) -> None:
+    """Products with the residual are the finite differences of the likelihood in the unselected columns (half of them for R^2)."""
+    case = make(name, ridge, weighted, centred)
+    objective, columns = case.objective(), case.columns()
+    everything = columns.dense(np.arange(8))
+    model = objective.null()
+    for start in (0, 2):
+        if start:
+            model.add(everything[:, :start])
+        gradient = columns.products(model.residual[:, None])[:, 0]
+        fit = objective.fit(everything[:, :start])
+        spread = np.sqrt(case.w @ (case.y - (case.w @ case.y / case.w.sum() if centred else 0.0)) ** 2) if name == "linear" else 1.0
+        at = np.concatenate((fit.coef / spread, np.zeros(8 - start)))
+        for column in range(start, 8):
+            step = np.zeros(8)
+            step[column] = 1e-5
+            up, down = (case.likelihood(everything, at + sign * step, fit.intercept) for sign in (1, -1))
+            slope = (up - down) / 2e-5 / (2.0 if name == "linear" else 1.0)
+            assert gradient[column] == pytest.approx(slope, abs=2e-6 * max(1.0, abs(slope)))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
+def test_growing_models_equal_refits(name, ridge, weighted, centred) -> None:
+    """Adding columns one by one, or adopting prefixes of candidates, gives the value and the gradients of a fit from scratch."""
+    case = make(name, ridge, weighted, centred)
+    objective, columns = case.objective(), case.columns()
+    model = objective.null()
+    following = model.follow(columns, columns.products(model.residual[:, None])[:, 0])
+    order = np.array([2, 7, 0, 5])
+    for positions, adopted in ((order[:2], 2), (order[2:], 1)):
+        prefixes = following.gradients(positions)
+        first = 0 if adopted == 2 else 2
+        for place in range(len(positions)):
+            fresh = objective.null()
+            fresh.add(columns.dense(order[: first + place + 1]))
+            assert prefixes[:, place] == pytest.approx(columns.products(fresh.residual[:, None])[:, 0], abs=1e-7)
+        following.adopt(adopted)
+    fresh = objective.null()
+    for position in order[:3]:
+        fresh.add(columns.dense(np.array([position])))
+    residual, refit = model.residual, objective.fit(columns.dense(order[:3]))
+    assert residual == pytest.approx(fresh.residual, abs=1e-7)
+    assert model.value == pytest.approx(refit.value, abs=1e-8)
+    assert fresh.value == pytest.approx(refit.value, abs=1e-8)
+
+
+@pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
+def test_linear_gains_are_differences_of_fits(ridge, weighted, centred) -> None:
+    """``g^2 / d`` is what a refit with the column adds, after any additions."""
+    case = make("linear", ridge, weighted, centred)
+    objective, columns = case.objective(), case.columns()
+    tracker = objective.gains(columns, np.array([3, 1]))
+    chosen: list[int] = []
+    for position in (3, 1, 6):
+        base = objective.fit(columns.dense(np.array(chosen, dtype=np.int64))).value
+        assert tracker.value == pytest.approx(base, abs=1e-9)
+        wanted = [objective.fit(columns.dense(np.array([*chosen, other]))).value - base for other in range(8)]
+        outside = [other for other in range(8) if other not in chosen]
+        assert tracker.gains()[outside] == pytest.approx(np.array(wanted)[outside], abs=1e-8)
+        tracker.add(position)
+        chosen.append(position)
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+@pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
+def test_glm_gains_are_right_to_second_order(name, ridge, weighted, centred) -> None:
+    """For a column that adds little, the predicted gain is the gain; for any, it is of its size."""
+    case = make(name, ridge, weighted, centred)
+    objective, columns = case.objective(), case.columns()
+    tracker = objective.gains(columns, np.empty(0, dtype=np.int64))
+    tracker.add(0)
+    tracker.add(1)
+    base = objective.fit(columns.dense(np.array([0, 1]))).value
+    assert tracker.value == pytest.approx(base, abs=1e-8)
+    gains = tracker.gains()
+    for other in range(2, 8):
+        gain = objective.fit(columns.dense(np.array([0, 1, other]))).value - base
+        assert gains[other] == pytest.approx(gain, rel=0.5 * np.sqrt(gain) + 0.02, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("ridge", [0.0, 0.4])
+def test_coefficients_equal_those_of_scikit_learn(name, ridge) -> None:
+    """LinearRegression and Ridge, LogisticRegression with C = 1 / ridge, PoissonRegressor with alpha = ridge / sum of weights."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    for weighted in (False, True):
+        case = make(name, ridge, weighted, True)
+        A = case.columns().dense(np.arange(5))
+        if name == "linear":
+            model: Any = linear_model.Ridge(alpha=ridge) if ridge else linear_model.LinearRegression()
+        elif name == "logistic":
+            model = linear_model.LogisticRegression(C=1 / ridge if ridge else np.inf, tol=1e-12, max_iter=10_000)
+        else:
+            model = linear_model.PoissonRegressor(alpha=ridge / case.w.sum(), tol=1e-12, max_iter=10_000)
+        model.fit(A, case.y, sample_weight=case.weights)
+        fit = case.objective().fit(A)
+        assert fit.coef == pytest.approx(np.ravel(model.coef_), rel=1e-3, abs=1e-4)
+        assert fit.intercept == pytest.approx(float(np.ravel(model.intercept_)[0]), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp", "sds_ma", "top_k"])
+@pytest.mark.parametrize("standardize", [True, False])
+def test_weights_are_repetitions(name, algorithm, standardize) -> None:
+    """An observation of weight three counts like three observations: same features, same coefficients, same score."""
+    case = make(name, 0.0, False, standardize, seed=3)
+    times = np.random.default_rng(1).integers(0, 4, len(case.y))
+    request = {"k": 4, "objective": name, "algorithm": algorithm, "standardize": standardize, "ridge": 0.2, "polish": "none"}
+    weighted = fo.select(case.X, case.y, weights=times.astype(float), **request)
+    repeated = fo.select(np.repeat(case.X, times, axis=0), np.repeat(case.y, times), **request)
+    assert weighted.indices.tolist() == repeated.indices.tolist()
+    assert np.concatenate(weighted.coef) == pytest.approx(np.concatenate(repeated.coef), rel=1e-6, abs=1e-9)
+    assert weighted.intercept == pytest.approx(repeated.intercept, abs=1e-7)
+    assert weighted.score == pytest.approx(repeated.score, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_feature_of_several_columns_is_fitted_as_its_columns(name, standardize, weighted) -> None:
+    """Whitening changes coordinates, not predictions: a one-hot feature predicts what its plain columns predict."""
+    rng = np.random.default_rng(9)
+    level = rng.integers(0, 3, 90)
+    X = np.column_stack((rng.normal(size=(90, 2)), np.eye(3)[level]))
+    eta = 0.5 * X[:, 0] + np.array([0.6, -0.8, 0.1])[level]
+    noisy = {"linear": eta + 0.2 * rng.normal(size=90), "logistic": eta + rng.logistic(size=90) > 0, "poisson": None}[name]
+    y = np.asarray(rng.poisson(np.exp(eta)) if noisy is None else noisy, dtype=float)
+    store = fo.create_store("dram:hot", X, y, groups={"level": [2, 3, 4]}, replace=True)
+    request: dict[str, Any] = {"k": 3, "objective": name, "ridge": 0.0, "standardize": standardize, "until": "full"}
+    if weighted:
+        request["weights"] = rng.uniform(0.1, 2.0, 90)
+    for algorithm in ("fast_omp", "sds_omp", "sds_ma"):
+        grouped = fo.select(store, algorithm=algorithm, **request)
+        assert len(grouped.indices) == 3
+        plain_columns = X[:, :4] if standardize else X  # with an intercept the last level is determined
+        plain = fo.select(plain_columns, y, algorithm="sds_omp", **{**request, "k": plain_columns.shape[1]})
+        assert grouped.predict(X) == pytest.approx(plain.predict(plain_columns), abs=1e-5)
+        assert grouped.score == pytest.approx(plain.score, abs=1e-8)

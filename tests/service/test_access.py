@@ -1,0 +1,255 @@
+"""Who gets in: tokens, roles, reloading, TLS, and a server that will not serve strangers by accident."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import fastomp_nvm as fo
+from fastomp_nvm.cli import main
+from tests.service.running import RunningServer, small_data
+
+#: Streams that stay open: stopping the server at the end of this module must not wait for them.
+stalled_for_good: list[Any] = []
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a server that is started in this process from taking over its logs."""
+    monkeypatch.setattr("ado_plugin.logs.log_to_stderr", lambda: None)
+
+
+def entry(name: str, role: str, pools: str = "") -> str:
+    """Return a line of a token file; the token is the name with -token behind it."""
+    digest = hashlib.sha256(f"{name}-token".encode()).hexdigest()
+    return f"- {{name: {name}, sha256: '{digest}', role: {role}{f', pools: [{pools}]' if pools else ''}}}\n"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Run a server with several principals, a small quota and impatience with uploads."""
+    folder = tmp_path_factory.mktemp("guarded")
+    tokens = folder / "tokens.yaml"
+    tokens.touch(0o600)
+    tokens.write_text(entry("ann", "admin") + entry("wim", "write", "lab") + entry("ron", "read", "lab"))
+    options = ("--token-file", str(tokens), "--quota", "400kB", "--upload-idle", "1", "--drain", "2")
+    with RunningServer(folder, *options) as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log
+    for stalled in stalled_for_good:
+        with contextlib.suppress(Exception):
+            stalled.close()
+
+
+def test_roles_over_the_wire(guarded: RunningServer) -> None:
+    """Each token does what its role and pools allow and no more; a wrong one does nothing."""
+    X, y = small_data()
+    with guarded.connect("/lab/data", token="wim-token") as writer:
+        writer.put(X, y, tier="none")
+        with pytest.raises(fo.ServerError, match="no access to the pool 'other'"):
+            writer.put(X, y, key="other/data")
+        with pytest.raises(fo.StoreURLError, match="already"):
+            writer.put(X, y)
+    with guarded.connect("/lab/data", token="ron-token") as reader:
+        assert len(reader.select(k=2).features) == 2
+        for call in (lambda: reader.put(X, y, replace=True), reader.delete):
+            with pytest.raises(fo.ServerError, match="needs 'write'"):
+                call()
+        with pytest.raises(fo.ServerError, match="no access"):
+            reader.list("other")
+    for token in ("ron-toke", "ron-token ", hashlib.sha256(b"ron-token").hexdigest(), None):
+        with guarded.connect(token=token) as stranger, pytest.raises(fo.ServerError, match="refuses the token"):
+            stranger.list()
+
+
+def test_quota_over_the_wire(guarded: RunningServer) -> None:
+    """What does not fit is refused with the limit named, and the pool goes on as it was."""
+    with guarded.connect("/lab", token="ann-token") as client:
+        before = client.list()
+        with pytest.raises(fo.ServerError, match="at most 400000"):
+            client.put(np.zeros((1000, 200), dtype=np.float32), key="large")
+        assert client.list() == before
+
+
+def test_tokens_are_read_again_on_sighup(guarded: RunningServer) -> None:
+    """A new token counts after SIGHUP, a removed one no longer does, and a broken file changes nothing."""
+    tokens = guarded.folder / "tokens.yaml"
+    kept = tokens.read_text()
+
+    def admitted(name: str, wanted: bool) -> None:
+        end = time.monotonic() + 10
+        with guarded.connect(token=f"{name}-token") as client:
+            while True:
+                try:
+                    client.ping()
+                    found = True
+                except fo.ServerError:
+                    found = False
+                if found == wanted or time.monotonic() > end:
+                    assert found == wanted
+                    return
+                time.sleep(0.05)
+
+    tokens.write_text(kept + entry("eve", "read"))
+    guarded.signal(signal.SIGHUP)
+    admitted("eve", True)
+    tokens.write_text("- {name: eve}")
+    guarded.signal(signal.SIGHUP)
+    time.sleep(0.2)
+    admitted("eve", True)
+    tokens.write_text(kept)
+    guarded.signal(signal.SIGHUP)
+    admitted("eve", False)
+
+
+def test_a_stalled_upload_is_reaped_and_does_not_stop_the_drain(guarded: RunningServer) -> None:
+    """A client that begins to upload and falls silent loses its room after a while; others are served meanwhile."""
+    plan: dict[str, Any] = {
+        "pool": "lab",
+        "key": "stalled",
+        "n_obs": 1000,
+        "features": {"numbered": 50, "prefix": "f"},
+        "dtype": "float32",
+        "missing": "error",
+        "tier": "none",
+        "replace": False,
+    }
+    with guarded.connect("/lab", token="wim-token") as client:
+        upload = client.call("put", plan)["upload"]
+        options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer wim-token")])
+        stalled = flight.connect(guarded.url)
+        stalled_for_good.append(stalled)
+        descriptor = flight.FlightDescriptor.for_command(f'{{"upload": "{upload}"}}'.encode())
+        writer, _ = stalled.do_put(descriptor, pa.schema([("bytes", pa.uint8())]), options)
+        end = time.monotonic() + 20
+        while any(path.name.startswith(".stalled") for path in (guarded.pools / "lab").iterdir()):
+            assert time.monotonic() < end, "the upload was never reaped"
+            time.sleep(0.1)
+        with pytest.raises(fo.UploadLostError, match="begin again"):
+            client.call("commit", {"upload": upload, "tiles": 0, "crc": 0})
+        assert client.ping()["name"] == "wim"
+    stalled_for_good.append(writer)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an authority, a certificate for 127.0.0.1, and one that expired."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    openssl(
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test authority",
+    )
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=127.0.0.1")
+    signing = ("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
+    openssl(*signing, "-out", "cert.pem", "-days", "2")
+    (folder / "index").touch()
+    (folder / "serial").write_text("77\n")
+    (folder / "ca.cnf").write_text(
+        "[ca]\ndefault_ca=x\n[x]\ndatabase=index\nserial=serial\nnew_certs_dir=.\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n"
+    )
+    dates = ("-startdate", "20200101000000Z", "-enddate", "20200102000000Z")
+    authority = ("-config", "ca.cnf", "-batch", "-notext", "-cert", "ca.pem", "-keyfile", "ca.key", "-extfile", "names")
+    openssl("ca", *authority, "-in", "request.pem", "-out", "expired.pem", *dates)
+    return folder
+
+
+def test_tls(certificates: Path, tmp_path: Path) -> None:
+    """With TLS a client that trusts the authority is served, one that does not or speaks plainly gets a clear error in time."""
+    tokens = tmp_path / "token"
+    tokens.touch(0o600)
+    tokens.write_text("a-token-of-some-length")
+    options = (
+        "--tls-cert",
+        str(certificates / "cert.pem"),
+        "--tls-key",
+        str(certificates / "key.pem"),
+        "--token-file",
+        str(tokens),
+    )
+    with RunningServer(tmp_path / "server", *options, scheme="grpc+tls") as running:
+        X, y = small_data()
+        with running.connect("/lab/data", token="a-token-of-some-length", tls_ca=certificates / "ca.pem") as client:
+            client.put(X, y)
+            assert client.select(k=3).features
+        with (
+            running.connect(token="a-token-of-some-length", timeout=2) as client,
+            pytest.raises(fo.UnreachableError, match="certificate"),
+        ):
+            client.ping()
+        with (
+            fo.connect(f"grpc://127.0.0.1:{running.port}", token="x" * 20, timeout=2) as client,
+            pytest.raises(fo.UnreachableError, match="TLS"),
+        ):
+            client.ping()
+        assert running.stop() == 0
+
+
+def test_an_expired_certificate_is_refused(certificates: Path, tmp_path: Path) -> None:
+    """A client does not talk to a server whose certificate has expired."""
+    options = ("--tls-cert", str(certificates / "expired.pem"), "--tls-key", str(certificates / "key.pem"))
+    with (
+        RunningServer(tmp_path / "server", *options, scheme="grpc+tls") as running,
+        running.connect(tls_ca=certificates / "ca.pem", timeout=2) as client,
+        pytest.raises(fo.UnreachableError, match="certificate"),
+    ):
+        client.ping()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--listen", "0.0.0.0:0"], "--token-file"),
+        (["--listen", "[::]:0"], "--token-file"),
+        (["--listen", "127.0.0.1"], "HOST:PORT"),
+        (["--listen", "127.0.0.1:0", "--tls-cert", "missing.pem"], "both"),
+        (["--listen", "127.0.0.1:0", "--tls-cert", "missing.pem", "--tls-key", "missing.pem"], "cannot be used"),
+        (["--listen", "127.0.0.1:0", "--token-file", "missing"], "cannot be read"),
+        (["--listen", "127.0.0.1:0", "--queue", "0"], "positive"),
+    ],
+)
+def test_what_serve_refuses(words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No server starts beyond loopback without token and TLS, nor with files or addresses that cannot be used."""
+    assert main(["serve", "--pools", str(tmp_path / "pools"), *words]) == 2
+    assert reason in capsys.readouterr().err
+    assert main(["serve", "--pools", "dram:x", "--listen", "127.0.0.1:0"]) == 2
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_port_is_not_shared(guarded: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second server on the port of another, for calls or for metrics, does not start, although the library would let it."""
+    pools, taken = str(tmp_path / "pools"), f"127.0.0.1:{guarded.port}"
+    for words in (["--listen", taken], ["--listen", "127.0.0.1:0", "--metrics", taken]):
+        assert main(["serve", "--pools", pools, *words]) == 1
+        assert "choose another port" in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""SIGKILL of client or server in the middle of put and of select: never a wrong answer, a hang, or a pool that does not reopen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from fastomp_nvm.names import NumberedNames
+from storage_backends.schema import TableSchema
+from tests.service.running import ROOT, RunningServer
+
+pytestmark = pytest.mark.crash
+
+#: One pass per feature: long enough to be killed in the middle.
+LONG = {"k": 380, "algorithm": "sds_omp", "polish": "none", "tier": "exact"}
+
+
+def long_data() -> tuple[Any, Any]:
+    """Return data on which ``LONG`` takes a second or more."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 20_000), dtype=np.float32)
+    return X, X[:, :200] @ rng.normal(size=200) + rng.normal(size=400)
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Run a server that keeps journals of all jobs and holds the long data."""
+    with RunningServer(tmp_path_factory.mktemp("mortal"), "--journal-from", "0", "--drain", "0.2", "--upload-idle", "2") as running:
+        X, y = long_data()
+        with running.connect("/lab/long") as client:
+            client.put(X, y)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(mortal: RunningServer) -> dict[str, Any]:
+    """Return the answer of an undisturbed local run."""
+    found = fo.select(f"pmem://{mortal.pools}/lab/long", **LONG).to_json()
+    found.pop("seconds")
+    return found
+
+
+def wait_until_running(client: fo.Client, job: str, selected: int = 5) -> None:
+    """Return once a job has selected some features."""
+    for standing in client.follow(job):
+        assert standing["state"] in ("queued", "running"), "the job ended too soon for this test"
+        if standing["progress"] and standing["progress"][0].get("selected", 0) >= selected:
+            return
+
+
+def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: RunningServer, expected: dict[str, Any]) -> None:
+    """A client that waits through the death and restart of the server gets the answer of the undisturbed run, bit for bit."""
+    answers: list[Any] = []
+    with mortal.connect("/lab/long", timeout=60) as client:
+        job = client.submit(**LONG)
+        waiter = threading.Thread(target=lambda: answers.extend(client.result(job)))
+        with mortal.connect("/lab/long") as watcher:
+            wait_until_running(watcher, job)
+        waiter.start()
+        time.sleep(0.05)
+        mortal.kill()
+        assert list((mortal.pools / ".fastomp" / "journals").glob("job-*")), "the job left no journal to go on with"
+        mortal.start()
+        waiter.join(120)
+        assert [{name: value for name, value in found.to_json().items() if name != "seconds"} for found in answers] == [expected]
+        assert not list((mortal.pools / ".fastomp" / "journals").glob("job-*"))
+
+
+def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> None:
+    """Killed with ten jobs in flight, the server finishes all ten after its restart, each with the answer of a local run."""
+    requests = [{**LONG, "k": 150 + 10 * number} for number in range(10)]
+    with mortal.connect("/lab/long", timeout=60) as client:
+        jobs = [client.submit(**request) for request in requests]
+        wait_until_running(client, jobs[0])
+        mortal.kill()
+        mortal.start()
+        found = [client.result(job)[0].to_json() for job in jobs]
+    for request, answer in zip(requests, found, strict=True):
+        alone = fo.select(f"pmem://{mortal.pools}/lab/long", **request).to_json()
+        assert {**answer, "seconds": 0} == {**alone, "seconds": 0}
+
+
+def test_sigterm_drains(mortal: RunningServer, expected: dict[str, Any]) -> None:
+    """On SIGTERM the server ends orderly and soon; the job it could not finish is finished by the next one."""
+    with mortal.connect("/lab/long", timeout=60) as client:
+        job = client.submit(**LONG)
+        wait_until_running(client, job)
+        assert mortal.stop(30) == 0
+        mortal.start()
+        (found,) = client.result(job)
+        assert {name: value for name, value in found.to_json().items() if name != "seconds"} == expected
+    assert '"event": "draining"' in mortal.log
+
+
+def test_cancelling_a_running_job(mortal: RunningServer) -> None:
+    """A cancelled job ends at its next round; its client hears so, and the server takes the next job."""
+    with mortal.connect("/lab/long") as client:
+        job = client.submit(**LONG)
+        wait_until_running(client, job)
+        client.cancel(job)
+        with pytest.raises(fo.CancelledError):
+            client.result(job)
+        assert len(client.select(k=2).features) == 2
+
+
+def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
+    """After the restart the pool has no trace of the upload, and the client that goes on sends everything again by itself."""
+    X, y = long_data()
+    with mortal.connect("/lab/reborn", timeout=60) as client:
+        upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+        upload.write_tile(0, 0, X[:, :9000])
+        upload.flush()
+        assert any(path.name.startswith(".reborn") for path in (mortal.pools / "lab").iterdir())
+        mortal.kill()
+        mortal.start()
+        assert sorted(path.name for path in (mortal.pools / "lab").iterdir()) == ["long"]
+        upload.write_tile(0, 9000, X[:, 9000:9500])
+        with pytest.raises(fo.UploadLostError):
+            upload.finish()
+        killer = threading.Timer(0.05, lambda: (mortal.kill(), mortal.start()))
+        killer.start()
+        report = client.put(X, y)
+        killer.join()
+        assert report["fingerprint"] == client.info("lab/long")["fingerprint"]
+        client.delete()
+
+
+UPLOADER = """
+import sys, time
+import numpy as np
+import fastomp_nvm as fo
+from fastomp_nvm.names import NumberedNames
+from storage_backends.schema import TableSchema
+client = fo.connect(sys.argv[1], token=sys.argv[2])
+upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+X = np.random.default_rng(0).standard_normal((400, 20_000), dtype=np.float32)
+upload.write_tile(0, 0, X[:, :9000])
+upload.flush()
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+def kill_an_uploader(server: RunningServer, key: str) -> None:
+    """Have a client upload half of the data and kill it."""
+    words = [sys.executable, "-c", UPLOADER, f"{server.url}/lab/{key}", server.token()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        child.send_signal(signal.SIGKILL)
+
+
+def test_a_client_killed_during_an_upload(mortal: RunningServer) -> None:
+    """Another client goes on where the dead one was, without sending what arrived; what nobody goes on with is reaped."""
+    kill_an_uploader(mortal, "half")
+    X, _ = long_data()
+    with mortal.connect("/lab/half") as client:
+        plan = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+        assert plan._known > 0, "the server does not know how far the upload was"
+        sent: list[int] = []
+        original = client.send_tiles
+        client.send_tiles = lambda upload, tiles: (sent.extend(tile.header["number"] for tile in tiles), original(upload, tiles))[1]  # type: ignore[method-assign]
+        plan.write_tile(0, 0, X[:, :9000])
+        plan.write_tile(0, 9000, X[:, 9000:])
+        report = plan.finish()
+        assert min(sent) == plan._known
+        assert report.fingerprint == client.info("lab/long")["fingerprint"]
+        client.delete()
+    kill_an_uploader(mortal, "lost")
+    end = time.monotonic() + 20
+    while any(path.name.startswith(".lost") for path in (mortal.pools / "lab").iterdir()):
+        assert time.monotonic() < end, "the upload was never reaped"
+        time.sleep(0.1)
+    assert sorted(path.name for path in (mortal.pools / "lab").iterdir()) == ["long"]
+
+
+def test_other_data_is_not_mixed_into_an_upload(mortal: RunningServer) -> None:
+    """Whoever goes on with an upload but has other values is noticed, and all of it is sent again."""
+    X, _ = long_data()
+    with mortal.connect("/lab/mixed") as client:
+        upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+        upload.write_tile(0, 0, np.ascontiguousarray(X[:, :9000].T).T)
+        upload.flush()
+        report = client.put(np.asfortranarray(X + 1))
+        assert report["fingerprint"] == fo.create_store("dram:mixed", X + 1).layout.fingerprint
+        client.delete()

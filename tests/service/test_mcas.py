@@ -1,0 +1,479 @@
+"""MCAS: the same selection inside a server that is not ours, in slices, through everything that can break there.
+
+Runs over doubles of upstream's modules and server, in processes of their own, built from what the real ones were seen to do; the
+first part also over a real server where ``FASTOMP_TEST_MCAS=host:port`` names one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from ado_plugin import mcas_session, mcas_staging, mcas_transport
+from ado_plugin.mcas_message import array_prefix, data_of, invoke_message, read_reply, value_of
+from ado_plugin.mcas_session import McasSession
+from ado_plugin.mcas_stub import fastomp_slice
+from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnavailableError, UnreachableError
+from fastomp_nvm.pieces import PiecedRows
+
+ROOT = Path(__file__).parents[2]
+DOUBLES = ROOT / "tests" / "doubles"
+sys.path.append(str(DOUBLES))
+
+from mcas_personality import Table, array_of  # noqa: E402
+from running_mcas import RunningMcas  # noqa: E402
+
+sys.path.remove(str(DOUBLES))
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module", autouse=True)
+def doubles_in_reach() -> Iterator[None]:
+    """Let the children of a session find the doubles, for these tests alone: elsewhere they would pass for the real modules."""
+    sys.path.append(str(DOUBLES))
+    yield
+    sys.path.remove(str(DOUBLES))
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's 30 seconds, shortened; small pools."""
+    monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "2")
+    monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(256 << 20))
+    monkeypatch.delenv("FASTOMP_TOKEN", raising=False)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMcas]:
+    """Run a server for the tests that leave it in peace."""
+    server = RunningMcas(tmp_path_factory.mktemp("mcas"))
+    keeper = McasSession("127.0.0.1", server.port)
+    keeper.open("lab", 60, create=1 << 30)  # as long as a client has it open, its ADO lives on
+    yield server
+    keeper.close()
+    server.kill()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningMcas]:
+    """Run a server to be killed."""
+    server = RunningMcas(tmp_path / "mcas")
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["double", *(["real"] if os.environ.get("FASTOMP_TEST_MCAS") else [])])
+def url(request: pytest.FixtureRequest) -> str:
+    """Address of a key that does not exist yet."""
+    key = f"k{uuid.uuid4().hex[:8]}"
+    if request.param == "real":
+        return f"mcas://{os.environ['FASTOMP_TEST_MCAS']}/fastomp_test/{key}"
+    return f"{request.getfixturevalue('shared').url}/{key}"
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """(150, 3000) observations by features, and a response."""
+    generator = np.random.default_rng(11)
+    X = generator.normal(size=(150, 3000)).astype(np.float32)
+    return X, X[:, :6] @ np.arange(1.0, 7.0) + generator.normal(size=150)
+
+
+def same(one: fo.Selection, other: fo.Selection) -> None:
+    """Assert that two selections agree bit for bit."""
+    assert one.features == other.features
+    assert np.concatenate(one.coef).tobytes() == np.concatenate(other.coef).tobytes()
+    assert (one.score, one.intercept, one.gradient_rounds, one.bytes_read) == (
+        other.score,
+        other.intercept,
+        other.gradient_rounds,
+        other.bytes_read,
+    )
+
+
+def test_python_command_line_and_mcas_give_the_same_bits(url, data, tmp_path, capsys) -> None:
+    """The same data and request through a local store, the shell, and the stub inside MCAS agree bit for bit."""
+    X, y = data
+    request = {"k": 10, "constraint": {"partition": {"groups": {"few": ["f0", "f1", "f2"]}, "caps": {"few": 1}}}}
+    with fo.create_store(f"mmap://{tmp_path}/s", X, y) as store:
+        local = fo.select(store, **request)
+    with fo.connect(url) as client:
+        assert client.put(X, y)["n_features"] == 3000
+        remote = client.select(verify=True, **request)
+        facts = client.info()
+    assert (remote.medium, remote.durability, remote.verified) == ("mcas", "process", True)
+    assert (facts["n_columns"], facts["tier"], facts["url"]) == (3000, "int8", url)
+    same(local, remote)
+    (tmp_path / "c.yaml").write_text(json.dumps(request["constraint"]))
+    from fastomp_nvm.cli import main
+
+    assert main(["select", url, "--k", "10", "--constraints", str(tmp_path / "c.yaml"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["features"], printed["coef"]) == (local.features, [float(part[0]) for part in local.coef])
+
+
+def test_a_matrix_of_many_values_is_swept_in_place(url, data, monkeypatch) -> None:
+    """Pieces of whole blocks, at odd addresses, change nothing: with the tier, without it, in float64, and under weights."""
+    X, y = data
+    monkeypatch.setattr(mcas_staging, "PIECE_BYTES", 300_000)
+    with fo.connect(url) as client:
+        client.put(X, y)
+        for request in ({"tier": "int8"}, {"tier": "exact"}, {"test_fraction": 0.3}, {"algorithm": "sds_omp"}):
+            with fo.create_store("dram:mcas-pieces", X, y, replace=True) as store:
+                same(fo.select(store, k=6, **request), client.select(k=6, **request))
+        client.put(X.astype(np.float64) * 1.1, y, dtype="float64", replace=True)
+        with fo.create_store("dram:mcas-pieces", X.astype(np.float64) * 1.1, y, dtype="float64", replace=True) as store:
+            same(fo.select(store, k=6, tier="exact"), client.select(k=6, tier="exact"))
+
+
+def test_slices_add_up_to_the_whole(url, data, monkeypatch) -> None:
+    """A selection in slices of one round each, with a journal that outgrows its room, is the one made in one go."""
+    X, y = data
+    monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-6)
+    monkeypatch.setattr(mcas_transport.McasTransport, "_step", lambda self, number, each: {})
+    with fo.connect(url) as client:
+        client.put(X, y)
+        job = client.submit(k=70, algorithm="sds_omp", polish="none")
+        standings = list(client.follow(job))
+        assert len(standings) >= 70
+        (sliced,) = client.result(job)
+    with fo.create_store("dram:mcas-slices", X, y, replace=True) as store:
+        same(fo.select(store, k=70, algorithm="sds_omp", polish="none"), sliced)
+
+
+def test_only_the_expected_sequence_is_carried_out(url, data) -> None:
+    """A call that comes twice, late, or for another run changes nothing and says where the run stands."""
+    X, y = data
+    pool, key = url.split("/")[-2:]
+    with fo.connect(url) as client:
+        client.put(X, y)
+        job = client.submit(k=5, algorithm="sds_omp")
+        transport = client._transport
+        record = transport._json(pool, f"run/{job}")
+        call = {"operation": "slice", "run": record["id"], "seconds": 0.0}
+        first = transport.invoke(pool, f"run/{job}", {**call, "expected": 0})
+        assert (first["state"], first["sequence"]) == ("running", 1)
+        for late in (0, 7, -1, None):
+            again = transport.invoke(pool, f"run/{job}", {**call, "expected": late})
+            assert (again["state"], again["sequence"]) == ("moved", 1)
+        with pytest.raises(ServerError, match="another one"):
+            transport.invoke(pool, f"run/{job}", {**call, "run": "other", "expected": 1})
+        assert len(client.result(job)[0].features) == 5
+        assert client.list(pool) != []
+        assert key in [each["key"] for each in client.list(pool)]
+
+
+def test_two_drivers_are_harmless(url, data, monkeypatch) -> None:
+    """Two clients that drive the same run both get its answer."""
+    X, y = data
+    monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-6)
+    with fo.connect(url) as client:
+        client.put(X, y)
+        job = client.submit(k=12, algorithm="sds_omp")
+        found: list[fo.Selection] = []
+
+        def drive() -> None:
+            with fo.connect(url) as other:
+                found.extend(other.result(job))
+
+        threads = [threading.Thread(target=drive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(found) == 2
+        same(found[0], found[1])
+
+
+def test_runs_are_cancelled_resumed_and_deleted(url, data) -> None:
+    """Cancel stops every driver, resume lets them go on, delete refuses while a run is open and leaves nothing behind."""
+    X, y = data
+    with fo.connect(url) as client:
+        client.put(X, y)
+        with pytest.raises(StoreURLError, match="replace"):
+            client.put(X, y)
+        job = client.submit(k=4)
+        with pytest.raises(ServerError, match="not finished"):
+            client.delete()
+        assert client.cancel(job)["state"] == "cancelled"
+        with pytest.raises(fo.errors.CancelledError):
+            client.result(job)
+        assert client.resume(job)["state"] == "running"
+        assert len(client.result(job)[0].features) == 4
+        many = client.select_many([{"k": 2}, {"k": 3, "seed": 1}])
+        assert [len(each.features) for each in many] == [2, 3]
+        client.delete()
+        with pytest.raises(StoreURLError, match="no store"):
+            client.select(k=4)
+        with pytest.raises(ServerError, match="no run"):
+            client.progress(job)
+
+
+def test_mistakes_are_told_as_our_errors(url, data) -> None:
+    """Errors inside the server come back as the classes and sentences they were there."""
+    X, y = data
+    with fo.connect(url) as client:
+        client.put(X, y)
+        with pytest.raises(fo.errors.ConstraintError):
+            client.select(k=3, constraint={"partition": {"groups": {"g": ["nobody"]}, "caps": {"g": 1}}})
+        with pytest.raises(fo.errors.ConstraintError):
+            client.select(k=3, constraint={"oracle": "os:system"})
+        with pytest.raises(fo.errors.DataError):
+            client.select(np.ones(3), k=3)
+    with pytest.raises(InputError, match="neither tokens nor TLS"):
+        fo.connect(url, token="secret")
+
+
+def test_a_killed_client_is_succeeded_by_another(server, data) -> None:
+    """SIGKILL of the client in the middle of a slice loses nothing: another one finds the run and ends it."""
+    X, y = data
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(X, y, tier="none")
+        expected = client.select(k=40, algorithm="sds_omp", polish="none")
+    code = """
+    import sys
+    import fastomp_nvm as fo
+    with fo.connect(sys.argv[1]) as client:
+        job = client.submit(k=40, algorithm="sds_omp", polish="none", run="mine")
+        print("begun", flush=True)
+        client.result(job)
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{DOUBLES}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", textwrap.dedent(code), f"{server.url}/d"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as victim:
+        assert victim.stdout.readline() == b"begun\n"
+        time.sleep(0.05)
+        victim.send_signal(signal.SIGKILL)
+    with fo.connect(server.url) as client:
+        same(client.result("mine")[0], expected)
+
+
+def test_a_killed_ado_is_succeeded_by_another(server, data) -> None:
+    """SIGKILL of the ADO in the middle of a slice: the key stays locked, the pool is reopened, the run goes on from its journal."""
+    X, y = data
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(X, y, tier="none")
+        expected = client.select(k=60, algorithm="sds_omp", polish="none")
+        job = client.submit(k=60, algorithm="sds_omp", polish="none")
+        killer = threading.Timer(0.15, server.kill_ado)
+        killer.start()
+        same(client.result(job)[0], expected)
+        killer.join()
+        server.kill_ado()  # between two calls
+        assert len(client.select(k=3).features) == 3
+
+
+def test_a_killed_server_is_resumed_from_its_pool(server, data, monkeypatch) -> None:
+    """SIGKILL of the server: a clear error within the deadline; after a restart the run goes on from the pool."""
+    X, y = data
+    monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-6)
+    with fo.connect(f"{server.url}/d", timeout=2) as client:
+        client.put(X, y, tier="none")
+        expected = client.select(k=20, algorithm="sds_omp", polish="none")
+        job = client.submit(k=20, algorithm="sds_omp", polish="none", run="r")
+        follow = client.follow(job)
+        for _ in range(5):
+            next(follow)
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match="mcas://"):
+            client.progress(job)
+        assert time.monotonic() - began < 20
+    server.start()
+    with fo.connect(server.url) as client:
+        assert client.progress("r")["progress"][0]["round"] >= 4
+        same(client.result("r")[0], expected)
+
+
+def test_an_orphan_keeps_the_port(server, data) -> None:
+    """After SIGKILL of the server alone its ADO still holds the port; ending it frees the port. The guide says so."""
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(*data)
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(RuntimeError, match="did not start"):
+            server.start()
+        server.kill_ado()
+        server.start()
+    with fo.connect(f"{server.url}/d") as client:
+        assert client.info()["n_features"] == 3000
+
+
+def test_a_server_killed_during_put_leaves_the_old_store(server, data, monkeypatch) -> None:
+    """A put that is cut off shows nothing: the store before it stands, and putting again works."""
+    X, y = data
+    with fo.connect(f"{server.url}/d", timeout=2) as client:
+        before = client.put(X, y)["fingerprint"]
+        original = McasSession.put_file
+        monkeypatch.setattr(mcas_staging, "_SECONDS_PER_PIECE", 2.0)
+
+        def cut_off(self, *arguments):
+            server.kill()
+            return original(self, *arguments)
+
+        monkeypatch.setattr(McasSession, "put_file", cut_off)
+        with pytest.raises(UnreachableError):
+            client.put(-X, y, replace=True)
+    monkeypatch.setattr(McasSession, "put_file", original)
+    server.start()
+    with fo.connect(f"{server.url}/d") as client:
+        assert client.info()["fingerprint"] == before
+        assert client.put(-X, y, replace=True)["fingerprint"] == client.info()["fingerprint"] != before
+
+
+def test_a_full_pool_is_a_sentence(server, data, monkeypatch) -> None:
+    """A pool that is too small refuses a store, says so, and still serves what it has."""
+    X, y = data
+    monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(1 << 20))
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(X[:, :300], y)
+        with pytest.raises(ServerError, match="may be full"):
+            client.put(np.tile(X, (1, 2)), y, key="lab/large")
+        assert [each["key"] for each in client.list()] == ["d"]
+        assert client.info()["n_features"] == 300
+
+
+def test_a_late_reply_is_never_taken_for_another(shared, monkeypatch) -> None:
+    """After a call that took too long the session goes, and with it the old reply that upstream would give to the next call."""
+    monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "0.7")
+    session = McasSession("127.0.0.1", shared.port)
+    session.open("lab", 30)
+    session.put("lab", "k", value_of("k", b"x"), 5)
+    slow = "def slow(target, parameters):\n    import time\n    time.sleep(float(parameters))\n    return 'slept ' + parameters\n"
+    with pytest.raises(ServerError, match="-9"):
+        session.invoke("lab", "k", invoke_message("slow", slow, "2.0"), 10)
+    session.open("lab", 30)
+    with pytest.raises(mcas_session.LockedError):
+        session.invoke("lab", "k", invoke_message("slow", slow, "0.1"), 10)
+    for _ in range(100):
+        try:
+            reply = session.invoke("lab", "k", invoke_message("slow", slow, "0.2"), 10)
+            break
+        except mcas_session.LockedError:
+            time.sleep(0.1)
+            session.open("lab", 30)
+    assert read_reply(reply) == "slept 0.2"
+    with pytest.raises(UnreachableError, match="did not answer within"):
+        session.invoke("lab", "k", invoke_message("slow", slow, "1.0"), 0.3)
+    session.close()
+
+
+def test_an_unknown_key_is_never_called(shared) -> None:
+    """Calling a key that does not exist would create a junk one and end the ADO: it is refused before."""
+    session = McasSession("127.0.0.1", shared.port)
+    session.open("lab", 30)
+    with pytest.raises(ServerError, match="no value 'nothing'"):
+        session.invoke("lab", "nothing", invoke_message("f", "def f(a, b): pass", ""), 5)
+    session.open("lab", 30)
+    assert not session.has("lab", "nothing", 5)
+    session.close()
+
+
+def test_values_are_what_upstream_reads(shared) -> None:
+    """An array put by us is the same array to pymcas and to the ADO, whatever its shape and type."""
+    import pymcas
+
+    session = McasSession("127.0.0.1", shared.port)
+    session.open("lab", 30)
+    connection = pymcas.create_session("127.0.0.1", shared.port, device="lo")
+    upstream = pymcas.Pool(connection.session.open_pool("lab"))
+    for dtype in ("f2", "f4", "f8", "i1"):
+        array = np.arange(15).reshape(3, 5).astype(dtype)
+        session.put("lab", "v", array_prefix("v", array.shape, array.dtype) + array.tobytes(), 5)
+        np.testing.assert_array_equal(upstream.load("v"), array)
+        ask = "def ask(target, parameters):\n    return str((target.dtype.str, target.flags.owndata, target.sum().item()))"
+        reply = read_reply(session.invoke("lab", "v", invoke_message("ask", ask, ""), 5))
+        assert reply == str((array.dtype.str, False, array.sum().item()))
+    connection.session._socket.close()
+    session.close()
+
+
+def test_the_stub_needs_nothing_around_it() -> None:
+    """Its source compiles alone at the margin, names nothing but ``ado`` from outside, and turns every failure into a reply."""
+    source = inspect.getsource(fastomp_slice)
+    assert source.startswith("def fastomp_slice(")
+    code = compile(source, "jitcode", "exec").co_consts[0]
+    around = {name for name in vars(sys.modules["ado_plugin.mcas_stub"]) if not name.startswith("__")}
+    assert set(code.co_names) & around == set()
+    outer = {"ado": types.SimpleNamespace(load=None)}
+    inner: dict = {}
+    exec(source, outer, inner)
+    reply = json.loads(inner["fastomp_slice"](np.zeros(1, np.int8), "{"))
+    assert reply["error"]["kind"] == "ServerError"
+    del outer["ado"]
+    reply = json.loads(inner["fastomp_slice"](np.zeros(1, np.int8), "{}"))
+    assert reply["error"]["kind"] == "UnavailableError"
+
+
+def test_a_message_is_read_by_an_independent_reader() -> None:
+    """Function, code and parameters come out of the FlatBuffer as they went in; a value carries its key."""
+    root = Table.root(invoke_message("name", "def name(): é", '{"a": 1}'))
+    operation = root.table(3).table(0)
+    assert (root.number(0, "I"), root.number(1, "h"), root.number(2, "B")) == (0x0C0FFEE0, 1, 1)
+    assert (operation.text(1), operation.text(3).decode()) == (b"name", "def name(): é")
+    for length in range(1, 40):
+        key = "k" * length
+        value = value_of(key, b"content")
+        assert array_of(key, memoryview(value)).tobytes() == b"content" == data_of(value)
+
+
+@pytest.mark.parametrize("content", [print, [1], {"a": os.system}, 3, None, uuid.UUID(int=1), fo.SelectionRequest(k=1)])
+def test_a_reply_is_text_or_bytes(content) -> None:
+    """A pickle that names a class or a function is refused before anything is imported, and so is anything but text and bytes."""
+    assert read_reply(pickle.dumps("text")) == "text"
+    assert read_reply(pickle.dumps(b"bytes")) == b"bytes"
+    with pytest.raises(ServerError):
+        read_reply(pickle.dumps(content))
+    with pytest.raises(ServerError):
+        read_reply(b"\x80\x04junk")
+
+
+def test_a_missing_or_foreign_client_module_is_told_apart(tmp_path, monkeypatch) -> None:
+    """Without upstream's ``mcas``, or with another package of that name, the error says where the real one comes from."""
+    (tmp_path / "mcas.py").write_text("")
+    kept = [path for path in sys.path if path != str(DOUBLES)]
+    for path, expected in ((str(tmp_path), "another package of that name"), (None, "cannot be imported")):
+        monkeypatch.setattr(sys, "path", [*([path] if path else []), *kept])
+        with fo.connect("mcas://127.0.0.1:1/p/k") as client, pytest.raises(UnavailableError, match=f"{expected}.*IBM/mcas"):
+            client.select(k=1)
+
+
+def test_a_server_that_is_not_there_is_told_soon() -> None:
+    """No server at the address: an error of ours within the deadline."""
+    began = time.monotonic()
+    with fo.connect("mcas://127.0.0.1:1/p/k", timeout=3) as client, pytest.raises(UnreachableError, match="is it up"):
+        client.info()
+    assert time.monotonic() - began < 15
+
+
+def test_pieces_behave_as_one_matrix() -> None:
+    """Rows by number, slice, list and mask, across pieces and inside one, are those of the whole array."""
+    whole = np.arange(70.0).reshape(14, 5)
+    rows = PiecedRows([whole[:4], whole[4:5], whole[5:14]])
+    assert (rows.shape, rows.dtype, rows.nbytes, len(rows)) == (whole.shape, whole.dtype, whole.nbytes, 14)
+    np.testing.assert_array_equal(np.asarray(rows), whole)
+    for first in range(15):
+        for last in range(first, 15):
+            np.testing.assert_array_equal(rows[first:last], whole[first:last])
+    for index in (0, -1, 7, [3, 4, 5, 0], whole[:, 0] > 20, slice(1, 13, 3)):
+        np.testing.assert_array_equal(rows[index], whole[index])
+    assert not rows[6:9].flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        rows[6:9][0, 0] = 1.0

@@ -1,0 +1,181 @@
+"""The operator's commands for MCAS, and the files of a deployment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ado_plugin.mcas_admin import server_configuration
+from fastomp_nvm.cli import main
+from fastomp_nvm.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+DOUBLES = ROOT / "tests" / "doubles"
+sys.path.append(str(DOUBLES))
+
+from running_mcas import RunningMcas  # noqa: E402
+
+sys.path.remove(str(DOUBLES))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def doubles_in_reach() -> Iterator[None]:
+    """Let the children of a session find the doubles, for these tests alone: elsewhere they would pass for the real modules."""
+    sys.path.append(str(DOUBLES))
+    yield
+    sys.path.remove(str(DOUBLES))
+
+
+@pytest.fixture
+def mcas_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a server double and return the address of a pool."""
+    monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "3")
+    monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(64 << 20))
+    server = RunningMcas(tmp_path / "mcas")
+    yield server.url
+    server.kill()
+
+
+def test_a_configuration_is_the_one_upstream_reads(tmp_path, capsys) -> None:
+    """The JSON has upstream's names, with our defaults filled in."""
+    described = tmp_path / "server.yaml"
+    described.write_text("ado_path: /opt/mcas/bin/ado\nprovider: sockets\nshards:\n  - {port: 12000, pool_path: /tmp/p}\n")
+    assert main(["ado", "config", str(described)]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "shards": [
+            {
+                "core": 0,
+                "port": 12000,
+                "addr": "127.0.0.1",
+                "net": "lo",
+                "default_backend": "hstore",
+                "ado_plugins": ["libpersonality-python.so"],
+                "ado_cores": "1",
+                "dax_config": [{"path": "/tmp/p", "addr": "0x9000000000"}],
+            }
+        ],
+        "ado_path": "/opt/mcas/bin/ado",
+        "net_providers": "sockets",
+    }
+    assert main(["ado", "config", str(described), "--out", str(tmp_path / "server.json")]) == 0
+    assert json.loads((tmp_path / "server.json").read_text())["shards"][0]["port"] == 12000
+    assert main(["ado", "config", str(tmp_path / "absent.yaml")]) == 2
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        {"shards": [{}]},
+        {"ado_path": "a", "shards": []},
+        {"ado_path": "a", "shards": [{}], "provider": "tcp"},
+        {"ado_path": "a", "shards": [{"backend": "rocksdb"}]},
+        {"ado_path": "a", "shards": [{"port": "11911"}]},
+        {"ado_path": "a", "shards": [{"core": True}]},
+        {"ado_path": "a", "shards": [{"colour": 1}]},
+        {"ado_path": "a", "shards": [{}], "colour": 1},
+    ],
+)
+def test_a_wrong_description_is_refused(described) -> None:
+    """What is missing, unknown or of the wrong kind is named, not written."""
+    with pytest.raises(InputError):
+        server_configuration(described)
+
+
+def test_mapstore_has_no_device() -> None:
+    """A shard that keeps nothing names no directory."""
+    shard = server_configuration({"ado_path": "a", "shards": [{"backend": "mapstore"}]})["shards"][0]
+    assert shard["default_backend"] == "mapstore"
+    assert "dax_config" not in shard
+
+
+@pytest.mark.crash
+def test_the_check_proves_a_working_server(mcas_url, capsys) -> None:
+    """Put, invoke, resume, endurance and delete pass, and each says what it saw."""
+    assert main(["ado", "check", mcas_url, "--json"]) == 0
+    findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["step"], each["passed"]) for each in findings] == [
+        (step, True) for step in ("connect", "put", "invoke", "resume", "endurance", "delete")
+    ]
+    assert "unaligned, a view" in findings[2]["detail"]
+    assert "same bits" in findings[3]["detail"]
+
+
+@pytest.mark.crash
+def test_the_check_names_a_defect_by_its_symptom(tmp_path, monkeypatch, capsys) -> None:
+    """An ADO that dies of upstream's reference-count fault, and a server that is not there, are told apart."""
+    monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "1.5")
+    monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(64 << 20))
+    server = RunningMcas(tmp_path / "mcas", dies_after=40)
+    try:
+        assert main(["ado", "check", server.url]) == 1
+    finally:
+        server.kill()
+    printed = capsys.readouterr().out
+    assert "endurance  FAILED" in printed
+    assert "reference-count fault" in printed
+    assert "delete     ok" in printed
+    assert main(["ado", "check", "mcas://127.0.0.1:1/p", "--timeout", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("connect    FAILED")
+    assert "FASTOMP_MCAS_DEVICE" in printed
+
+
+def test_the_plugin_is_installed_where_another_python_finds_it(tmp_path, capsys) -> None:
+    """A path file in a fresh environment makes the plugin importable there; a Python that cannot is told why."""
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    assert main(["ado", "install", "--python", str(python)]) == 1
+    assert "numpy" in capsys.readouterr().err
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    assert main(["ado", "install", "--python", str(python)]) == 0
+    assert f"at {ROOT}" in capsys.readouterr().out
+    assert main(["ado", "install", "--python", str(tmp_path / "nothing")]) == 1
+
+
+@pytest.mark.slow
+def test_the_install_script_makes_a_server_that_starts(tmp_path) -> None:
+    """Into a fresh prefix, without a network: the command is there and says its version."""
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "PIP_ARGS": "--no-index --no-build-isolation --no-deps",
+        "VENV_ARGS": "--system-site-packages",
+    }
+    # A virtual environment made by one does not see its packages: name them.
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv*", "build", "*.egg-info", "__pycache__", "tests", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    command = [str(source / "deploy" / "install.sh"), str(tmp_path / "prefix"), ""]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fastomp ")
+    assert (tmp_path / "prefix" / "bin" / "fastomp").exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_the_unit_is_sound(tmp_path) -> None:
+    """Nothing is wrong with the unit in the eyes of systemd, given the executable it names."""
+    text = (ROOT / "deploy" / "fastomp.service").read_text().replace("/opt/fastomp/bin/fastomp", "/bin/true")
+    unit = tmp_path / "fastomp.service"
+    unit.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_container_only_calls_the_install_script() -> None:
+    """The container file builds nothing by itself, and says that CI does not build it."""
+    text = (ROOT / "deploy" / "Containerfile").read_text()
+    assert "Not built in CI" in text
+    assert "/src/deploy/install.sh" in text
+    assert "pip" not in text

@@ -1,0 +1,352 @@
+"""The operations, free of any transport: whatever is sent, the answer is data, and nothing outside the pools is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastomp_nvm as fo
+from ado_plugin.access import Access, Principal
+from ado_plugin.execution import Execution
+from ado_plugin.job_records import JobRecords
+from ado_plugin.jobs import JobLimits, Jobs
+from ado_plugin.operations import OPERATIONS, Caller, Operations
+from ado_plugin.pools import Pools
+from ado_plugin.uploads import Tile, Uploads
+from fastomp_nvm import errors
+from tests.service.running import small_data
+
+ADMIN = Caller(Principal("root", "admin"), "1")
+
+
+class Host:
+    """The least a host can be: it carries bytes."""
+
+    def __init__(self, folder: Path, quota: int | None = None, limits: JobLimits | None = None) -> None:
+        limits = limits or JobLimits()
+        self.folder = folder
+        self.pools = Pools(str(folder / "pools"), quota)
+        self.uploads = Uploads(self.pools, idle_seconds=0.0)
+        execution = Execution(self.pools, self.pools.own_folder / "journals", threads=1, journal_from=0)
+        self.jobs = Jobs(JobRecords(self.pools.own_folder / "jobs"), execution, limits)
+        self.operations = Operations(self.pools, self.uploads, self.jobs, limits)
+        self.jobs.start()
+
+    def close(self) -> None:
+        self.jobs.drain(5.0)
+        self.uploads.close()
+        self.pools.close()
+
+    def call(self, operation: str, caller: Caller = ADMIN, **body: Any) -> Any:
+        replies = [json.loads(data) for data in self.operations.call(caller, operation, json.dumps(body).encode())]
+        return replies[-1]
+
+    def refused(self, operation: str, caller: Caller = ADMIN, **body: Any) -> str:
+        reply = self.call(operation, caller, **body)
+        assert set(reply) == {"error"}, reply
+        assert reply["error"]["kind"] in errors.__all__
+        return str(reply["error"]["message"])
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    running = Host(tmp_path)
+    X, y = small_data()
+    (tmp_path / "pools" / "lab").mkdir()
+    fo.create_store(str(tmp_path / "pools" / "lab" / "data"), X, y).close()
+    yield running
+    running.close()
+
+
+def put_plan(**changes: Any) -> dict[str, Any]:
+    plan = {
+        "pool": "lab",
+        "key": "new",
+        "n_obs": 4,
+        "features": ["a", "b"],
+        "dtype": "float32",
+        "missing": "error",
+        "tier": "none",
+        "replace": False,
+    }
+    return {**plan, **changes}
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../lab", "a/b", "/etc", ".hidden", "-x", "a\0b", "a\nb", "é", "a" * 101, 5, None, ["lab"]]
+)
+def test_names_never_become_paths(host: Host, name: Any) -> None:
+    """A pool, key or run whose name is not plain is refused by every operation that takes one, and nothing is made."""
+    before = sorted(path.name for path in (host.folder / "pools").rglob("*"))
+    for operation in OPERATIONS:
+        body = {**put_plan(), "request": {"k": 2}, "requests": [{"k": 2}], "job": "j", "upload": "u", "tiles": 0, "crc": 0}
+        for field in ("pool", "key", "job"):
+            if operation in ("ping", "commit", "abort") or (field == "job") == (operation in ("info", "delete", "put", "list")):
+                continue
+            if operation in ("progress", "result", "cancel", "resume") and field != "job":
+                continue
+            if operation == "list" and (field == "key" or name is None):
+                continue
+            assert "is no name of a" in host.refused(operation, **{**body, field: name}), (operation, field)
+    assert sorted(path.name for path in (host.folder / "pools").rglob("*")) == before
+
+
+def test_symbolic_links_are_refused(host: Host, tmp_path: Path) -> None:
+    """A pool, a key or a file of a store that is a link is neither listed, opened, replaced nor deleted."""
+    pools = host.folder / "pools"
+    outside = tmp_path / "outside"
+    fo.create_store(str(outside), *small_data()).close()
+    os.symlink(outside, pools / "lab" / "link")
+    os.symlink(tmp_path, pools / "linked")
+    assert [entry["key"] for entry in host.call("list", pool="lab")["keys"]] == ["data"]
+    assert [entry["pool"] for entry in host.call("list")["pools"]] == ["lab"]
+    for operation in ("info", "delete", "select", "put"):
+        body = {**put_plan(replace=True), "request": {"k": 2}, "job": "j"}
+        assert "symbolic link" in host.refused(operation, **{**body, "key": "link"})
+        assert "symbolic link" in host.refused(operation, **{**body, "pool": "linked", "key": "outside"})
+    assert (outside / "matrix.npy").exists()
+    os.rename(pools / "lab" / "data" / "matrix.npy", tmp_path / "matrix.npy")
+    os.symlink(tmp_path / "matrix.npy", pools / "lab" / "data" / "matrix.npy")
+    assert "symbolic link" in host.refused("select", pool="lab", key="data", job="j", request={"k": 2})
+
+
+def test_roles_and_pools(host: Host) -> None:
+    """Each operation needs its role; a principal of some pools sees no other, nor the jobs of others."""
+    reader = Caller(Principal("ann", "read", frozenset({"lab"})), "1")
+    writer = Caller(Principal("bob", "write", frozenset({"other"})), "1")
+    for operation in ("put", "delete", "commit", "abort"):
+        assert "needs 'write'" in host.refused(operation, reader, **put_plan())
+    assert "needs 'write'" in json.loads(host.operations.write(reader, "u", []))["error"]["message"]
+    assert host.call("info", reader, pool="lab", key="data")["n_obs"] == 80
+    assert "no access" in host.refused("info", writer, pool="lab", key="data")
+    assert "no access" in host.refused("list", writer, pool="lab")
+    assert "no access" in host.refused("put", writer, **put_plan())
+    assert host.call("list", writer)["pools"] == []
+    assert host.call("select", reader, pool="lab", key="data", job="mine", request={"k": 2})["job"] == "mine"
+    assert "no job" in host.refused("result", writer, job="mine")
+    assert "no job" in host.refused("cancel", writer, job="mine")
+    assert host.call("progress", ADMIN, job="mine", wait=20)["state"] == "done"
+
+
+def test_admission_names_the_limit(tmp_path: Path) -> None:
+    """A job that needs more memory or reads more than allowed is refused before it is queued."""
+    running = Host(tmp_path, limits=JobLimits(memory=20_000, work=10**6))
+    try:
+        (tmp_path / "pools" / "lab").mkdir()
+        fo.create_store(str(tmp_path / "pools" / "lab" / "data"), *small_data()).close()
+        assert "20000 are allowed" in running.refused("select", pool="lab", key="data", job="j", request={"k": 2})
+        light = {"k": 2, "gather_bytes": 1000, "epsilon": 0.5}
+        assert running.call("select", pool="lab", key="data", job="j", request=light)["job"] == "j"
+        heavy = {**light, "epsilon": 0.01}
+        assert "1000000 are allowed" in running.refused("select", pool="lab", key="data", job="h", request=heavy)
+    finally:
+        running.close()
+
+
+def tile(number: int, data: Any, checksum: int, first: int = 0) -> Tile:
+    values = np.asarray(data, dtype=np.float32)
+    return Tile(number, checksum, 0, first, values.shape[1], values.shape[0], "columns", values.reshape(-1))
+
+
+def test_an_upload_is_checked_and_goes_on(host: Host) -> None:
+    """Damaged, missing and repeated tiles are noticed; what was begun is gone on with; only a true commit publishes."""
+    import zlib
+
+    blocks = [np.arange(4, dtype=np.float32)[None], np.arange(4, 8, dtype=np.float32)[None]]
+    sums = [zlib.crc32(blocks[0].tobytes())]
+    sums.append(zlib.crc32(blocks[1].tobytes(), sums[0]))
+
+    def write(*tiles: Tile) -> Any:
+        return json.loads(host.operations.write(ADMIN, begun["upload"], tiles))
+
+    begun = host.call("put", **put_plan())
+    assert (begun["next"], begun["crc"]) == (0, 0)
+    assert "did not arrive" in write(tile(0, blocks[0], 1))["error"]["message"]
+    assert write(tile(0, blocks[0], sums[0])) == {"next": 1, "crc": sums[0]}
+    assert "tile 1 was expected" in write(tile(3, blocks[1], sums[1], 1))["error"]["message"]
+    again = host.call("put", **put_plan())
+    assert again == {"upload": begun["upload"], "next": 1, "crc": sums[0]}
+    commit = {"upload": begun["upload"], "targets": {}, "wait": 20}
+    assert "have arrived" in host.refused("commit", **commit, tiles=2, crc=sums[1])
+    assert "expected 4" in host.refused("commit", **commit, tiles=1, crc=sums[0])
+    assert "new" not in [entry["key"] for entry in host.call("list", pool="lab")["keys"]]
+    begun = host.call("put", **put_plan())
+    assert write(tile(0, blocks[0], sums[0]), tile(1, blocks[1], sums[1], 1)) == {"next": 2, "crc": sums[1]}
+    assert write(tile(0, blocks[0], 99)) == {"next": 2, "crc": sums[1]}
+    commit["upload"] = begun["upload"]
+    done = host.call("commit", **commit, tiles=2, crc=sums[1])
+    assert done["state"] == "done"
+    assert host.call("commit", **commit, tiles=2, crc=sums[1]) == done
+    assert "stands in the pool" in host.refused("put", **put_plan())
+    assert "no such upload" in host.refused("commit", **{**commit, "upload": "other"}, tiles=2, crc=sums[1])
+    with host.pools.open("lab", "new") as store:
+        assert store.matrix.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_quota_counts_what_is_staged_until_it_is_reaped(tmp_path: Path) -> None:
+    """An upload takes its room at once, a second one does not fit, reaping and giving up make room again."""
+    running = Host(tmp_path, quota=100_000)
+    try:
+        big = {"n_obs": 1000, "features": {"numbered": 20, "prefix": "f"}}
+        running.call("put", **put_plan(**big))
+        assert running.call("list")["pools"][0]["bytes"] >= 80_000
+        assert "at most 100000" in running.refused("put", **put_plan(**big, key="second"))
+        assert running.uploads.reap() == 1
+        assert running.call("list")["pools"][0]["bytes"] == 0
+        begun = running.call("put", **put_plan(**big, key="second"))
+        assert running.call("abort", upload=begun["upload"]) == {}
+        assert os.listdir(tmp_path / "pools" / "lab") == []
+        vast = put_plan(n_obs=2**39, features={"numbered": 2**20, "prefix": "f"})
+        assert "do not fit" in running.refused("put", **vast)
+    finally:
+        running.close()
+
+
+def test_delete_waits_for_jobs_and_replace_does_not_disturb_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key is not deleted while a job needs it; a job queued before a replacement fails rather than answer about other data."""
+    monkeypatch.setattr(host.jobs, "_next_batch", list)
+    host.call("select", pool="lab", key="data", job="j", request={"k": 2})
+    assert "1 jobs on lab/data are not finished" in host.refused("delete", pool="lab", key="data")
+    fo.create_store(str(host.folder / "pools" / "lab" / "data"), *small_data(1), replace=True).close()
+    monkeypatch.undo()
+    host.call("select", pool="lab", key="data", job="after", request={"k": 2})
+    assert host.call("progress", job="after", wait=20)["state"] == "done"
+    assert "was replaced after" in host.refused("result", job="j")
+    assert host.call("delete", pool="lab", key="data") == {}
+    assert "no key 'data'" in host.refused("info", pool="lab", key="data")
+    assert os.listdir(host.folder / "pools" / "lab") == []
+
+
+def test_two_servers_cannot_have_the_same_pools(host: Host) -> None:
+    """The pools of a living server are refused to another; what a dead one left half built is swept away."""
+    with pytest.raises(fo.ServerError, match="another server"):
+        Pools(str(host.folder / "pools"))
+    dead = host.folder / "pools" / "lab" / ".x.partial-4194305-aa"
+    dead.mkdir()
+    host.close()
+    again = Pools(str(host.folder / "pools"))
+    assert not dead.exists()
+    again.close()
+    host.pools = again  # closed twice below is what the fixture would do
+    host.pools.close = lambda: None  # type: ignore[method-assign]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+plausible = st.fixed_dictionaries(
+    {},
+    optional={
+        "pool": st.sampled_from(["lab", "none"]) | json_values,
+        "key": st.sampled_from(["data", "none"]) | json_values,
+        "job": st.sampled_from(["a", "b"]) | json_values,
+        "request": st.dictionaries(st.sampled_from([*fo.SelectionRequest.__dataclass_fields__, "other"]), json_values, max_size=3)
+        | json_values,
+        "requests": st.lists(
+            st.dictionaries(st.sampled_from(["k", "tau", "weights", "constraint"]), json_values, max_size=2), max_size=3
+        ),
+        "y": json_values | st.fixed_dictionaries({"dtype": st.sampled_from(["<f8", "<i4", "|O"]), "base64": st.text(max_size=12)}),
+        "verify": json_values,
+        "wait": st.sampled_from([0, 0.01, -1, "x", None]),
+        "since": json_values,
+        "upload": json_values,
+        "tiles": json_values,
+        "crc": json_values,
+        "targets": st.dictionaries(st.text(max_size=3), json_values, max_size=2) | json_values,
+        "provenance": json_values,
+        "n_obs": st.integers(-2, 50) | json_values,
+        "features": st.lists(st.text(max_size=3), max_size=4) | json_values,
+        "columns": json_values,
+        "widths": st.lists(st.integers(-1, 4), max_size=4) | json_values,
+        "dtype": st.sampled_from(["float32", "float64", "object"]) | json_values,
+        "missing": st.sampled_from(["error", "mean"]) | json_values,
+        "tier": st.sampled_from(["int8", "none"]) | json_values,
+        "replace": st.booleans() | json_values,
+        "name": json_values,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    folder = tmp_path_factory.mktemp("fuzzed")
+    running = Host(folder, quota=10**6)
+    (folder / "pools" / "lab").mkdir()
+    fo.create_store(str(folder / "pools" / "lab" / "data"), *small_data(), tier="none").close()
+    yield running
+    running.close()
+    unforeseen = [job.error for job in running.jobs._jobs.values() if job.error and "its log" in job.error["message"]]
+    assert not unforeseen, "a job that was let in failed in a way nobody had foreseen"
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, "unknown"])
+@settings(max_examples=20)
+@given(body=plausible)
+def test_malformed_requests_get_clean_errors(fuzzed: Host, operation: str, body: Any) -> None:
+    """Whatever JSON an operation is given, the reply is data, an error is one of ours in one line, and nothing fails inside."""
+    for data in fuzzed.operations.call(ADMIN, operation, json.dumps(body).encode()):
+        reply = json.loads(data)
+        if "error" in reply and reply["error"] and set(reply) == {"error"}:
+            assert reply["error"]["kind"] in errors.__all__
+            assert "\n" not in reply["error"]["message"]
+            assert "its log" not in reply["error"]["message"], "the server met something it had not foreseen"
+    if operation == "delete":
+        folder = fuzzed.folder / "pools" / "lab"
+        if not (folder / "data").exists():
+            fo.create_store(str(folder / "data"), *small_data(), tier="none").close()
+
+
+@settings(max_examples=100)
+@given(data=st.binary(max_size=200) | st.sampled_from([b"", b"[]", b"NaN", b'{"k": 1e999}', b"[" * 5000, b'{"a": Infinity}']))
+def test_bytes_that_are_no_request(fuzzed: Host, data: bytes) -> None:
+    """Bytes that are not a JSON object are refused in one sentence."""
+    (reply,) = [json.loads(reply) for reply in fuzzed.operations.call(ADMIN, "info", data)]
+    assert reply["error"]["kind"] in errors.__all__
+
+
+def test_token_files(tmp_path: Path) -> None:
+    """One token or a list of digests is read; anything else, and a file that others can read, is refused with the reason."""
+    import hashlib
+
+    path = tmp_path / "tokens"
+
+    def write(text: str, mode: int = 0o600) -> Path:
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    access = Access(write("correct-horse-battery-staple\n"))
+    assert access.authenticate("correct-horse-battery-staple") == Principal("admin", "admin")
+    assert access.authenticate("wrong") is None
+    assert access.authenticate("") is None
+    digest = hashlib.sha256(b"secret").hexdigest()
+    access = Access(
+        write(f"- {{name: ann, sha256: '{digest}', role: read, pools: [lab]}}\n- {{name: bob, sha256: '{'0' * 64}', role: admin}}")
+    )
+    assert access.authenticate("secret") == Principal("ann", "read", frozenset({"lab"}))
+    assert access.authenticate(digest) is None
+    for text in (
+        "short",
+        "two words of length",
+        "[]",
+        "- {name: a}",
+        f"- {{name: a, sha256: '{digest}', role: king}}",
+        "- !!python/object:os.x {}",
+    ):
+        write(text)
+        with pytest.raises(fo.InputError):
+            access.reload()
+        assert access.authenticate("secret") is not None, "a file that cannot be used changes nothing"
+    with pytest.raises(fo.InputError, match="chmod 600"):
+        Access(write("correct-horse-battery-staple", 0o644))
+    assert Access().authenticate("anything") is None

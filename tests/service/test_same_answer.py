@@ -1,0 +1,176 @@
+"""The same data and request through Python, the command line and the server give the same answer, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from fastomp_nvm.cli import main
+from fastomp_nvm.names import NumberedNames
+from storage_backends.schema import TableSchema
+from tests.service.running import RunningServer, small_data
+
+REQUESTS: list[dict[str, Any]] = [
+    {"k": 6},
+    {"k": 4, "algorithm": "sds_omp", "seed": 3},
+    {"k": 5, "epsilon": 0.3, "tau": 0.9, "polish": "none", "until": "full"},
+    {"k": 3, "ridge": 0.25, "standardize": False},
+    {"k": 8, "constraint": {"partition": {"groups": {"low": ["f1*"], "high": ["f2*"]}, "caps": {"low": 2, "high": 1}}}},
+    {"k": 5, "exclude": ["f3"], "test_fraction": 0.25},
+]
+
+
+def answer(selection: fo.Selection | dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without what depends on the clock."""
+    found = dict(selection) if isinstance(selection, dict) else selection.to_json()
+    found.pop("seconds")
+    return found
+
+
+@pytest.fixture(scope="module")
+def key(server: RunningServer) -> str:
+    """Upload the small data, with a numeric and a class target."""
+    X, y = small_data()
+    with server.connect("/lab/same") as client:
+        client.put(X, {"y": y, "sign": np.where(y > 0, "up", "down")}, replace=True)
+    return f"{server.url}/lab/same"
+
+
+def test_python_and_server(server: RunningServer, key: str) -> None:
+    """Selections of the server equal local ones over the same store in every field but the time."""
+    local = f"pmem://{server.pools}/lab/same"
+    with server.connect("/lab/same") as client:
+        for request in REQUESTS:
+            assert answer(client.select(**request)) == answer(fo.select(local, **request)), request
+        logistic = {"k": 3, "objective": "logistic", "target": "sign"}
+        assert answer(client.select(**logistic)) == answer(fo.select(local, **logistic))
+        together = client.select_many(REQUESTS)
+        assert [answer(found) for found in together] == [answer(fo.select(local, **request)) for request in REQUESTS]
+
+
+def test_own_response_and_weights(server: RunningServer, key: str) -> None:
+    """Vectors given by the client, numbers or labels, give the same answer as locally."""
+    local = f"pmem://{server.pools}/lab/same"
+    rng = np.random.default_rng(1)
+    weights, y = rng.integers(0, 3, 80).astype(float), rng.normal(size=80)
+    labels = np.where(y > 0, "yes", "no")
+    with server.connect("/lab/same") as client:
+        assert answer(client.select(y, k=4, weights=weights)) == answer(fo.select(local, y, k=4, weights=weights))
+        found = client.select(labels, k=3, objective="logistic")
+        assert answer(found) == answer(fo.select(local, labels, k=3, objective="logistic"))
+        X, _ = small_data()
+        assert np.array_equal(found.predict(X), fo.select(local, labels, k=3, objective="logistic").predict(X))
+
+
+def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """ingest, info and select take a remote URL like a path and print the same JSON."""
+    monkeypatch.setenv("FASTOMP_TOKEN", server.token())
+    X, y = small_data()
+    table, costs, limits = tmp_path / "data.csv", tmp_path / "costs.csv", tmp_path / "limits.yaml"
+    town = np.random.default_rng(0).choice(["Bern", "Oslo"], 80)
+    lines = [",".join([*(f"f{column}" for column in range(60)), "town", "y"])]
+    lines += [
+        ",".join([*map(repr, row.tolist()), where, repr(value)]) for row, where, value in zip(X, town, y.tolist(), strict=True)
+    ]
+    table.write_text("\n".join(lines))
+    costs.write_text("feature,cost\n" + "\n".join(f"f{column},{1 + column % 3}" for column in range(60)))
+    limits.write_text("all:\n  - knapsack: {costs: costs.csv, budget: 9, default: 1}\n  - cardinality: 6\n")
+    remote, here = f"{server.url}/lab/cli", str(tmp_path / "store")
+    for store in (remote, here):
+        assert main(["ingest", str(table), store, "--target", "y", "--replace", "--json"]) == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert reports[0] == reports[1]
+    facts = []
+    for store in (remote, here):
+        assert main(["info", store, "--json"]) == 0
+        facts.append(json.loads(capsys.readouterr().out))
+    assert {name: facts[0][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")} == {
+        name: facts[1][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")
+    }
+    for words in (["--k", "5"], ["--constraints", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
+        found = []
+        for store in (remote, here):
+            assert main(["select", store, *words, "--json"]) == 0
+            found.append(answer(json.loads(capsys.readouterr().out)))
+        for name in ("medium", "emulated", "durability"):  # the pools are on emulated pmem, the path is not
+            found[0].pop(name), found[1].pop(name)
+        assert found[0] == found[1], words
+    values = tmp_path / "other.txt"
+    values.write_text("\n".join(str(number % 7) for number in range(80)))
+    assert main(["select", remote, "--k", "2", "--target", str(values), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["features"]) == 2
+    assert main(["select", remote, "--k", "2", "--load", "dram"]) == 2
+    assert "leave it out" in capsys.readouterr().err
+
+
+def test_side_files_travel_inside_the_request(server: RunningServer, key: str, tmp_path: Path) -> None:
+    """Every family that may name a file gives the same constraint when the file is written into its description."""
+    from fastomp_nvm.constraints.description import parse_constraint
+    from fastomp_nvm.constraints.inlining import inline_side_files
+
+    names = ["a", "b[1]", "on", "1e5", "x*"]
+    (tmp_path / "groups.csv").write_text("feature,group\na,1\nb[1],1\non,2\nx*,2\n")
+    (tmp_path / "costs.csv").write_text("feature,cost\na,1\nb[1],2.5\non,1e-3\n1e5,4\nx*,5\n")
+    (tmp_path / "edges.csv").write_text("feature,u,v\na,p,q\nb[1],q,r\non,p,r\n")
+    (tmp_path / "survey.csv").write_text("a,b[1],on,1e5,x*\n1,0,1,1,1\n1,1,0,1,0\n1,1,1,1,1\n")
+    texts = [
+        "partition: {groups: groups.csv, caps: {'1': 1, '2': 1}}",
+        "laminar: {groups: groups.csv, caps: {1: 1, 2: 2}}",
+        "knapsack: {costs: costs.csv, budget: 5}",
+        "graphic: {edges: edges.csv}",
+        "fairness: {judgements: survey.csv, lambda: 0.4}",
+        "all: [{fairness: {judgements: survey.csv, lambda: 0.4}}, {cardinality: 2}, {cardinality: 3}]",
+    ]
+    for text in texts:
+        inlined = inline_side_files(text, tmp_path)
+        assert ".csv" not in inlined
+        mine, theirs = parse_constraint(text, names, base_path=tmp_path), parse_constraint(inlined, names, allow_oracle=False)
+        for number in range(32):
+            chosen = np.array([feature for feature in range(5) if number >> feature & 1], dtype=np.int64)
+            assert mine.independent(chosen) == theirs.independent(chosen), (text, chosen)
+    plain = "cardinality: 3  # as it was\n"
+    assert inline_side_files(plain, tmp_path) is plain
+
+
+def test_code_and_files_stay_at_home(server: RunningServer, key: str) -> None:
+    """A request that names a function or a file of the server is refused; an object cannot be sent at all."""
+    with server.connect("/lab/same") as client:
+        for constraint in ({"oracle": "os:getpid"}, {"monotone": {"function": "os:getpid", "threshold": 1}}, "oracle: os:getpid"):
+            with pytest.raises(fo.ConstraintError, match="locally"):
+                client.select(k=2, constraint=constraint)
+        with pytest.raises(fo.ConstraintError, match="files cannot be opened here"):
+            client.select(k=2, constraint={"knapsack": {"costs": "/etc/passwd", "budget": 3}})
+        with pytest.raises(fo.RequestError, match="description"):
+            client.select(k=2, constraint=fo.constraints.Cardinality(60, 2))
+
+
+def test_row_chunks_and_column_blocks_make_the_same_store(server: RunningServer) -> None:
+    """However the values lie in memory and whatever their type, the store has the fingerprint of one built locally."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 41)).astype(np.float32)
+    with server.connect() as client:
+        for name, given in {"rows": X, "columns": np.asfortranarray(X), "wide": X.astype(np.float64)}.items():
+            report = client.put(given, key=f"lab/{name}", replace=True)
+            local = fo.create_store(f"dram:{name}", given)
+            assert report["fingerprint"] == local.layout.fingerprint
+            assert client.info(f"lab/{name}")["fingerprint"] == local.layout.fingerprint
+        upload = client.upload(TableSchema.plain(300, NumberedNames(41)), key="lab/reused", tier="none", replace=True)
+        buffer = np.empty((100, 41), dtype=np.float32)
+        for first in (0, 100, 200):
+            buffer[:] = X[first : first + 100]
+            upload.write_tile(first, 0, buffer)
+        assert upload.finish().fingerprint == client.info("lab/rows")["fingerprint"], "a caller may use its buffer again"
+        with pytest.raises(fo.DataError, match="row 3 of column 'f0' is 1e\\+300, too large for float32"):
+            client.put(np.where(np.arange(8)[:, None] == 2, 1e300, np.ones((8, 2))), key="lab/large")
+        with pytest.raises(fo.DataError, match="row 1 of column 'f0' is missing"):
+            client.put(np.full((8, 2), np.nan), key="lab/gaps")
+        assert client.put(np.where(np.eye(8, 3) > 0, np.nan, X[:8, :3]), key="lab/gaps", missing="mean")["imputed"] == {
+            "f0": 1,
+            "f1": 1,
+            "f2": 1,
+        }

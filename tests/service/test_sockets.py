@@ -1,0 +1,253 @@
+"""The server as the network sees it: strangers, garbage, floods and stalled clients get errors, and everybody else is served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import fastomp_nvm as fo
+from fastomp_nvm.wire import LARGEST_MESSAGE
+from tests.service.running import RunningServer, small_data
+
+
+@pytest.fixture(scope="module")
+def store(server: RunningServer) -> str:
+    """Upload the small data."""
+    X, y = small_data()
+    with server.connect("/lab/sockets") as client:
+        client.put(X, y, replace=True)
+    return "/lab/sockets"
+
+
+@pytest.fixture
+def raw(server: RunningServer) -> Iterator[tuple[flight.FlightClient, flight.FlightCallOptions]]:
+    """Return a bare Flight client and options with a valid token."""
+    options = flight.FlightCallOptions(timeout=20, headers=[(b"authorization", b"Bearer " + server.token().encode())])
+    with flight.connect(server.url) as client:
+        yield client, options
+
+
+def test_local_clients_find_the_token_by_themselves(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same FASTOMP_HOME no token need be given; the file is nobody else's; without it the call is refused."""
+    monkeypatch.setenv("FASTOMP_HOME", str(server.home))
+    with fo.connect(server.url) as client:
+        assert client.ping()["role"] == "admin"
+    path = server.home / "tokens" / f"loopback-{server.port}"
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    monkeypatch.setenv("FASTOMP_HOME", str(server.folder / "nobody"))
+    for token in (None, "wrong", "Bearer x"):
+        with fo.connect(server.url, token=token) as client, pytest.raises(fo.ServerError, match="refuses the token"):
+            client.ping()
+
+
+def test_no_code_path_hands_out_data(raw: Any, store: str) -> None:
+    """Flight's ways of fetching data are refused in one sentence without a traceback."""
+    client, options = raw
+    descriptor = flight.FlightDescriptor.for_path("lab", "sockets")
+    for call in (
+        lambda: client.do_get(flight.Ticket(b"lab/sockets"), options).read_all(),
+        lambda: client.get_flight_info(descriptor, options),
+        lambda: list(client.list_flights(b"", options)),
+    ):
+        with pytest.raises(flight.FlightServerError) as caught:
+            call()
+        assert "Traceback" not in str(caught.value)
+    assert len(client.get_schema(descriptor, options).schema) == 0
+    assert {action.type for action in client.list_actions(options)} >= {"select", "put", "list"}
+
+
+def test_oversized_and_foreign_messages(raw: Any, server: RunningServer, store: str) -> None:
+    """A message beyond the limit, bytes that are no JSON and an unknown operation are refused; the server goes on."""
+    client, options = raw
+    with pytest.raises(flight.FlightServerError, match="at most"):
+        list(client.do_action(flight.Action("info", bytes(LARGEST_MESSAGE + 1)), options))
+    for operation, body in (("info", b"\xff\xfe"), ("no-such-operation", b"{}"), ("select", b"[1, 2]")):
+        replies = [
+            json.loads(result.body.to_pybytes())
+            for result in client.do_action(flight.Action(operation, body), options)
+            if result.body.size
+        ]
+        assert set(replies[-1]) == {"error"}
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 40, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b""):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+            connection.sendall(garbage)
+            connection.settimeout(0.2)
+            with contextlib.suppress(OSError):
+                connection.recv(1000)
+    with server.connect(store) as ours:
+        assert len(ours.select(k=2).features) == 2
+
+
+def test_tiles_that_lie_about_themselves(raw: Any, server: RunningServer) -> None:
+    """Batches of another shape, size, type or description than declared are refused, and the pool stays as it was."""
+    client, options = raw
+    plan = {
+        "pool": "lab",
+        "key": "liar",
+        "n_obs": 4,
+        "features": ["a"],
+        "dtype": "float32",
+        "missing": "error",
+        "tier": "none",
+        "replace": True,
+    }
+    with server.connect() as ours:
+        upload = ours.call("put", plan)["upload"]
+    good = {"number": 0, "crc": 0, "first_obs": 0, "first_column": 0, "rows": 4, "columns": 1, "layout": "columns", "dtype": "<f4"}
+    values = pa.array(np.zeros(16, dtype=np.uint8))
+    cases = [
+        (values, {**good, "rows": 5}),
+        (values, {**good, "dtype": "|O"}),
+        (values, {**good, "layout": "diagonal"}),
+        (values, {**good, "number": -1}),
+        (values, {**good, "first_column": 7, "crc": 3968772205}),
+        (values, {**good, "rows": 2**39}),
+        (values, {name: good[name] for name in ("number", "crc")}),
+        (pa.array(["text"]), good),
+        (values, None),
+    ]
+    for array, header in cases:
+        batch = pa.RecordBatch.from_arrays([array], ["bytes"])
+        writer, reader = client.do_put(
+            flight.FlightDescriptor.for_command(json.dumps({"upload": upload}).encode()), batch.schema, options
+        )
+        if header is None:
+            writer.write_batch(batch)
+        else:
+            writer.write_with_metadata(batch, json.dumps(header).encode())
+        writer.done_writing()
+        reply = json.loads(reader.read().to_pybytes())
+        writer.close()
+        assert set(reply) == {"error"}, header
+        if "begin again" in reply["error"]["message"] or "leaves the table" in reply["error"]["message"]:
+            with server.connect() as ours:
+                upload = ours.call("put", plan)["upload"]
+    with server.connect("/lab") as ours:
+        assert "liar" not in [entry["key"] for entry in ours.list()]
+
+
+def test_many_clients_at_once(server: RunningServer, store: str) -> None:
+    """Sixty clients each get their own right answer, and the server's threads are gone afterwards."""
+    expected = {seed: fo.select(f"pmem://{server.pools}/lab/sockets", k=3, seed=seed, tau=0.9).to_json() for seed in range(5)}
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            with server.connect(store, timeout=60) as client:
+                found = client.select(k=3, seed=number % 5, tau=0.9).to_json()
+                wanted = expected[number % 5]
+                if {**found, "seconds": 0} != {**wanted, "seconds": 0}:
+                    failures.append(f"{number}: another answer")
+        except Exception as error:
+            failures.append(f"{number}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures
+    assert int((Path("/proc") / str(server.process.pid) / "status").read_text().split("Threads:")[1].split()[0]) < 100
+
+
+def test_submit_detach_fetch_later(server: RunningServer, store: str) -> None:
+    """A job goes on without its client; another client finds its answer by name, and submitting again is harmless."""
+    with server.connect(store) as client:
+        job = client.submit(k=4, run="later.1", seed=9)
+    with server.connect() as client:
+        (found,) = client.result(job)
+        assert client.progress(job)["state"] == "done"
+    with server.connect(store) as client:
+        assert client.submit(k=4, run="later.1", seed=9) == job
+        assert client.select(k=4, run="later.1", seed=9).to_json() == found.to_json()
+        with pytest.raises(fo.RequestError, match="exists already"):
+            client.submit(k=5, run="later.1")
+        with pytest.raises(fo.RequestError, match="no job"):
+            client.result("never")
+
+
+def test_progress_reaches_an_observer(server: RunningServer, store: str) -> None:
+    """The observer of a remote selection is told rounds as that of a local one is."""
+    steps: list[Any] = []
+    with server.connect(store) as client:
+        client.select(k=6, algorithm="sds_omp", observer=steps.append)
+    assert steps
+    assert steps[-1].target == 6
+
+
+def test_metrics_and_health(server: RunningServer, store: str) -> None:
+    """The metrics are Prometheus text that counts calls and names nobody; health says ok; other paths do not exist."""
+    with server.connect(store) as client:
+        client.ping()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    assert 'fastomp_calls_total{operation="ping",outcome="ok"}' in text
+    assert "# TYPE fastomp_jobs_active gauge" in text
+    assert "lab" not in text
+    assert "sockets" not in text
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/health", timeout=10) as reply:
+        assert reply.read() == b"ok\n"
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/etc/passwd", timeout=10)
+
+
+def test_logs_are_json_without_secrets(server: RunningServer, store: str) -> None:
+    """Every line of the log is one JSON object; no token is in it, and control characters of clients are not either."""
+    with server.connect() as client, pytest.raises(fo.FastompError):
+        client.call("info", {"pool": "lab", "key": "a\x1b[31mred\n"})
+    for line in server.log.splitlines():
+        entry = json.loads(line)
+        assert {"time", "level", "logger", "event"} <= set(entry)
+        assert all(character.isprintable() for value in entry.values() if isinstance(value, str) for character in value)
+    assert server.token() not in server.log
+
+
+def test_a_dead_server_is_a_clear_error_in_time(tmp_path: Path) -> None:
+    """Nobody at the address, and somebody who accepts and says nothing, both end in an error within the deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port, seconds in ((silent.getsockname()[1], 1.0), (1, 1.0)):
+            started = time.monotonic()
+            with (
+                fo.connect(f"grpc://127.0.0.1:{port}", token="x" * 20, timeout=seconds) as client,
+                pytest.raises(fo.UnreachableError),
+            ):
+                client.ping()
+            assert time.monotonic() - started < 10 * seconds
+
+
+def test_where_a_token_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is not sent in clear to another machine unless asked for; addresses are checked before anything is sent."""
+    monkeypatch.delenv("FASTOMP_TOKEN", raising=False)
+    with pytest.raises(fo.InputError, match="in clear"):
+        fo.connect("grpc://192.0.2.1:7010", token="secret")
+    fo.connect("grpc://192.0.2.1:7010", token="secret", insecure=True).close()
+    fo.connect("grpc://192.0.2.1:7010").close()
+    monkeypatch.setenv("FASTOMP_TOKEN", "secret")
+    with pytest.raises(fo.InputError, match="in clear"):
+        fo.connect("grpc://localhost.example.org:7010")
+    for url in (
+        "grpc://host",
+        "grpc://:7010",
+        "http://host:1",
+        "grpc://h:1/p/k/x",
+        "grpc://h:1/../k",
+        "grpc://user@h:1",
+        "grpc://h:99999",
+    ):
+        with pytest.raises(fo.InputError):
+            fo.connect(url)
+    with pytest.raises(fo.StoreURLError, match="use connect"):
+        fo.open_store("grpc://127.0.0.1:7010/p/k")

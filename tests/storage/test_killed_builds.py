@@ -1,0 +1,108 @@
+"""A build that dies leaves the old store or the new one, whole, and nothing that passes for a store."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import storage_backends
+from fastomp_nvm.errors import FastompError, StoreURLError
+from fastomp_nvm.stores import create_store, open_store
+
+ROOT = Path(storage_backends.__file__).parents[1]
+
+CHILD = """
+import os, sys, time
+import numpy as np
+from storage_backends import store_files
+from storage_backends.builder import StoreBuilder
+from fastomp_nvm.names import NumberedNames
+from storage_backends.schema import TableSchema
+
+path, stage = sys.argv[1:]
+
+def stop(*_, **__):
+    sys.stdout.write("here\\n"); sys.stdout.flush()
+    time.sleep(600)
+
+if stage == "sidecars":
+    store_files.write_file = stop
+elif stage == "rename":
+    store_files.FileDraft._publish = stop
+elif stage == "retired":
+    store_files.shutil.rmtree = stop
+with StoreBuilder(path, TableSchema.plain(64, NumberedNames(128)), replace=True) as builder:
+    builder.write_rows(0, np.full((32, 128), 2.0))
+    if stage == "rows":
+        stop()
+    builder.write_rows(32, np.full((32, 128), 2.0))
+    builder.finish()
+stop()
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("standing", [False, True], ids=["fresh", "replacing"])
+@pytest.mark.parametrize("stage", ["rows", "sidecars", "rename", "retired", "done"])
+def test_a_killed_build_leaves_the_old_store_or_the_new(tmp_path: Path, stage: str, standing: bool) -> None:
+    """After SIGKILL at any stage the place holds the old store or the new one, whole, and the next build cleans up."""
+    path = tmp_path / "store"
+    if standing:
+        create_store(str(path), np.ones((64, 128))).close()
+    elif stage == "retired":
+        pytest.skip("nothing is retired by a fresh build")
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD), str(path), stage],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    leftovers = [entry for entry in tmp_path.iterdir() if entry != path]
+    if stage in ("done", "retired"):
+        with open_store(str(path)) as store:
+            assert (store.matrix == 2).all()
+            store.verify()
+    elif standing:
+        with open_store(str(path)) as store:
+            assert (store.matrix == 1).all()
+            store.verify()
+    else:
+        with pytest.raises(StoreURLError):
+            open_store(str(path))
+    assert len(leftovers) == (stage != "done")
+    for leftover in leftovers:
+        with pytest.raises(FastompError):
+            open_store(str(leftover))
+    create_store(str(path), np.eye(3), replace=True).close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_living_builder_is_not_swept_away(tmp_path: Path) -> None:
+    """Cleaning up spares the drafts of live processes, of other stores, and those that are locked."""
+    dead = 2**22 + 1  # above the largest process number Linux gives
+    names = [
+        f".s.partial-{dead}-aa",
+        f".s.partial-{os.getpid()}-bb",
+        f".other.partial-{dead}-cc",
+        f".s.partial-{dead}-dd",
+        ".s.partial-x-ee",
+    ]
+    for name in names:
+        (tmp_path / name).mkdir()
+    lock = os.open(tmp_path / names[3], os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    create_store(str(tmp_path / "s"), np.eye(2)).close()
+    os.close(lock)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*names[1:], "s"])

@@ -1,0 +1,445 @@
+"""Readers: every format yields the same table, in bounded chunks, and says precisely what it cannot read."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastomp_nvm.errors import DataError, InputError, UnavailableError
+from storage_backends import readers
+from storage_backends.readers import open_reader
+from storage_backends.readers.base import ReaderOptions
+from storage_backends.readers.sparse import ColumnSlabs
+from storage_backends.readers.target_files import read_target_file
+from storage_backends.readers.text import line_blocks, parse_number, shorten
+from tests.storage.reading import SMALL, read_all
+
+
+def write_sparse(path: Path, table: np.ndarray, *, rng: np.random.Generator) -> None:
+    """Write a coordinate .mtx with its entries in random order."""
+    rows, columns = np.nonzero(table)
+    order = rng.permutation(len(rows))
+    lines = [f"{rows[i] + 1} {columns[i] + 1} {float(table[rows[i], columns[i]])!r}" for i in order]
+    path.write_text(
+        "\n".join(
+            [
+                "%%MatrixMarket matrix coordinate real general",
+                "% a remark",
+                f"{table.shape[0]} {table.shape[1]} {len(rows)}",
+                *lines,
+            ]
+        )
+        + "\n"
+    )
+
+
+def write_svmlight(path: Path, table: np.ndarray, labels: np.ndarray, *, base: int) -> None:
+    """Write index:value lines that leave zeros out."""
+    lines = [
+        " ".join([repr(float(label)), *(f"{column + base}:{float(row[column])!r}" for column in np.flatnonzero(row))])
+        for row, label in zip(table, labels, strict=True)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def table() -> np.ndarray:
+    """Return a table with more cells than a small budget, some of them zero, none of them -0."""
+    rng = np.random.default_rng(5)
+    values = rng.standard_normal((300, 17))
+    values[rng.random(values.shape) < 0.3] = 0.0
+    values[0, :] = 1.0  # every column occurs in sparse formats
+    return values
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("rows", ["observations", "features"])
+@pytest.mark.parametrize("extension", ["npy", "npz", "npz-packed", "h5", "mtx", "mtx-array"])
+def test_matrix_formats_in_both_orders_and_orientations(
+    tmp_path: Path, table: np.ndarray, extension: str, rows: str, order: str
+) -> None:
+    """Memory order and orientation change how a matrix is read, never what is read."""
+    stored = np.asarray(table if rows == "observations" else table.T, order=order)
+    path = tmp_path / f"t.{extension.partition('-')[0]}"
+    if extension == "npy":
+        np.save(path, stored)
+    elif extension == "npz":
+        np.savez(path, X=stored)
+    elif extension == "npz-packed":
+        np.savez_compressed(path, anything=stored)
+    elif extension == "h5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            file.create_dataset(
+                "group/X", data=stored, chunks=(7, 5) if order == "C" else None, compression="gzip" if order == "C" else None
+            )
+    elif extension == "mtx":
+        write_sparse(path, stored, rng=np.random.default_rng(1))
+    else:
+        values = "\n".join(repr(value) for value in stored.ravel(order="F").tolist())
+        path.write_text(f"%%MatrixMarket matrix array real general\n{stored.shape[0]} {stored.shape[1]}\n{values}\n")
+    np.testing.assert_array_equal(read_all(path, rows=rows, chunk_bytes=SMALL), table)
+    np.testing.assert_array_equal(read_all(path, [1, 2, 9, 16], rows=rows, chunk_bytes=SMALL), table[:, [1, 2, 9, 16]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4", ">f8", "int8", "uint16", "int64", "bool"])
+def test_element_types(tmp_path: Path, dtype: str) -> None:
+    """Every real element type reads as its value, whatever its byte order."""
+    values = np.arange(12).reshape(4, 3).astype(dtype)
+    np.save(tmp_path / "a.npy", values)
+    np.savez(tmp_path / "b.npz", values)
+    for name in ("a.npy", "b.npz"):
+        np.testing.assert_array_equal(read_all(tmp_path / name), values.astype(float))
+
+
+@pytest.mark.parametrize(("group_rows", "budget"), [(50, 64 << 20), (300, SMALL), (7, SMALL)])
+@pytest.mark.parametrize("extension", ["parquet", "feather"])
+def test_columnar_formats_by_rows_and_by_columns(
+    tmp_path: Path, table: np.ndarray, extension: str, group_rows: int, budget: int
+) -> None:
+    """Batches of rows and slabs of columns give the same table, text and missing cells included."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    colours = np.array(["red", None, " green ", "red", "NA", "blue"] * 50, dtype=object)
+    columns = {f"a.{column}": table[:, column] for column in range(17)}
+    columns["whole"] = pyarrow.array([None if row % 7 == 0 else row for row in range(300)])
+    columns["colour"] = pyarrow.array(colours)
+    columns["coded"] = pyarrow.array(colours).dictionary_encode()
+    arrow = pyarrow.table(columns)
+    path = tmp_path / f"t.{extension}"
+    if extension == "parquet":
+        parquet.write_table(arrow, path, row_group_size=group_rows)
+    else:
+        feather.write_feather(arrow, str(path), chunksize=group_rows)
+    codes = {"red": 2.0, " green ": 1.0, "blue": 0.0}
+    expected_codes = np.array([codes.get(colour, np.nan) for colour in colours])
+    whole = np.array([np.nan if row % 7 == 0 else row for row in range(300)])
+    found = read_all(path, chunk_bytes=budget)
+    np.testing.assert_array_equal(found, np.column_stack((table, whole, expected_codes, expected_codes)))
+    with open_reader(str(path), ReaderOptions()) as reader:
+        scan = reader.scan(np.array([3, 18]))
+    assert scan.categories[1].labels == ("blue", "green", "red")
+    assert scan.categories[1].has_missing
+
+
+def test_columnar_types_that_are_neither_number_nor_text(tmp_path: Path) -> None:
+    """A date column is refused by name when used, and no obstacle when not."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"day": pyarrow.array([1, 2], pyarrow.date32()), "x": [1.0, 2.0]}), path)
+    with pytest.raises(DataError, match=r"'day' is of type date32.*--drop"):
+        read_all(path)
+    np.testing.assert_array_equal(read_all(path, [1]), [[1.0], [2.0]])
+
+
+def test_hdf5_group_of_columns(tmp_path: Path) -> None:
+    """A group of one-dimensional datasets is a table, text columns included."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "t.hdf5"
+    with h5py.File(path, "w") as file:
+        group = file.create_group("people")
+        group["age"] = np.arange(4)
+        group["city"] = ["Rome", "Bonn", "", "Rome"]
+        file["matrix"] = np.zeros((2, 2))
+    np.testing.assert_array_equal(read_all(path, dataset="people"), [[0, 1], [1, 0], [2, np.nan], [3, 1]])
+    np.testing.assert_array_equal(read_all(path), np.zeros((2, 2)))
+
+
+def test_containers_carry_names_and_vectors(tmp_path: Path, table: np.ndarray) -> None:
+    """NPZ and HDF5 may hold names and targets beside the matrix; the names must fit."""
+    h5py = pytest.importorskip("h5py")
+    names, labels = [f"n{column}" for column in range(17)], np.array(["a", "b"] * 150)
+    np.savez(tmp_path / "t.npz", X=table, y=np.arange(300), other=labels, names=names, unrelated=np.zeros(3))
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file["X"], file["y"], file["other"], file["feature_names"] = table, np.arange(300), labels.tolist(), names
+    for name in ("t.npz", "t.h5"):
+        with open_reader(str(tmp_path / name), ReaderOptions()) as reader:
+            assert list(reader.names) == names
+            assert sorted(reader.vectors) == ["other", "y"]
+            assert reader.default_target == "y"
+            assert reader.vector("other").tolist() == labels.tolist()
+            np.testing.assert_array_equal(reader.vector("y"), np.arange(300))
+    np.savez(tmp_path / "bad.npz", X=table, names=names[1:])
+    with pytest.raises(DataError, match=r"'names' has shape \(16,\), expected one name for each of 17 columns"):
+        open_reader(str(tmp_path / "bad.npz"), ReaderOptions())
+
+
+@pytest.mark.parametrize("base", [0, 1])
+@pytest.mark.parametrize("packed", [False, True])
+def test_svmlight(tmp_path: Path, table: np.ndarray, base: int, packed: bool) -> None:
+    """Sparse lines become the dense table; whether indices start at 0 or 1 is seen from the file."""
+    path = tmp_path / "t.svm"
+    write_svmlight(path, table, np.arange(300) % 2 * 2 - 1.0, base=base)
+    text = "# a comment alone\n\n" + path.read_text().replace("\n", "  # remark 3:4\n", 5).replace(" ", " qid:3 ", 1)
+    if packed:
+        path = tmp_path / "t.libsvm.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    np.testing.assert_array_equal(read_all(path, chunk_bytes=SMALL), table)
+    with open_reader(str(path), ReaderOptions()) as reader:
+        np.testing.assert_array_equal(reader.vector("target"), np.arange(300) % 2 * 2 - 1.0)
+
+
+def test_svmlight_agrees_with_scikit_learn(tmp_path: Path, table: np.ndarray) -> None:
+    """The other reader of this format finds the same table."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    path = tmp_path / "t.svm"
+    datasets.dump_svmlight_file(table, np.arange(300), str(path), zero_based=False)
+    expected, _ = datasets.load_svmlight_file(str(path))
+    np.testing.assert_array_equal(read_all(path), expected.toarray())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1 2 3:4:5", "line 3 holds '2', expected index:value"),
+        ("1,2 3:4", "line 3 holds '1,2', expected a number as label"),
+        ("1 3:x", "line 3 holds '3:x', expected index:value"),
+        ("1 :4", "line 3 holds ':4', expected index:value"),
+        ("1 1.5:4", "line 3 has the index 1.5, expected a whole number"),
+        ("1 -1:4", "line 3 has the index -1, expected a whole number"),
+        ("3:4 5:6", "line 3 holds '3:4', expected a number as label"),
+    ],
+)
+def test_svmlight_errors(tmp_path: Path, line: str, message: str) -> None:
+    """A malformed line is named, with the word that is wrong."""
+    path = tmp_path / "t.svm"
+    path.write_text(f"1 1:2\n0 2:3\n{line}\n1 1:1\n")
+    with pytest.raises(DataError, match=message.replace(".", r"\.")):
+        read_all(path)
+
+
+@pytest.mark.parametrize("layout", ["coordinate", "array"])
+@pytest.mark.parametrize("symmetry", ["symmetric", "skew-symmetric"])
+def test_matrix_market_symmetries_agree_with_scipy(tmp_path: Path, layout: str, symmetry: str) -> None:
+    """Triangular storage unfolds as in SciPy."""
+    scipy_io = pytest.importorskip("scipy.io")
+    sparse = pytest.importorskip("scipy.sparse")
+    rng = np.random.default_rng(2)
+    half = np.tril(rng.standard_normal((9, 9)), -1)
+    full = half - half.T if symmetry == "skew-symmetric" else half + half.T + np.eye(9)
+    path = tmp_path / "t.mtx"
+    scipy_io.mmwrite(path, sparse.coo_matrix(full) if layout == "coordinate" else full, symmetry=symmetry, precision=17)
+    expected = scipy_io.mmread(path)
+    expected = expected.toarray() if layout == "coordinate" else expected
+    np.testing.assert_array_equal(read_all(path, chunk_bytes=128), expected)
+    np.testing.assert_array_equal(read_all(path, chunk_bytes=128, rows="features"), expected.T)
+
+
+def test_matrix_market_pattern_and_repeated_entries(tmp_path: Path) -> None:
+    """A pattern is a matrix of ones; entries of one cell add up."""
+    path = tmp_path / "t.mtx.gz"
+    path.write_bytes(gzip.compress(b"%%MatrixMarket matrix coordinate pattern general\n2 3 3\n1 3\n2 1\n1 3\n"))
+    np.testing.assert_array_equal(read_all(path), [[0, 0, 2], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense\n", "does not start with '%%MatrixMarket"),
+        ("%%MatrixMarket matrix coordinate complex general\n1 1 0\n", "coordinate complex, expected"),
+        ("%%MatrixMarket matrix coordinate real hermitian\n1 1 0\n", "is hermitian, expected general"),
+        ("%%MatrixMarket matrix coordinate real general\n% only\n", "the size line is ''"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2\n", "the size line is '2 2', expected rows columns entries"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 5\n", "has 1 entries, but its size line says 2"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 5\n", "at row 3, column 1 of a matrix of shape"),
+        ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 5\n1 two 5\n", "line 4 is '1 two 5', expected 3 numbers"),
+        ("%%MatrixMarket matrix array real general\n1 2\n1\n2\n3\n", "has more than the 2 values"),
+        ("%%MatrixMarket matrix array real symmetric\n1 2\n1\n", "is symmetric but has shape"),
+    ],
+)
+def test_matrix_market_errors(tmp_path: Path, text: str, message: str) -> None:
+    """A malformed file is refused with what is wrong in it."""
+    path = tmp_path / "t.mtx"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_all(path)
+
+
+def test_column_slabs_spill_and_add() -> None:
+    """Entries in any order and number of runs come back as their sum, however narrow the slabs."""
+    rng = np.random.default_rng(3)
+    expected = np.zeros((50, 23))
+    with ColumnSlabs(50, 23, budget=1500) as slabs:
+        for _ in range(5):
+            rows, columns, values = rng.integers(0, 50, 200), rng.integers(0, 23, 200), rng.integers(1, 9, 200).astype(float)
+            np.add.at(expected, (rows, columns), values)
+            slabs.add(rows, columns, values)
+        found = np.concatenate([values for _, values in slabs.slabs()], axis=1)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.feather", "t.h5", "t.svm", "t.mtx", "t.csv.gz"])
+def test_garbage_is_refused(tmp_path: Path, name: str) -> None:
+    """Bytes of another format are a ``DataError`` that names the file."""
+    (tmp_path / name).write_bytes(bytes(range(256)) * 8)
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        read_all(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.feather", "t.h5", "t.svm", "t.mtx", "t.csv"])
+def test_empty_files_missing_files_and_directories(tmp_path: Path, name: str) -> None:
+    """Each has its own sentence, whatever the format."""
+    with pytest.raises(InputError, match="there is no file"):
+        read_all(tmp_path / name)
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match="is empty"):
+        read_all(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match="is a directory"):
+        read_all(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.feather", "t.h5"])
+def test_truncated_files(tmp_path: Path, table: np.ndarray, name: str) -> None:
+    """A binary file that ends early is refused, not read in part."""
+    path = tmp_path / name
+    if name == "t.npy":
+        np.save(path, table)
+    elif name == "t.npz":
+        np.savez(path, table)
+    elif name == "t.h5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            file["X"] = table
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import feather, parquet
+
+        arrow = pyarrow.table({"a": table[:, 0]})
+        parquet.write_table(arrow, path) if name == "t.parquet" else feather.write_feather(arrow, str(path))
+    path.write_bytes(path.read_bytes()[:-700])
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        read_all(path)
+
+
+def test_damaged_archive_member(tmp_path: Path, table: np.ndarray) -> None:
+    """A flipped byte inside a NPZ member is caught by the checksum of the zip."""
+    path = tmp_path / "t.npz"
+    np.savez(path, X=table)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"t\.npz: array 'X' is damaged"):
+        read_all(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.zeros((2, 2)), "b": np.zeros((2, 2))}, r"2 two-dimensional arrays \(a, b\) and none called X"),
+        ({"a": np.zeros(3)}, "no two-dimensional array"),
+        ({"X": np.array([["a", "b"]])}, "expected real numbers"),
+        ({"X": np.zeros((2, 2), dtype=complex)}, "expected real numbers"),
+    ],
+)
+def test_archives_without_a_table(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    """An archive must tell which array is the table, and it must hold numbers."""
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        read_all(tmp_path / "t.npz")
+
+
+def test_pickles_are_never_loaded(tmp_path: Path) -> None:
+    """Object arrays are refused."""
+    objects = np.array([[1, "a"]], dtype=object)
+    np.save(tmp_path / "t.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "t.npz", X=objects)
+    for name in ("t.npy", "t.npz"):
+        with pytest.raises(DataError):
+            read_all(tmp_path / name)
+
+
+def test_unknown_extension_lists_the_known(tmp_path: Path) -> None:
+    """The sentence says which formats there are."""
+    with pytest.raises(InputError, match=r"\.csv.*\.parquet.*\.gz"):
+        read_all(tmp_path / "t.xlsx")
+    with pytest.raises(InputError, match="no extension of a known format"):
+        read_all(tmp_path / "t.npy.gz")
+
+
+def test_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A format whose library is absent is unavailable, with the command that helps."""
+
+    def absent(module: str) -> None:
+        raise ModuleNotFoundError("no", name="pyarrow")
+
+    (tmp_path / "t.parquet").write_bytes(b"x")
+    monkeypatch.setattr(readers.importlib, "import_module", absent)
+    with pytest.raises(UnavailableError, match=r"needs the package 'pyarrow': pip install fastomp-nvm\[formats\]"):
+        open_reader(str(tmp_path / "t.parquet"), ReaderOptions())
+
+
+def test_every_reader_of_the_table_exists() -> None:
+    """Each entry of the table of formats imports."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("h5py")
+    for target in readers.READERS.values():
+        module, _, name = target.partition(":")
+        assert hasattr(readers.importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("1\n2\n3\n", "t", [1.0, 2.0, 3.0]),
+        ("height\n1\n2\n3\n", "height", [1.0, 2.0, 3.0]),
+        ("7\n1\n2\n3\n", "7", [1.0, 2.0, 3.0]),
+        ("no\nyes\nno", "t", ["no", "yes", "no"]),
+        ("answer\nno\nyes\nno\n", "answer", ["no", "yes", "no"]),
+    ],
+)
+def test_target_files(tmp_path: Path, text: str, name: str, values: list[Any]) -> None:
+    """One value per line; one line more than observations is a heading."""
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    found_name, found = read_target_file(str(path), 3)
+    assert found_name == name
+    assert found.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\n2\n", "holds 2 values, expected one for each of 3 observations"),
+        ("1\nNA\n3\n", "row 2 is missing"),
+        ("1\nx\n3\n", "row 2 holds 'x' among numbers"),
+        ("1,2\n", "line 1 has 2 cells"),
+    ],
+)
+def test_target_file_errors(tmp_path: Path, text: str, message: str) -> None:
+    """A target file that does not fit is refused with the row."""
+    (tmp_path / "t.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_target_file(str(tmp_path / "t.txt"), 3)
+
+
+def test_line_blocks_keep_every_line(tmp_path: Path) -> None:
+    """Runs of lines are whole, complete and numbered, whatever the block size."""
+    (tmp_path / "t").write_bytes(b"ab\n\ncdefgh\ni")
+    for size in range(1, 15):
+        blocks = list(line_blocks(str(tmp_path / "t"), size))
+        assert b"".join(block.data for block in blocks) == b"ab\n\ncdefgh\ni\n"
+        seen = 1
+        for block in blocks:
+            assert block.first_line == seen
+            assert block.data.endswith(b"\n")
+            seen += block.data.count(b"\n")
+
+
+def test_numbers_and_messages() -> None:
+    """A number is what every parser takes; a message stays on one line."""
+    assert parse_number("1e3") == 1000.0
+    assert parse_number("1_000") is None
+    assert parse_number("\u0663") is None
+    assert parse_number("0x10") is None
+    assert shorten("a\nb\x1b[31m" + "c" * 100) == repr("a b [31m" + "c" * 29 + "...")

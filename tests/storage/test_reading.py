@@ -1,0 +1,264 @@
+"""Reading past the page cache: the same bytes and bits as through the mapping, and nobody's pages pushed out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastomp_nvm as fo
+from fastomp_nvm import cli, reading
+from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.errors import MediumError, RequestError
+from fastomp_nvm.reading import MatrixFile, Reader, fillable_memory
+from fastomp_nvm.sweep import Sweeper, Vectors
+from storage_backends.file_system import VOLATILE_FILE_SYSTEMS, file_system_type
+
+
+def build(url: str, n_obs: int, n_columns: int, dtype: str = "float32", tier: str = "int8") -> fo.FeatureStore:
+    """Build a store of random numbers, one column far from zero (accumulated in float64), with a response."""
+    rng = np.random.default_rng(n_obs * 1000 + n_columns)
+    X = rng.normal(size=(n_obs, n_columns))
+    X[:, 0] += 1e4
+    return fo.create_store(url, X, X[:, -1] + rng.normal(size=n_obs), dtype=dtype, tier=tier)
+
+
+def evict(path: Path) -> None:
+    """Drop the pages of a file that nobody maps from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def on_device(path: Path) -> None:
+    """Skip where the temporary folder is memory: nothing there is ever cold."""
+    if file_system_type(str(path)) in VOLATILE_FILE_SYSTEMS:
+        pytest.skip("the temporary folder is on a file system in memory")
+
+
+def read_from_device() -> int:
+    """Return the bytes this process caused to be read from devices."""
+    return next(int(line.split()[1]) for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("n_obs", "n_columns"), [(1, 1), (3, 7), (1023, 37), (1024, 8), (4099, 11), (517, 300)])
+def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str, n_obs: int, n_columns: int) -> None:
+    """Sweeps of matrix and tier and gathers in any order agree bit for bit, whatever the shape and the end of the file."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(reading, "NEAR_BYTES", 5_000)
+    with build(str(tmp_path / "store"), n_obs, n_columns, dtype) as store:
+        dataset = Dataset.of_store(store)
+        vectors = Vectors(np.random.default_rng(1).normal(size=(n_obs, 3)), dataset.matrix.dtype)
+        wide = dataset.design().standardisation.wide
+        columns = np.random.default_rng(2).integers(0, n_columns, size=40)
+        codes = np.arange(2 * n_obs, dtype=np.int16).reshape(2, n_obs) % 100
+        answers = []
+        for io in ("mmap", "direct"):
+            sweeper = Sweeper(2, files=dataset.files, io=io)
+            dots = sweeper.dots(dataset.matrix, vectors, wide)
+            assert dataset.tier is not None
+            answers.append((dots, sweeper.dots_int8(dataset.tier.codes, codes), sweeper.gather(dataset.matrix, columns)))
+            sweeper.close()
+        for mapped, direct in zip(*answers, strict=True):
+            assert mapped.tobytes() == direct.tobytes()
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
+def test_a_selection_is_the_same_read_directly(tmp_path: Path, tier: str) -> None:
+    """Indices, coefficients and counted bytes do not depend on the way to the file."""
+    with build(str(tmp_path / "store"), 333, 2000) as store:
+        dataset = Dataset.of_store(store)
+        found = [fo.select(dataclasses.replace(dataset, io=io), k=15, tier=tier) for io in ("mmap", "direct", "auto")]
+    for other in found[1:]:
+        assert other.indices.tolist() == found[0].indices.tolist()
+        assert np.concatenate(other.coef).tobytes() == np.concatenate(found[0].coef).tobytes()
+        assert (other.bytes_read, other.full_passes) == (found[0].bytes_read, found[0].full_passes)
+
+
+def test_direct_reads_reach_the_device_and_leave_the_page_cache_alone(tmp_path: Path) -> None:
+    """A direct sweep reads the bytes of the matrix from the device and brings no page of it into memory; a mapping does."""
+    on_device(tmp_path)
+    build(str(tmp_path / "store"), 2000, 1500, tier="none").close()
+    evict(tmp_path / "store" / "matrix.npy")
+    with fo.open_store(str(tmp_path / "store")) as store:
+        dataset = Dataset.of_store(store)
+        (file,) = dataset.files
+        if not file.direct:
+            pytest.skip("this file system grants no direct reads")
+        cold = file.resident_share()
+        if cold > 0.1:
+            pytest.skip("the kernel keeps the pages of this file system")
+        vectors = Vectors(np.ones((2000, 1)), dataset.matrix.dtype)
+        before = read_from_device()
+        sweeper = Sweeper(2, files=dataset.files, io="direct")
+        sweeper.dots(dataset.matrix, vectors, np.zeros(1500, bool))
+        sweeper.gather(dataset.matrix, np.arange(1499, 0, -7))
+        assert read_from_device() - before >= dataset.matrix.nbytes
+        assert file.resident_share() == cold
+        Sweeper(2, files=dataset.files, io="mmap").dots(dataset.matrix, vectors, np.zeros(1500, bool))
+        assert file.resident_share() > 0.9
+
+
+@pytest.mark.parametrize("refusal", ["open", "read"])
+def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: str) -> None:
+    """Where the file system refuses direct reads, at once or when it comes to it, the bytes come another way."""
+    with build(str(tmp_path / "store"), 1001, 97) as store:
+
+        def open_file(flags: int) -> int:
+            if flags & os.O_DIRECT and refusal == "open":
+                raise OSError(22, "Invalid argument")
+            return os.open(tmp_path / "store" / "matrix.npy", flags)
+
+        file = MatrixFile(store.matrix, 4096, open_file)
+        preadv = os.preadv
+
+        def refuse(descriptor: int, buffers: list, offset: int) -> int:
+            if descriptor == file._direct:
+                raise OSError(22, "Invalid argument")
+            return preadv(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", refuse)
+        reader = Reader([file], "direct", 2)
+        out, columns = np.empty((60, 1001), np.float32), np.arange(90, 30, -1)
+        assert reader.gather(store.matrix, columns, out)
+        assert np.array_equal(out, store.matrix[columns])
+        assert file.direct == (refusal == "read")
+
+
+def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
+    """On tmpfs, which has no device to read from, direct reading still gives the answer."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        pytest.skip("/dev/shm cannot be written")
+    path = shared / f"fastomp-test-{os.getpid()}"
+    try:
+        with build(str(path), 200, 150) as store:
+            dataset = Dataset.of_store(store)
+            direct, mapped = (fo.select(dataclasses.replace(dataset, io=io), k=5) for io in ("direct", "mmap"))
+            assert direct.indices.tolist() == mapped.indices.tolist()
+    finally:
+        for file in sorted(path.glob("**/*"), reverse=True):
+            file.unlink()
+        path.rmdir()
+
+
+def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> None:
+    """A matrix or tier that is cold and only copied does not pass through the page cache, however much memory there is."""
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda _: 0.0)
+    reads: list[int] = []
+    read = MatrixFile.read
+    monkeypatch.setattr(MatrixFile, "read", lambda self, first, *rest: (reads.append(first), read(self, first, *rest))[1])
+    with build(str(tmp_path / "store"), 500, 80) as store:
+        assert store.tier is not None
+        codes = store.tier.codes
+        loaded = Dataset.of_store(store).loaded(store.url)
+        assert np.array_equal(loaded.matrix, store.matrix)
+        assert reads
+        reads.clear()
+        store.load_tier()
+        assert np.array_equal(store.tier.codes, codes)
+        assert reads
+
+
+def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    """A direct read past the new end of a file raises instead of computing with what the buffer held before."""
+    with build(str(tmp_path / "store"), 1000, 50) as store:
+        dataset = Dataset.of_store(store)
+        os.truncate(tmp_path / "store" / "matrix.npy", 4096 + 60_123)
+        reader = Reader(dataset.files, "direct", 1)
+        with pytest.raises(MediumError, match="cut off"):
+            reader.sweep(dataset.matrix, lambda block, first, last: None)
+
+
+def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
+    """In memory: the mapping. Cold: the mapping for a sweep that will fit, direct for one that will not and for columns picked."""
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
+    share, memory = [1.0], [float("inf")]
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
+    monkeypatch.setattr(reading, "fillable_memory", lambda: memory[0])
+    with build(str(tmp_path / "store"), 100, 50) as store:
+        dataset = Dataset.of_store(store)
+        reader, out = Reader(dataset.files, "auto", 2), np.empty((3, 100), np.float32)
+
+        def ways() -> tuple[bool, bool]:
+            swept = reader.sweep(dataset.matrix, lambda block, first, last: None)
+            return swept, reader.gather(dataset.matrix, np.array([5, 1, 30]), out)
+
+        assert ways() == (False, False)
+        share[0] = 0.2
+        assert ways() == (False, True)
+        memory[0] = dataset.matrix.nbytes
+        assert ways() == (True, True)
+        monkeypatch.setattr(reading, "SMALL_BYTES", 1 << 40)
+        assert ways() == (False, False)
+        assert not reader.sweep(np.zeros((4, 4)), lambda block, first, last: None), "an array without a file is not read here"
+
+
+def test_memory_to_fill_is_bounded_by_the_machine() -> None:
+    """What this process may fill is positive and no more than the machine has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < fillable_memory() <= total
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "room"),
+    [
+        ("4:memory:/a\n", {"memory/a/memory.stat": "hierarchical_memory_limit 1000\ntotal_rss 200\ntotal_shmem 50\n"}, 750),
+        ("0::/a/b\n", {"a/memory.max": "500\n", "a/memory.stat": "anon 100\nshmem 0\n", "a/b/memory.max": "max\n"}, 400),
+        ("0::/elsewhere\n", {"memory.max": "300\n", "memory.stat": "anon 400\nshmem 0\n"}, 0),
+    ],
+)
+def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch, lines: str, files: dict[str, str], room: int) -> None:
+    """Both versions of control groups bound the memory to fill, parents included."""
+    for name, text in {**files, "cgroup": lines}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(reading, "_GROUPS", tmp_path)
+    monkeypatch.setattr(reading, "_MY_GROUPS", tmp_path / "cgroup")
+    assert fillable_memory() == room
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 40), st.integers(1, 20))
+def test_pieces_cover_every_column_once(columns: list[int], most: int, near: int) -> None:
+    """Batches of a gather follow each other, miss nothing and span no more than a buffer holds."""
+    wanted = np.array(sorted(columns))
+    pieces = reading._pieces(wanted, most, near)
+    assert [place for piece in pieces for place in range(piece.start, piece.stop)] == list(range(len(wanted)))
+    assert all(wanted[piece.stop - 1] - wanted[piece.start] < most for piece in pieces)
+    assert all(np.diff(wanted[piece]).max(initial=0) <= near for piece in pieces)
+
+
+def test_descriptors_are_returned(tmp_path: Path) -> None:
+    """A closed store whose data set is gone holds no file open."""
+    build(str(tmp_path / "store"), 50, 40).close()
+
+    def once() -> int:
+        with fo.open_store(str(tmp_path / "store")) as store:
+            fo.select(dataclasses.replace(Dataset.of_store(store), io="direct"), k=3)
+        return len(os.listdir("/proc/self/fd"))
+
+    once()
+    assert once() == once()
+
+
+def test_the_command_line_chooses_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--io`` changes no answer, and a durable run refuses it with a reason."""
+    build(str(tmp_path / "store"), 60, 80).close()
+    printed = []
+    for io in ("mmap", "direct"):
+        assert cli.main(["select", str(tmp_path / "store"), "--k", "4", "--io", io, "--json"]) == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    assert printed[0]["indices"] == printed[1]["indices"]
+    assert cli.main(["select", str(tmp_path / "store"), "--k", "4", "--io", "direct", "--run", "nightly"]) == 2
+    assert "--io" in capsys.readouterr().err
+    with pytest.raises(RequestError, match="sideways"):
+        Reader((), "sideways", 1)

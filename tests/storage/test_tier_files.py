@@ -1,0 +1,285 @@
+"""The tier's place in a store: built in the same pass, bound to its matrix, checked, optional."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fastomp_nvm as fo
+from fastomp_nvm.cli import main
+from fastomp_nvm.errors import MediumError, RequestError, StoreError, StoreURLError
+from fastomp_nvm.moments import moments
+from fastomp_nvm.stores import StoreURL, create_store, open_store
+from fastomp_nvm.tiers import quantise
+from storage_backends import matrix_files, store_format
+from storage_backends.builder import StoreBuilder
+from storage_backends.dram import MEDIUM as DRAM
+from storage_backends.schema import TableSchema
+
+pytestmark = pytest.mark.numerics
+
+TIER_FILES = (store_format.TIER, store_format.TIER_STATISTICS)
+
+
+@pytest.fixture
+def values() -> np.ndarray:
+    """(60, 700) observations by columns: three blocks, one constant column."""
+    values = np.random.default_rng(3).normal(size=(60, 700)) * np.geomspace(1e-3, 1e3, 700)
+    values[:, 9] = 4.0
+    return values
+
+
+@pytest.fixture
+def store(tmp_path: Path, values: np.ndarray) -> Path:
+    """Path of a sound store with a tier, a target and a feature of several columns."""
+    create_store(str(tmp_path / "store"), values, values[:, 0] + values[:, 690], groups={"g": list(range(5, 9))}).close()
+    return tmp_path / "store"
+
+
+def rewrite_header(store: Path, files: dict[str, bytes]) -> None:
+    """Put files in place and make the header vouch for them."""
+    header = json.loads((store / "header.json").read_bytes())
+    del header["crc32"]
+    for name, data in files.items():
+        (store / name).write_bytes(data)
+        header["files"][name] = {"bytes": len(data), **({"crc32": zlib.crc32(data)} if name.endswith("npz") else {})}
+    (store / "header.json").write_bytes(store_format._canonical(header))
+
+
+@pytest.mark.parametrize("scheme", ["dram:", "mmap://", "pmem://"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_tier_is_that_of_the_stored_values(tmp_path: Path, values: np.ndarray, scheme: str, dtype: str) -> None:
+    """Codes, scales and bounds are those of the matrix as stored, whatever the medium, and read-only."""
+    with create_store(f"{scheme}{tmp_path}/s", values, dtype=dtype, replace=True) as store:
+        tier = store.tier
+        assert tier is not None
+        expected = quantise(store.matrix, moments(store.matrix))
+        assert tier.codes.dtype == np.int8
+        assert tier.codes.tobytes() == expected.codes.tobytes()
+        assert tier.scale.tobytes() == expected.scale.tobytes()
+        assert np.allclose(tier.error, expected.error, rtol=1e-12, atol=0)
+        assert tier.mean is store.statistics.mean
+        for array in (tier.codes, tier.scale, tier.error, tier.norm):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            tier.codes.setflags(write=True)
+        assert tier.codes.ctypes.data % 64 == 0
+        store.verify()
+
+
+def test_a_store_may_have_none(tmp_path: Path, values: np.ndarray) -> None:
+    """``tier="none"`` writes no file of a tier, opens, verifies, and selects on the exact matrix."""
+    with create_store(str(tmp_path / "s"), values, values[:, 0], tier="none") as store:
+        assert store.tier is None
+        assert not any((tmp_path / "s" / name).exists() for name in TIER_FILES)
+        store.verify()
+        assert fo.select(store, k=2).tier == "exact"
+        with pytest.raises(StoreError, match=r"no int8 tier.*--tier int8"):
+            store.load_tier()
+    with pytest.raises(StoreError, match="no int8 tier"):
+        open_store(f"mmap://{tmp_path}/s?tier=dram")
+    with pytest.raises(RequestError, match="unknown tier 'int4'"):
+        create_store(str(tmp_path / "t"), values, tier="int4")
+
+
+def test_the_tier_follows_dropped_features(tmp_path: Path, values: np.ndarray) -> None:
+    """With features dropped for missing values the tier has the columns that remain, in file and memory."""
+    values[3, 1] = values[8, 650] = np.nan
+    for url in (str(tmp_path / "s"), "dram:dropped"):
+        with create_store(url, values, missing="drop-feature", replace=True) as store:
+            assert store.tier is not None
+            assert store.tier.codes.shape == store.matrix.shape == (698, 60)
+            assert store.tier.codes.tobytes() == quantise(store.matrix, moments(store.matrix)).codes.tobytes()
+            store.verify()
+    assert np.load(tmp_path / "s" / "tier.npy").shape == (698, 60)
+
+
+def test_checksums_are_those_of_the_codes(store: Path) -> None:
+    """The checksum of a block is the CRC-32 of its rows in tier.npy, so that any tool can check it."""
+    codes = np.load(store / "tier.npy")
+    with np.load(store / "tier.npz") as sidecar, np.load(store / "statistics.npz") as statistics:
+        blocks = statistics["blocks"]
+        for block, checksum in enumerate(sidecar["checksums"]):
+            assert zlib.crc32(codes[blocks[block] : blocks[block + 1]].tobytes()) == checksum
+        assert str(sidecar["fingerprint"]) == json.loads((store / "header.json").read_bytes())["fingerprint"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_no_changed_byte_of_the_tier_goes_unnoticed(store: Path, where: float, flip: int) -> None:
+    """A changed byte of the sidecar refuses to open; one of the codes fails ``verify`` and is never loaded into memory."""
+    refusal = r"cannot be used|is damaged: block \d of the int8 tier"
+    for name in TIER_FILES:
+        sound = (store / name).read_bytes()
+        broken = bytearray(sound)
+        broken[int(where * len(sound))] ^= flip
+        (store / name).write_bytes(broken)
+        try:
+            with pytest.raises(StoreError, match=refusal):
+                open_store(f"mmap://{store}?tier=dram")
+            with (
+                pytest.raises(StoreError, match=r"cannot be used|is damaged: block \d of the int8 tier"),
+                open_store(str(store)) as opened,
+            ):
+                opened.verify()
+        finally:
+            (store / name).write_bytes(sound)
+
+
+@pytest.mark.parametrize("name", TIER_FILES)
+def test_a_missing_or_cut_off_tier_is_refused(store: Path, name: str) -> None:
+    """A tier the header promises must be there, and whole."""
+    os.truncate(store / name, (store / name).stat().st_size - 1)
+    with pytest.raises(StoreError, match=f"cannot be used: {name} has"):
+        open_store(str(store))
+    (store / name).unlink()
+    with pytest.raises(StoreError, match=f"cannot be used: it has no {name}"):
+        open_store(str(store))
+
+
+def test_a_stale_tier_is_refused(store: Path, tmp_path: Path, values: np.ndarray) -> None:
+    """The tier of another matrix of the same shape is refused, even where the header vouches for its bytes."""
+    create_store(str(tmp_path / "other"), values + 1e-3, groups={"g": list(range(5, 9))}).close()
+    foreign = {name: (tmp_path / "other" / name).read_bytes() for name in TIER_FILES}
+    sound = {name: (store / name).read_bytes() for name in TIER_FILES}
+    rewrite_header(store, foreign)
+    with pytest.raises(StoreError, match="cannot be used: its int8 tier was made from another matrix"):
+        open_store(str(store))
+    rewrite_header(store, sound)
+    open_store(str(store)).close()
+
+
+def test_a_tier_of_another_shape_is_refused(store: Path, tmp_path: Path, values: np.ndarray) -> None:
+    """Codes or bounds that do not fit the matrix are refused before anything is mapped."""
+    create_store(str(tmp_path / "other"), values[:, :600], groups={"g": list(range(5, 9))}).close()
+    sound = (store / "tier.npz").read_bytes()
+    rewrite_header(store, {"tier.npz": (tmp_path / "other" / "tier.npz").read_bytes()})
+    with pytest.raises(StoreError, match=r"disagrees with header\.json about the shape"):
+        open_store(str(store))
+    rewrite_header(store, {"tier.npz": sound, "tier.npy": (tmp_path / "other" / "tier.npy").read_bytes()})
+    with pytest.raises(StoreError, match=r"header\.json lacks a field or holds one that is out of its domain"):
+        open_store(str(store))
+
+
+def test_a_store_from_before_tiers_opens(store: Path) -> None:
+    """A header that names no tier is that of a store without one, even where files of that name lie about."""
+    header = json.loads((store / "header.json").read_bytes())
+    del header["crc32"]
+    for name in TIER_FILES:
+        del header["files"][name]
+    (store / "header.json").write_bytes(store_format._canonical(header))
+    with open_store(str(store)) as opened:
+        assert opened.tier is None
+        opened.verify()
+
+
+def test_the_tier_alone_is_copied_into_memory(store: Path) -> None:
+    """``?tier=dram`` leaves the matrix in its file, takes the tier off it, and says so in the URL that opens it again."""
+    with open_store(f"mmap://{store}?tier=dram") as opened, open_store(str(store)) as plain:
+        assert opened.url == f"mmap://{store}?tier=dram"
+        assert opened.tier is not None
+        assert plain.tier is not None
+        maps = Path("/proc/self/maps").read_text()
+        assert opened.tier.codes.tobytes() == plain.tier.codes.tobytes()
+        assert not opened.tier.codes.flags.writeable
+        assert maps.count("store/matrix.npy") >= 2
+        assert _mapped_file(opened.tier.codes) == ""
+        assert _mapped_file(plain.tier.codes).endswith("tier.npy")
+        assert _mapped_file(opened.matrix).endswith("matrix.npy")
+        answers = [fo.select(each, k=4, tier="int8") for each in (opened, plain)]
+        assert answers[0].indices.tolist() == answers[1].indices.tolist()
+        opened.verify()
+    with pytest.raises(StoreURLError, match="expected tier=dram"):
+        open_store(f"mmap://{store}?tier=ssd")
+    with pytest.raises(StoreURLError, match="unknown parameter 'tear'"):
+        open_store(f"mmap://{store}?tear=dram")
+
+
+def _mapped_file(array: np.ndarray) -> str:
+    """Return the file behind the memory of an array, or nothing."""
+    address = array.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address < end:
+            return line.split(maxsplit=5)[5] if len(line.split(maxsplit=5)) > 5 and "/" in line else ""
+    raise AssertionError("the array lies in no mapping")
+
+
+def test_a_build_that_fails_leaves_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for the tier the build is refused when it is begun; one given up later leaves nothing either."""
+    allocate = matrix_files.allocate
+
+    def no_room_for_tiers(descriptor: int, length: int, path: str) -> None:
+        if path.startswith("the tier of"):
+            raise MediumError("no room")
+        allocate(descriptor, length, path)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(matrix_files, "allocate", no_room_for_tiers)
+    with pytest.raises(MediumError, match="no room"):
+        create_store(str(tmp_path / "s"), np.eye(4))
+    monkeypatch.undo()
+    with StoreBuilder(str(tmp_path / "s"), TableSchema.plain(4, ("a", "b"))) as builder:
+        builder.write_rows(0, np.eye(4)[:, :2])
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_closed_store_hands_out_no_tier(store: Path) -> None:
+    """After ``close`` there is no tier to take, and both descriptors are gone; a view taken before stays whole."""
+    before = len(os.listdir("/proc/self/fd"))
+    opened = open_store(str(store))
+    assert opened.tier is not None
+    codes = opened.tier.codes
+    total = int(codes.sum())
+    opened.close()
+    assert opened.tier is None
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # that of the mapping behind the view
+    assert int(codes.sum()) == total
+
+
+def test_the_command_line_builds_shows_and_takes_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``ingest --tier``, ``info``, ``select --tier`` and ``--tier-load`` agree on what there is and what was read."""
+    rng = np.random.default_rng(1)
+    table = rng.normal(size=(80, 30))
+    np.save(tmp_path / "X.npy", table)
+    np.save(tmp_path / "y.npy", table[:, 3] - table[:, 20])
+    source, target = str(tmp_path / "X.npy"), str(tmp_path / "y.npy")
+    kept, none = str(tmp_path / "kept"), str(tmp_path / "none")
+    assert main(["ingest", source, kept, "--target", target]) == 0
+    assert main(["ingest", source, none, "--target", target, "--tier", "none"]) == 0
+    capsys.readouterr()
+    for url, tier in ((kept, "int8"), (none, "none")):
+        assert main(["info", url, "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["tier"], facts["tier_bytes"]) == (tier, 2400 if tier == "int8" else 0)
+    answers = {}
+    for extra in ([], ["--tier", "int8"], ["--tier", "int8", "--tier-load", "dram"], ["--tier", "int8", "--load", "dram"]):
+        assert main(["select", kept, "--k", "2", "--json", *extra]) == 0
+        answers[tuple(extra)] = json.loads(capsys.readouterr().out)
+    assert {json.dumps([found["indices"], found["coef"], found["score"]]) for found in answers.values()} == {
+        json.dumps([answers[()]["indices"], answers[()]["coef"], answers[()]["score"]])
+    }
+    assert answers[()]["tier"] == "exact"  # too small for a tier to pay
+    for extra, found in answers.items():
+        assert found["bytes_read_tier"] + found["bytes_read_exact"] == found["bytes_read"]
+        assert (found["bytes_read_tier"] > 0) == bool(extra)
+    assert main(["select", none, "--k", "2", "--tier", "int8"]) == 2
+    assert "no int8 tier" in capsys.readouterr().err
+
+
+def test_dram_counts_the_tier_in_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in memory is refused when matrix and tier together do not fit."""
+    monkeypatch.setattr("storage_backends.dram._available_memory", lambda: 4500)
+    url = StoreURL.parse("dram:too-large")
+    DRAM.draft(url, 10, 100, "float32", replace=True).abort()
+    with pytest.raises(MediumError, match=r"needs 5\.0 kB"):
+        DRAM.draft(url, 10, 100, "float32", replace=True, tier="int8")
