@@ -19,6 +19,7 @@ from ado_plugin.jobs import Job
 from ado_plugin.pools import Pools
 from fastomp_nvm import registry
 from fastomp_nvm.checkpoint import RegionPlace, StateLog
+from fastomp_nvm.columns import LARGEST_BUDGET
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.engine import Progress
 from fastomp_nvm.errors import FastompError, StoreError
@@ -63,7 +64,7 @@ def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> Estim
     models = 4 if request.tau == "auto" else 1
     products = 3 * 8 * models * layout.n_columns
     factors = 2 * 8 * min(rank, layout.n_obs) * layout.n_obs
-    return Estimate(min(request.gather_bytes, matrix) + products + factors, (rounds + 2) * matrix)
+    return Estimate(min(request.gather_bytes or LARGEST_BUDGET, matrix) + products + factors, (rounds + 2) * matrix)
 
 
 class Execution:

@@ -113,7 +113,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         certificate: bool = False,
         lambda_min: float | None = None,
         target: str | None = None,
-        gather_bytes: int = 1 << 30,
+        gather_bytes: int | None = None,
         tier: Literal["auto", "exact", "int8"] = "auto",
         threads: int | None = None,
         observer: Observer | None = None,

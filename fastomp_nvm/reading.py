@@ -24,6 +24,7 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -262,7 +263,7 @@ class Reader:
 
 def fillable_memory() -> float:
     """Return the bytes of memory this process may still fill, the page cache counted as free; infinity where nothing tells."""
-    return min(_available_memory(), _group_room())
+    return min(_available_memory(), _group_room(), _allowed_addresses())
 
 
 def _pieces(columns: IndexArray, most: int, near: int) -> list[slice]:
@@ -283,6 +284,18 @@ def _available_memory() -> float:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return float("inf")
+
+
+def _allowed_addresses() -> float:
+    """Return what the resource limits of this process leave of its data and of its address space."""
+    room = float("inf")
+    for limit, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY:
+            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+            used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{name}:"))
+            room = min(room, max(most - used, 0))
+    return room
 
 
 def _group_room() -> float:

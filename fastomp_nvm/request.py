@@ -61,9 +61,9 @@ class SelectionRequest:
     lambda_min : float, optional
         What the certificate may take for granted: the smallest eigenvalue of the (negative) Hessian, penalty left out, on any
         ``len(selection) + rank`` features; for the linear model that of the Gram matrix of their standardised columns.
-    gather_bytes : int
-        Memory for gathered columns; what exceeds it is re-read when needed, with the same answer. The polish works on the columns
-        that are held, so a budget they exceed leaves it less to choose from.
+    gather_bytes : int, optional
+        Memory for gathered columns; what exceeds it is re-read when needed, with the same answer. Half the free memory, at most
+        2 GiB, when left out.
     tier : {"auto", "exact", "int8"}
         Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
         where it pays (see ``fastomp_nvm.tiers.worthwhile``).
@@ -87,7 +87,7 @@ class SelectionRequest:
     exclude: Sequence[str] = ()
     certificate: bool = False
     lambda_min: float | None = None
-    gather_bytes: int = 1 << 30
+    gather_bytes: int | None = None
     tier: Literal["auto", "exact", "int8"] = "auto"
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class SelectionRequest:
             raise RequestError(f"test_fraction is {self.test_fraction!r}: expected a number between 0 and 1, both excluded")
         if isinstance(self.exclude, str):
             raise RequestError(f"exclude is {self.exclude!r}: expected a list of feature names")
-        if not (_is_integer(self.gather_bytes) and self.gather_bytes >= 1):
+        if self.gather_bytes is not None and not (_is_integer(self.gather_bytes) and self.gather_bytes >= 1):
             raise RequestError(f"gather_bytes is {self.gather_bytes!r}: expected a whole number of at least 1")
         if self.weights is not None:
             weights = np.asarray(self.weights, dtype=np.float64)

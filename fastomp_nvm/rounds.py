@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.design import Design, Standardisation, column_index
 from fastomp_nvm.objectives.base import Objective
-from fastomp_nvm.sweep import ColumnPool, Traffic
+from fastomp_nvm.sweep import Traffic
 
 if TYPE_CHECKING:
     from fastomp_nvm.certificate import Certificate
@@ -176,11 +177,13 @@ class ExactGradients(Gradients):
 
     def top_mean(self, count: int) -> float:
         """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+        largest = self.largest(count)
+        return math.fsum(largest.tolist()) / len(largest) if len(largest) else 0.0
+
+    def largest(self, count: int) -> Float64Array:
+        """Return the ``count`` largest scores (all, when there are fewer), in no order."""
         count = min(count, len(self._scores))
-        if count == 0:
-            return 0.0
-        largest = np.partition(self._scores, len(self._scores) - count)[len(self._scores) - count :]
-        return math.fsum(largest.tolist()) / count
+        return np.partition(self._scores, len(self._scores) - count)[len(self._scores) - count :] if count else np.empty(0)
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""

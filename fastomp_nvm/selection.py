@@ -14,6 +14,7 @@ from fastomp_nvm import registry
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.blas import one_blas_thread
 from fastomp_nvm.certificate import certified
+from fastomp_nvm.columns import LARGEST_BUDGET, ColumnPool, Columns, automatic_budget
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.intersection import Intersection, intersect
@@ -23,10 +24,11 @@ from fastomp_nvm.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError
 from fastomp_nvm.held_out import split_weights
 from fastomp_nvm.objectives.base import Fit, Objective
+from fastomp_nvm.remote_rows import network_figures, restart_network_figures
 from fastomp_nvm.request import Selection, SelectionRequest
 from fastomp_nvm.rounds import Counters, Journal, Parameters, Problem
 from fastomp_nvm.stores import FeatureStore, Tier, open_store
-from fastomp_nvm.sweep import ColumnPool, Columns, Sweeper, Traffic
+from fastomp_nvm.sweep import Sweeper, Traffic
 from fastomp_nvm.tiers import worthwhile
 
 __all__ = ["select", "select_many"]
@@ -141,13 +143,15 @@ def select_shared(
     opened = open_store(data) if isinstance(data, str) else None
     try:
         dataset = as_dataset(opened if opened is not None else data, names)
+        restart_network_figures(dataset.matrix)
         sweeper = Sweeper(threads, files=dataset.files, io=dataset.io)
         try:
             with one_blas_thread():
                 weights = [each for request in wanted if (each := _moment_weights(dataset, request)) is not None]
                 if len(weights) > 1:
                     dataset = dataset.knowing(weights)
-                runs = [_prepare(dataset, request, y, sweeper) for request in wanted]
+                budget = automatic_budget(len(wanted))
+                runs = [_prepare(dataset, request, y, sweeper, budget) for request in wanted]
                 for (run, _), journal in zip(runs, journals, strict=False):
                     run.journal = journal
                 engine = Engine(dataset.matrix, sweeper, observer, cancelled)
@@ -192,8 +196,10 @@ def as_dataset(data: Any, names: Sequence[str] | None) -> Dataset:
     return Dataset.of_array(array, names)
 
 
-def _prepare(dataset: Dataset, request: SelectionRequest, y: Any, sweeper: Sweeper) -> tuple[Run, dict[str, Any]]:
-    """Bind a request to the data; return its run and what the result says of the target."""
+def _prepare(
+    dataset: Dataset, request: SelectionRequest, y: Any, sweeper: Sweeper, budget: int = LARGEST_BUDGET
+) -> tuple[Run, dict[str, Any]]:
+    """Bind a request to the data, with a ``budget`` of bytes to gather where it names none; return its run and target."""
     counters = Counters()
     response, target, excluded = resolve_response(dataset, request, y)
     excluded = np.union1d(excluded, _excluded(dataset, request))
@@ -210,7 +216,9 @@ def _prepare(dataset: Dataset, request: SelectionRequest, y: Any, sweeper: Sweep
     make = registry.lookup(registry.OBJECTIVES, "objective", request.objective)
     objective: Objective = make(response, request.weights, centred=request.standardize, **options)
     parameters = Parameters(request.epsilon, request.tau, int(request.seed), request.until, request.polish, request.skip_weak)
-    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes)
+    budget = budget if request.gather_bytes is None else request.gather_bytes
+    resident = dataset.traits.medium == "dram" and isinstance(dataset.matrix, np.ndarray)
+    pool = ColumnPool(design, sweeper, counters.traffic, budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, usable, pool, counters)
     algorithm = registry.lookup(registry.SELECTORS, "algorithm", request.algorithm)(problem)
     if request.certificate:
@@ -383,6 +391,7 @@ def _finish(
         "bytes_read": traffic.bytes_read,
         "bytes_read_tier": traffic.bytes_read_tier,
         "bytes_read_exact": traffic.bytes_read - traffic.bytes_read_tier,
+        **network_figures(dataset.matrix),
         "seconds": time.perf_counter() - started,
         "medium": dataset.traits.medium,
         "durability": dataset.traits.durability,

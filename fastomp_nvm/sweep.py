@@ -12,24 +12,21 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-from fastomp_nvm.design import Design, Standardisation, column_index
+from fastomp_nvm.design import Standardisation
 from fastomp_nvm.kernels import Kernel, kernel
 from fastomp_nvm.pieces import PiecedRows, parts
 from fastomp_nvm.reading import MatrixFile, Reader
+from fastomp_nvm.remote_rows import RemoteRows
 
-__all__ = ["ColumnPool", "Columns", "Sweeper", "Traffic", "Vectors", "aligned_empty"]
+__all__ = ["Sweeper", "Traffic", "Vectors", "aligned_empty"]
 
 #: Bytes of matrix one thread takes at a time: large against the cost of a Python call, small against a sweep.
 TASK_BYTES = 4 << 20
-
-#: Bytes of columns read at a time to answer a question about them.
-READ_BYTES = 64 << 20
 
 #: Below this many multiply-adds a sweep is done by the calling thread: waking another costs more.
 INLINE_PRODUCTS = 1 << 23
@@ -183,6 +180,33 @@ class Sweeper:
         self._fill(rows, out, lambda block, first, last: self._range(block, vectors, exact, out, first, last))
         lost_pages.check(rows)
 
+    def dots_at(self, rows: AnyArray, index: IndexArray, vectors: Vectors, wide: BoolArray) -> Float64Array:
+        """Return (len(index), m) float64: raw dot products of ``rows[index]``, which are in memory and stay where they are.
+
+        Parameters
+        ----------
+        rows : (r, n_obs)
+        index : (c,) int64
+        vectors : Vectors
+        wide : (c,) bool
+            Which of the rows picked to accumulate in float64.
+        """
+        out = np.empty((len(index), len(vectors.fast)))
+        exact = np.flatnonzero(wide) if rows.dtype != np.float64 else _NONE
+
+        def fill(first: int, last: int) -> None:
+            low, high = np.searchsorted(exact, (first, last)) if exact.size else (0, 0)
+            if high - low < last - first:
+                self.kernel.dots_at(rows, index[first:last], vectors.fast, out[first:last])
+            if high > low:
+                columns = exact[low:high]
+                precise = np.empty((len(columns), out.shape[1]))
+                self.kernel.dots_at(rows, index[columns], vectors.wide, precise)
+                out[columns] = precise
+
+        self._share(len(index), rows.shape[1] * rows.itemsize, rows.shape[1] * out.shape[1], fill)
+        return out
+
     def dots_int8(self, rows: AnyArray, vectors: AnyArray) -> IndexArray:
         """Return (n_columns, m) int64: exact products of int8 ``rows`` (n_columns, n_obs) and int16 ``vectors`` (m, n_obs)."""
         out = np.empty((len(rows), len(vectors)), dtype=np.int64)
@@ -199,17 +223,20 @@ class Sweeper:
         """Have ``fill(rows[first:last], first, last)`` fill those rows of ``out``, on the calling thread and the workers."""
         if self._reader.sweep(rows, fill):
             return
-        step = max(TASK_BYTES // max(rows.shape[1] * rows.itemsize, 1), 8)
-        if self._executor is None or rows.size * out.shape[1] < INLINE_PRODUCTS or len(rows) <= 8:
-            fill(rows, 0, len(rows))
+        width = rows.shape[1]
+        self._share(len(rows), width * rows.itemsize, width * out.shape[1], lambda a, b: fill(rows[a:b], a, b))
+
+    def _share(self, count: int, row_bytes: int, row_products: int, fill: Callable[[int, int], None]) -> None:
+        """Have ``fill(first, last)`` called for ranges that make up ``range(count)``, on the calling thread and the workers."""
+        if self._executor is None or count * row_products < INLINE_PRODUCTS or count <= 8:
+            fill(0, count)
             return
-        step = max(min(step, -(-len(rows) // (2 * self.threads))), 8)
-        starts = iter(range(0, len(rows), step))  # next() on it is atomic under the interpreter lock
+        step = max(min(TASK_BYTES // max(row_bytes, 1), -(-count // (2 * self.threads))), 8)
+        starts = iter(range(0, count, step))  # next() on it is atomic under the interpreter lock
 
         def work() -> None:
             for first in starts:
-                last = min(first + step, len(rows))
-                fill(rows[first:last], first, last)
+                fill(first, min(first + step, count))
 
         helpers = [self._executor.submit(work) for _ in range(self.threads - 1)]
         try:
@@ -230,10 +257,13 @@ class Sweeper:
             self.kernel.dots(picked, vectors.wide, exact)
             out[columns] = exact
 
-    def gather(self, matrix: AnyArray | PiecedRows, columns: IndexArray, out: AnyArray | None = None) -> AnyArray:
+    def gather(self, matrix: AnyArray | PiecedRows | RemoteRows, columns: IndexArray, out: AnyArray | None = None) -> AnyArray:
         """Copy ``columns`` of ``matrix`` into memory: (n, n_obs), contiguous and 64-byte aligned."""
         if out is None:
             out = aligned_empty((len(columns), matrix.shape[1]), matrix.dtype)
+        if isinstance(matrix, RemoteRows):
+            matrix.gather(columns, out)
+            return out
         if isinstance(matrix, PiecedRows):
             for here, piece, local in matrix.located(columns):
                 out[here] = self.gather(piece, local)
@@ -242,226 +272,3 @@ class Sweeper:
             self.kernel.gather(matrix, columns, out)
         lost_pages.check(matrix)
         return out
-
-
-class Columns:
-    """The columns of some features, at hand for repeated products: in memory, or re-read in chunks above the byte budget.
-
-    Attributes
-    ----------
-    features : (f,) int64
-        Which features, in the order of the rows.
-    standardisation : Standardisation
-        Of these features, by position.
-    """
-
-    def __init__(self, pool: ColumnPool, features: IndexArray) -> None:
-        self.features = features
-        self.standardisation = pool.design.standardisation.subset(features)
-        self._pool = pool
-        self._rows = pool.rows(features)
-
-    @property
-    def exact(self) -> bool:
-        """True when products are accumulated in float64 throughout."""
-        return bool(self._pool.design.matrix.dtype == np.float64)
-
-    def products(self, vectors: Float64Array) -> Float64Array:
-        """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
-        sweeper = self._pool.sweeper
-        if self._rows is not None:
-            return sweeper.products(self._rows, self.standardisation, vectors)
-        out = np.empty((int(self.standardisation.offsets[-1]), vectors.shape[1]))
-        for chunk in self._pool.chunks(self.features):
-            part = self.standardisation.subset(chunk)
-            rows = self._pool.read(self.features[chunk])
-            out[column_index(self.standardisation.offsets, chunk)] = sweeper.products(rows, part, vectors)
-        return out
-
-    def dense(self, positions: IndexArray) -> Float64Array:
-        """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64."""
-        part = self.standardisation.subset(positions)
-        if self._rows is not None:
-            rows = self._rows[column_index(self.standardisation.offsets, positions)]
-        else:
-            rows = self._pool.read(self.features[positions])
-        return part.materialise(rows)
-
-    def squared_norms(self) -> Float64Array:
-        """Return (n_columns,): squared length of each column as standardised."""
-        norms = [(self.dense(np.array([position])) ** 2).sum(axis=0) for position in range(len(self.features))]
-        return np.concatenate(norms) if norms else np.empty(0)
-
-    def keep(self, positions: IndexArray) -> Columns:
-        """Return the features at ``positions`` alone."""
-        kept = object.__new__(Columns)
-        kept.features = self.features[positions]
-        kept.standardisation = self.standardisation.subset(positions)
-        kept._pool = self._pool
-        kept._rows = None
-        if self._rows is not None:
-            kept._rows = self._pool.sweeper.gather(self._rows, column_index(self.standardisation.offsets, positions))
-        return kept
-
-
-class ColumnPool:
-    """Columns a run has gathered so far, each read from the medium once, within a byte budget.
-
-    A column read only to answer a question (``products``) is set aside until the question is ``settle``d, and not read again if it
-    is gathered before. It never joins ``features``: those are what the algorithm asked for, whichever way it was answered.
-
-    Parameters
-    ----------
-    design : Design
-    sweeper : Sweeper
-    traffic : Traffic
-        Counts what is taken from the medium.
-    budget : int
-        Bytes of columns to keep in memory; what does not fit is re-read when needed, with the same answer.
-    """
-
-    def __init__(self, design: Design, sweeper: Sweeper, traffic: Traffic, budget: int) -> None:
-        self.design = design
-        self.sweeper = sweeper
-        self.traffic = traffic
-        self.budget = budget
-        self._row_bytes = max(design.n_obs * design.matrix.itemsize, 1)
-        self._widths = np.diff(design.standardisation.offsets)
-        self._kept = _HeldRows(design.n_obs, design.matrix.dtype)
-        self._aside = _HeldRows(design.n_obs, design.matrix.dtype)
-        self._glances = Traffic()  # what questions took, less what was gathered afterwards
-
-    @property
-    def features(self) -> IndexArray:
-        """Features held in memory, ascending."""
-        return np.array(sorted(self._kept.slots), dtype=np.int64)
-
-    def columns(self, features: IndexArray) -> Columns:
-        """Gather ``features``; columns already held are not read again."""
-        return Columns(self, features)
-
-    def rows(self, features: IndexArray) -> AnyArray | None:
-        """Return the raw rows of ``features`` as one array, or None when they exceed the budget."""
-        widths = self._widths[features]
-        if int(widths.sum()) * self._row_bytes > self.budget:
-            return None
-        missing = features[~self._kept.holds(features)]
-        if (self._kept.used + int(self._widths[missing].sum())) * self._row_bytes > self.budget:
-            # The pool is full: hold what is wanted now, forget the rest.
-            self._kept.clear()
-            missing = features
-        if len(missing):
-            self.traffic.add(len(missing), int(self._widths[missing].sum()) * self._row_bytes)
-            aside = self._aside.holds(missing)
-            self._gather(missing[~aside], self._kept)
-            self._move(missing[aside])
-        return self.sweeper.gather(self._kept.array, self._kept.places(features, widths))
-
-    def products(self, features: IndexArray, vectors: Float64Array) -> Float64Array:
-        """Return (n_columns, m): the standardised columns of ``features`` times ``vectors`` (n_obs, m), gathered or not."""
-        offsets = np.concatenate(([0], np.cumsum(self._widths[features])))
-        out = np.empty((int(offsets[-1]), vectors.shape[1]))
-        for chunk in self.chunks(features, READ_BYTES):
-            kept = self._kept.holds(features[chunk])
-            aside = self._aside.holds(features[chunk]) & ~kept
-            for source, positions in ((self._kept, chunk[kept]), (self._aside, chunk[aside]), (None, chunk[~kept & ~aside])):
-                if len(positions):
-                    mine = features[positions]
-                    if source is None:
-                        rows = self._glance(mine)
-                    else:
-                        rows = self.sweeper.gather(source.array, source.places(mine, self._widths[mine]))
-                    values = self.sweeper.products(rows, self.design.standardisation.subset(mine), vectors)
-                    out[column_index(offsets, positions)] = values
-        return out
-
-    def settle(self) -> Traffic:
-        """Let go of what was set aside; return what questions took from the medium since the last time and nobody gathered."""
-        glances, self._glances = self._glances, Traffic()
-        self._aside.clear()
-        return glances
-
-    def read(self, features: IndexArray) -> AnyArray:
-        """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
-        columns = column_index(self.design.standardisation.offsets, features)
-        self.traffic.add(len(features), len(columns) * self._row_bytes)
-        return self.sweeper.gather(self.design.matrix, columns)
-
-    def chunks(self, features: IndexArray, size: int | None = None) -> list[IndexArray]:
-        """Split positions of ``features`` into runs whose columns fit half the budget, and ``size`` bytes where given."""
-        limit = self.budget // 2 if size is None else min(size, self.budget // 2)
-        bins = np.cumsum(self._widths[features] * self._row_bytes) // max(limit, self._row_bytes)
-        return np.split(np.arange(len(features)), np.flatnonzero(np.diff(bins)) + 1) if len(features) else []
-
-    def _gather(self, features: IndexArray, into: _HeldRows) -> AnyArray:
-        """Read the columns of ``features`` into rows that are held, and return these."""
-        columns = column_index(self.design.standardisation.offsets, features)
-        rows = self.sweeper.gather(self.design.matrix, columns, into.space(len(columns)))
-        into.take(features, self._widths[features])
-        return rows
-
-    def _move(self, features: IndexArray) -> None:
-        """Move ``features`` from what was set aside to what is kept."""
-        widths = self._widths[features]
-        places = self._aside.places(features, widths)
-        self.sweeper.gather(self._aside.array, places, self._kept.space(len(places)))
-        self._kept.take(features, widths)
-        self._aside.drop(features)
-        # Counted as a glance, and as gathered from now on: one of the two must go.
-        self._glances.features_visited -= len(features)
-        self._glances.bytes_read -= len(places) * self._row_bytes
-
-    def _glance(self, features: IndexArray) -> AnyArray:
-        """Read the columns of ``features`` for a question, counted, and set aside while there is room."""
-        rows = int(self._widths[features].sum())
-        self._glances.add(len(features), rows * self._row_bytes)
-        if (self._kept.used + self._aside.used + rows) * self._row_bytes <= self.budget:
-            return self._gather(features, self._aside)
-        return self.sweeper.gather(self.design.matrix, column_index(self.design.standardisation.offsets, features))
-
-
-class _HeldRows:
-    """Rows of features in one array that grows by doubling."""
-
-    def __init__(self, n_obs: int, dtype: np.dtype[Any]) -> None:
-        self.array = aligned_empty((0, n_obs), dtype)
-        self.slots: dict[int, int] = {}  # feature -> its first row
-        self.used = 0
-
-    def holds(self, features: IndexArray) -> BoolArray:
-        """Tell which of ``features`` are held."""
-        slots = self.slots
-        return np.array([feature in slots for feature in features.tolist()], dtype=np.bool_)
-
-    def places(self, features: IndexArray, widths: IndexArray) -> IndexArray:
-        """Return the rows of ``features``, which have ``widths`` columns, in their order."""
-        slots = np.array([self.slots[feature] for feature in features.tolist()], dtype=np.int64)
-        if widths.size and int(widths.max()) > 1:
-            slots = np.concatenate([np.arange(slot, slot + width) for slot, width in zip(slots, widths, strict=True)])
-        return slots
-
-    def space(self, count: int) -> AnyArray:
-        """Return room for ``count`` rows behind those in use."""
-        if self.used + count > len(self.array):
-            grown = aligned_empty((max(self.used + count, 2 * len(self.array)), self.array.shape[1]), self.array.dtype)
-            grown[: self.used] = self.array[: self.used]
-            self.array = grown
-        return self.array[self.used : self.used + count]
-
-    def take(self, features: IndexArray, widths: IndexArray) -> None:
-        """Hold the next rows as those of ``features``, which have ``widths`` columns."""
-        ends = self.used + np.cumsum(widths)
-        self.slots.update(zip(features.tolist(), (ends - widths).tolist(), strict=True))
-        self.used += int(widths.sum())
-
-    def drop(self, features: IndexArray) -> None:
-        """Forget ``features``; their rows stay in use until ``clear``."""
-        for feature in features.tolist():
-            del self.slots[feature]
-
-    def clear(self) -> None:
-        """Forget everything; a large array is given back."""
-        self.slots.clear()
-        self.used = 0
-        if self.array.nbytes > READ_BYTES:
-            self.array = self.array[:0].copy()

@@ -38,6 +38,8 @@ class Kernel:
         ``dots(rows, residuals, out)``: rows (c, n_obs) float16, float32 or float64, the entries of a row side by side, any row
         stride and alignment; residuals (m, n_obs) C-contiguous float32 or float64, at least as wide; out (c, m) C-contiguous
         float64. Residuals of float32 mean float32 products in short sums, of float64 mean float64 throughout.
+    dots_at : callable
+        ``dots_at(rows, index, residuals, out)``: ``dots`` of ``rows[index[i]]``, in place; index (c,) int64.
     dots_int8 : callable
         ``dots_int8(rows, residuals, out)``: int8 rows, int16 residuals of at most ``INT8_RESIDUAL_LIMIT``, int64 out; exact.
     gather : callable
@@ -46,6 +48,7 @@ class Kernel:
 
     id: str
     dots: Callable[[AnyArray, AnyArray, Float64Array], None]
+    dots_at: Callable[[AnyArray, IndexArray, AnyArray, Float64Array], None]
     dots_int8: Callable[[AnyArray, AnyArray, IndexArray], None]
     gather: Callable[[AnyArray, IndexArray, AnyArray], None]
 
@@ -84,7 +87,7 @@ def available() -> dict[str, str]:
 def _load_c() -> Kernel:
     """Load the compiled extension at its best."""
     native = importlib.import_module("fastomp_nvm.kernels._native")
-    return Kernel(native.kernel_id, native.dots, native.dots_int8, native.gather)
+    return Kernel(native.kernel_id, native.dots, native.dots_at, native.dots_int8, native.gather)
 
 
 def _load_c_generic() -> Kernel:
@@ -94,16 +97,19 @@ def _load_c_generic() -> Kernel:
     def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
         native.dots(rows, residuals, out, True)
 
+    def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
+        native.dots_at(rows, index, residuals, out, True)
+
     def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
         native.dots_int8(rows, residuals, out, True)
 
-    return Kernel(native.plain_kernel_id, dots, dots_int8, native.gather)
+    return Kernel(native.plain_kernel_id, dots, dots_at, dots_int8, native.gather)
 
 
 def _load_python(module_name: str) -> Kernel:
     """Load a kernel written in Python."""
     module = importlib.import_module(module_name)
-    return Kernel(module.KERNEL_ID, module.dots, module.dots_int8, module.gather)
+    return Kernel(module.KERNEL_ID, module.dots, module.dots_at, module.dots_int8, module.gather)
 
 
 _LOADERS: Mapping[str, Callable[[], Kernel]] = MappingProxyType(

@@ -279,26 +279,54 @@ static void pack(char *panel, const Py_buffer *residuals, Index j, Index width, 
     }
 }
 
-/* Points the strips at `length` observations of rows i, i + 1, ... from observation `begin`. */
-static void place_strips(struct strips *strips, const Py_buffer *rows, Index i, Index begin, Index length, Index lanes)
+static int64_t index_at(const Py_buffer *index, Index position)
 {
-    const Index rest = length % lanes;
-    strips->count = smaller(BLOCK_ROWS, rows->shape[0] - i);
+    int64_t value;
+    memcpy(&value, (const char *)index->buf + position * index->strides[0], sizeof value);
+    return value;
+}
+
+/* The rows of a dot: all of `rows`, or, where `index` is given, those it names, in its order. */
+struct picked {
+    const Py_buffer *rows, *index;
+    Index count;
+};
+
+static const char *picked_row(const struct picked *picked, Index i)
+{
+    return (const char *)picked->rows->buf + (picked->index ? index_at(picked->index, i) : i) * picked->rows->strides[0];
+}
+
+/* Points the strips at `length` observations of the picked rows i, i + 1, ... from observation `begin`. */
+static void place_strips(struct strips *strips, const struct picked *picked, Index i, Index begin, Index length, Index lanes)
+{
+    const Index rest = length % lanes, item = picked->rows->itemsize;
+    strips->count = smaller(BLOCK_ROWS, picked->count - i);
     strips->whole = length / lanes;
     strips->ragged = rest > 0;
     for (Index k = 0; k < strips->count; k++) {
-        strips->start[k] = (const char *)rows->buf + (i + k) * rows->strides[0] + begin * rows->itemsize;
+        strips->start[k] = picked_row(picked, i + k) + begin * item;
         if (rest) {
             memset(strips->end[k], 0, VECTOR_BYTES);
-            memcpy(strips->end[k], strips->start[k] + (length - rest) * rows->itemsize, (size_t)(rest * rows->itemsize));
+            memcpy(strips->end[k], strips->start[k] + (length - rest) * item, (size_t)(rest * item));
         }
     }
 }
 
-/* Fills out (8-byte numbers) with the dots of every row with every residual; panel has room for panel_chunks() chunks. */
-static void sweep(Tile *tile, const Py_buffer *rows, const Py_buffer *residuals, const Py_buffer *out, char *panel)
+/* Returns how far ahead of `begin` lies what is read next: the next chunk of these rows, or the first one of the rows after them.
+ * Where those are is not known of rows picked by number: nowhere new, then. */
+static Index bytes_ahead(const struct picked *picked, Index first, Index begin, Index last, Index chunk)
 {
-    const Index n_rows = rows->shape[0], n_obs = rows->shape[1], n_residuals = residuals->shape[0];
+    const Index item = picked->rows->itemsize;
+    if (begin + chunk < last)
+        return chunk * item;
+    return picked->index ? 0 : BLOCK_ROWS * picked->rows->strides[0] - (begin - first) * item;
+}
+
+/* Fills out (8-byte numbers) with the dots of every row with every residual; panel has room for panel_chunks() chunks. */
+static void sweep(Tile *tile, const struct picked *picked, const Py_buffer *residuals, const Py_buffer *out, char *panel)
+{
+    const Index n_obs = picked->rows->shape[1], n_residuals = residuals->shape[0];
     const Index chunk = CHUNK_BYTES / residuals->itemsize, lanes = VECTOR_BYTES / residuals->itemsize;
     struct strips strips;
 
@@ -309,11 +337,10 @@ static void sweep(Tile *tile, const Py_buffer *rows, const Py_buffer *residuals,
         for (Index first = 0; first < n_obs; first += span) {
             const Index last = smaller(n_obs, first + span);
             pack(panel, residuals, j, width, first, last);
-            for (Index i = 0; i < n_rows; i += BLOCK_ROWS) {
+            for (Index i = 0; i < picked->count; i += BLOCK_ROWS) {
                 for (Index begin = first; begin < last; begin += chunk) {
-                    place_strips(&strips, rows, i, begin, smaller(chunk, last - begin), lanes);
-                    strips.ahead = begin + chunk < last ? chunk * rows->itemsize
-                                                        : BLOCK_ROWS * rows->strides[0] - (begin - first) * rows->itemsize;
+                    place_strips(&strips, picked, i, begin, smaller(chunk, last - begin), lanes);
+                    strips.ahead = bytes_ahead(picked, first, begin, last, chunk);
                     tile(&strips, panel + (begin - first) / chunk * width * CHUNK_BYTES, width,
                          (char *)out->buf + (i * n_residuals + j) * out->itemsize, n_residuals);
                 }
@@ -362,8 +389,9 @@ static int acquire(PyObject *object, Py_buffer *view, const char *name, int ndim
 }
 
 /* Returns the pairing that fits the arguments of a dot product, or NULL with ValueError set. */
-static const struct pairing *checked_pairing(const Py_buffer *rows, const Py_buffer *residuals, const Py_buffer *out, int int8)
+static const struct pairing *checked_pairing(const struct picked *picked, const Py_buffer *residuals, const Py_buffer *out, int int8)
 {
+    const Py_buffer *rows = picked->rows;
     const char row = format_letter(rows), residual = format_letter(residuals), result = format_letter(out);
     const struct pairing *found = NULL;
     for (size_t k = 0; k < sizeof PAIRINGS / sizeof *PAIRINGS; k++)
@@ -379,9 +407,9 @@ static const struct pairing *checked_pairing(const Py_buffer *rows, const Py_buf
     else if (rows->shape[1] != residuals->shape[1])
         PyErr_Format(PyExc_ValueError, "rows have %zd observations and residuals %zd: expected the same number", rows->shape[1],
                      residuals->shape[1]);
-    else if (out->shape[0] != rows->shape[0] || out->shape[1] != residuals->shape[0])
+    else if (out->shape[0] != picked->count || out->shape[1] != residuals->shape[0])
         PyErr_Format(PyExc_ValueError, "out has shape (%zd, %zd): expected (%zd, %zd), rows by residuals", out->shape[0],
-                     out->shape[1], rows->shape[0], residuals->shape[0]);
+                     out->shape[1], picked->count, residuals->shape[0]);
     else
         return found;
     return NULL;
@@ -399,80 +427,11 @@ static int within_int8_limit(const Py_buffer *residuals)
     return within;
 }
 
-static PyObject *run_dots(PyObject *arguments, int int8)
-{
-    PyObject *objects[3], *result = NULL;
-    Py_buffer rows, residuals, out;
-    int plain = 0;
-    if (!PyArg_ParseTuple(arguments, "OOO|p", &objects[0], &objects[1], &objects[2], &plain))
-        return NULL;
-    if (acquire(objects[0], &rows, "rows", 2, 0) < 0)
-        return NULL;
-    if (acquire(objects[1], &residuals, "residuals", 2, 0) < 0)
-        goto release_rows;
-    if (acquire(objects[2], &out, "out", 2, 1) < 0)
-        goto release_residuals;
-    const struct pairing *pairing = checked_pairing(&rows, &residuals, &out, int8);
-    if (!pairing)
-        goto release_out;
-    if (int8 && !within_int8_limit(&residuals)) {
-        PyErr_Format(PyExc_ValueError, "an int16 residual exceeds %d in size: rescale the residuals", INT8_RESIDUAL_LIMIT);
-        goto release_out;
-    }
-    char *panel = aligned_alloc(CHUNK_BYTES, (size_t)panel_chunks(&residuals) * CHUNK_BYTES);
-    if (!panel) {
-        PyErr_NoMemory();
-        goto release_out;
-    }
-    Tile *tile = pairing->tiles[!plain && with_avx2];
-    Py_BEGIN_ALLOW_THREADS
-    sweep(tile, &rows, &residuals, &out, panel);
-    Py_END_ALLOW_THREADS
-    free(panel);
-    result = Py_NewRef(Py_None);
-release_out:
-    PyBuffer_Release(&out);
-release_residuals:
-    PyBuffer_Release(&residuals);
-release_rows:
-    PyBuffer_Release(&rows);
-    return result;
-}
-
-static PyObject *dots(PyObject *module, PyObject *arguments)
-{
-    (void)module;
-    return run_dots(arguments, 0);
-}
-
-static PyObject *dots_int8(PyObject *module, PyObject *arguments)
-{
-    (void)module;
-    return run_dots(arguments, 1);
-}
-
-static int64_t index_at(const Py_buffer *index, Index position)
-{
-    int64_t value;
-    memcpy(&value, (const char *)index->buf + position * index->strides[0], sizeof value);
-    return value;
-}
-
-/* Sets ValueError and returns -1 unless out can take rows[index]. */
-static int check_gather(const Py_buffer *rows, const Py_buffer *index, const Py_buffer *out)
+/* Sets ValueError and returns -1 unless index names rows that exist. */
+static int check_index(const Py_buffer *rows, const Py_buffer *index)
 {
     if (format_letter(index) != 'q') {
         PyErr_SetString(PyExc_ValueError, "index is not int64");
-        return -1;
-    }
-    if (format_letter(rows) != format_letter(out)) {
-        PyErr_Format(PyExc_ValueError, "out has format '%c' and rows '%c': expected the same", format_letter(out),
-                     format_letter(rows));
-        return -1;
-    }
-    if (out->shape[0] != index->shape[0] || out->shape[1] != rows->shape[1]) {
-        PyErr_Format(PyExc_ValueError, "out has shape (%zd, %zd): expected (%zd, %zd), indices by observations", out->shape[0],
-                     out->shape[1], index->shape[0], rows->shape[1]);
         return -1;
     }
     for (Index k = 0; k < index->shape[0]; k++) {
@@ -484,6 +443,105 @@ static int check_gather(const Py_buffer *rows, const Py_buffer *index, const Py_
         }
     }
     return 0;
+}
+
+/* Fills out with the dots of the picked rows. Returns 0, or -1 with an exception set. */
+static int fill_dots(const struct picked *picked, const Py_buffer *residuals, const Py_buffer *out, int int8, int plain)
+{
+    const struct pairing *pairing = checked_pairing(picked, residuals, out, int8);
+    if (!pairing)
+        return -1;
+    if (int8 && !within_int8_limit(residuals)) {
+        PyErr_Format(PyExc_ValueError, "an int16 residual exceeds %d in size: rescale the residuals", INT8_RESIDUAL_LIMIT);
+        return -1;
+    }
+    char *panel = aligned_alloc(CHUNK_BYTES, (size_t)panel_chunks(residuals) * CHUNK_BYTES);
+    if (!panel) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Tile *tile = pairing->tiles[!plain && with_avx2];
+    Py_BEGIN_ALLOW_THREADS
+    sweep(tile, picked, residuals, out, panel);
+    Py_END_ALLOW_THREADS
+    free(panel);
+    return 0;
+}
+
+/* Opens the arguments of a dot, the index where there is one, and fills out. */
+static PyObject *run_dots(PyObject *given_rows, PyObject *given_index, PyObject *given_residuals, PyObject *given_out, int int8,
+                          int plain)
+{
+    PyObject *result = NULL;
+    Py_buffer rows, index, residuals, out;
+    if (acquire(given_rows, &rows, "rows", 2, 0) < 0)
+        return NULL;
+    if (given_index && acquire(given_index, &index, "index", 1, 0) < 0)
+        goto release_rows;
+    if (given_index && check_index(&rows, &index) < 0)
+        goto release_index;
+    if (acquire(given_residuals, &residuals, "residuals", 2, 0) < 0)
+        goto release_index;
+    if (acquire(given_out, &out, "out", 2, 1) < 0)
+        goto release_residuals;
+    const struct picked picked = {&rows, given_index ? &index : NULL, given_index ? index.shape[0] : rows.shape[0]};
+    if (fill_dots(&picked, &residuals, &out, int8, plain) == 0)
+        result = Py_NewRef(Py_None);
+    PyBuffer_Release(&out);
+release_residuals:
+    PyBuffer_Release(&residuals);
+release_index:
+    if (given_index)
+        PyBuffer_Release(&index);
+release_rows:
+    PyBuffer_Release(&rows);
+    return result;
+}
+
+static PyObject *dots(PyObject *module, PyObject *arguments)
+{
+    PyObject *rows, *residuals, *out;
+    int plain = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOO|p", &rows, &residuals, &out, &plain))
+        return NULL;
+    return run_dots(rows, NULL, residuals, out, 0, plain);
+}
+
+static PyObject *dots_at(PyObject *module, PyObject *arguments)
+{
+    PyObject *rows, *index, *residuals, *out;
+    int plain = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOOO|p", &rows, &index, &residuals, &out, &plain))
+        return NULL;
+    return run_dots(rows, index, residuals, out, 0, plain);
+}
+
+static PyObject *dots_int8(PyObject *module, PyObject *arguments)
+{
+    PyObject *rows, *residuals, *out;
+    int plain = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOO|p", &rows, &residuals, &out, &plain))
+        return NULL;
+    return run_dots(rows, NULL, residuals, out, 1, plain);
+}
+
+/* Sets ValueError and returns -1 unless out can take rows[index]. */
+static int check_gather(const Py_buffer *rows, const Py_buffer *index, const Py_buffer *out)
+{
+    if (format_letter(rows) != format_letter(out)) {
+        PyErr_Format(PyExc_ValueError, "out has format '%c' and rows '%c': expected the same", format_letter(out),
+                     format_letter(rows));
+        return -1;
+    }
+    if (out->shape[0] != index->shape[0] || out->shape[1] != rows->shape[1]) {
+        PyErr_Format(PyExc_ValueError, "out has shape (%zd, %zd): expected (%zd, %zd), indices by observations", out->shape[0],
+                     out->shape[1], index->shape[0], rows->shape[1]);
+        return -1;
+    }
+    return check_index(rows, index);
 }
 
 static PyObject *gather(PyObject *module, PyObject *arguments)
@@ -518,6 +576,8 @@ release_rows:
 
 PyDoc_STRVAR(dots_doc, "dots(rows, residuals, out, plain=False, /)\n--\n\n"
                        "Fill out[i, j] with the dot product of rows[i] and residuals[j].");
+PyDoc_STRVAR(dots_at_doc, "dots_at(rows, index, residuals, out, plain=False, /)\n--\n\n"
+                          "Fill out[i, j] with the dot product of rows[index[i]] and residuals[j].");
 PyDoc_STRVAR(dots_int8_doc, "dots_int8(rows, residuals, out, plain=False, /)\n--\n\n"
                             "Fill out[i, j] with the exact integer dot product of int8 rows[i] and int16 residuals[j].");
 PyDoc_STRVAR(gather_doc, "gather(rows, index, out, /)\n--\n\n"
@@ -525,6 +585,7 @@ PyDoc_STRVAR(gather_doc, "gather(rows, index, out, /)\n--\n\n"
 
 static PyMethodDef METHODS[] = {
     {"dots", dots, METH_VARARGS, dots_doc},
+    {"dots_at", dots_at, METH_VARARGS, dots_at_doc},
     {"dots_int8", dots_int8, METH_VARARGS, dots_int8_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {NULL, NULL, 0, NULL},

@@ -22,7 +22,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.kernels import numpy_kernel
 
-__all__ = ["KERNEL_ID", "dots", "dots_int8", "gather"]
+__all__ = ["KERNEL_ID", "dots", "dots_at", "dots_int8", "gather"]
 
 _config: Any = numba.config  # made of environment variables when imported, so unknown to type checkers
 _llvm: Any = importlib.import_module("llvmlite.binding")
@@ -48,6 +48,12 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
     residuals = _frozen(residuals)
     for top, tile in _tiles(rows):
         _dots(tile, residuals, out[top : top + len(tile)])
+
+
+def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
+    """Fill ``out[i, j]`` with the dot product of ``rows[index[i]]`` and ``residuals[j]``; otherwise as :func:`dots`."""
+    for top, tile in numpy_kernel.copied_tiles(rows, index, out):
+        dots(tile, residuals, out[top : top + len(tile)])
 
 
 def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:

@@ -11,6 +11,7 @@ no thread.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT
 
-__all__ = ["KERNEL_ID", "check_dots", "check_dots_int8", "dots", "dots_int8", "gather", "half_table"]
+__all__ = ["KERNEL_ID", "check_dots", "check_dots_int8", "copied_tiles", "dots", "dots_at", "dots_int8", "gather", "half_table"]
 
 KERNEL_ID = "numpy-1"
 
@@ -28,6 +29,7 @@ _PAIRINGS = frozenset((np.dtype(row), np.dtype(residual)) for row, residual in (
 
 _TILE_ROWS = 32
 _CHUNK = 1024  # observations summed in the residuals' precision before they join the float64 total
+_COPY_BYTES = 1 << 18  # rows picked by number are copied this much at a time
 
 
 def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
@@ -54,6 +56,24 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
                 # All tile rows, even those not asked for: the reduction's loop order must not depend on their number.
                 sums = np.add.reduce(work[:, :length], axis=1)
                 out[top : top + height, j] += sums[:height]
+
+
+def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
+    """Fill ``out[i, j]`` with the dot product of ``rows[index[i]]`` and ``residuals[j]``; otherwise as :func:`dots`."""
+    for top, tile in copied_tiles(rows, index, out):
+        dots(tile, residuals, out[top : top + len(tile)])
+
+
+def copied_tiles(rows: AnyArray, index: IndexArray, out: AnyArray) -> Iterator[tuple[int, AnyArray]]:
+    """Yield ``rows[index]`` in tiles that stay in the cache, each with its first position; ``out`` has a row per index."""
+    if len(out) != len(index):
+        raise DataError(f"out has {len(out)} rows: expected {len(index)}, one per index")
+    height = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.itemsize))
+    for top in range(0, len(index), height):
+        picked = index[top : top + height]
+        tile = np.empty((len(picked), rows.shape[1]), dtype=rows.dtype)
+        gather(rows, picked, tile)
+        yield top, tile
 
 
 def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.sweep import Columns
+from fastomp_nvm.columns import Columns
 
 __all__ = ["Candidates", "Fit", "GainTracker", "Model", "Objective"]
 

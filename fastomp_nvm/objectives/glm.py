@@ -18,8 +18,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.columns import Columns
 from fastomp_nvm.objectives.base import Candidates, Fit, GainTracker, Model, Objective
-from fastomp_nvm.sweep import Columns
 
 __all__ = ["GLM", "GLMGains"]
 

@@ -15,10 +15,10 @@ import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.objectives.base import Candidates, Fit, GainTracker, Model, Objective
-from fastomp_nvm.sweep import Columns
 
 __all__ = ["Linear"]
 

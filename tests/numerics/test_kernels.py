@@ -200,6 +200,22 @@ def test_gather_copies_rows(each: Kernel, dtype: str) -> None:
     each.gather(rows, index[:0], out[:0])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "residual"), [("float16", "float32"), ("float32", "float32"), ("float32", "float64"), ("float64", "float64")]
+)
+def test_rows_picked_by_number_have_the_bits_of_rows_in_order(each: Kernel, dtype: str, residual: str) -> None:
+    """``dots_at`` equals ``dots`` of the rows picked, repeats and any layout included."""
+    rng = np.random.default_rng(0)
+    rows = laid_out(rng.normal(size=(23, 2311)).astype(dtype), 1, 3)
+    residuals = rng.normal(size=(5, 2311)).astype(residual)
+    index = np.append(rng.permutation(23)[:18], [4, 4])
+    whole, picked = np.empty((23, 5)), np.empty((20, 5))
+    each.dots(rows, residuals, whole)
+    each.dots_at(rows, index, residuals, picked)
+    assert picked.tobytes() == whole[index].tobytes()
+    each.dots_at(rows, index[:0], residuals, picked[:0])
+
+
 def read_only(array: Any) -> Any:
     array.flags.writeable = False
     return array
@@ -233,6 +249,9 @@ MISUSE: dict[str, Callable[[Kernel], None]] = {
     "floats as int8": lambda each: each.dots_int8(F32, F32[:2], OUT64),
     "int16 too large": lambda each: each.dots_int8(I8, I16 * (INT8_RESIDUAL_LIMIT + 1), OUT64),
     "int16 too small": lambda each: each.dots_int8(I8, I16 * -(INT8_RESIDUAL_LIMIT + 1), OUT64),
+    "picked past the end": lambda each: each.dots_at(F32, INDEX + 1, F32[:2], OUT[:2]),
+    "picked by int32": lambda each: each.dots_at(F32, INDEX.astype(np.int32), F32[:2], OUT[:2]),
+    "picked for another shape": lambda each: each.dots_at(F32, INDEX, F32[:2], OUT),
     "index past the end": lambda each: each.gather(F32, INDEX + 1, np.zeros((2, 9), dtype=np.float32)),
     "index negative": lambda each: each.gather(F32, INDEX - 1, np.zeros((2, 9), dtype=np.float32)),
     "index of int32": lambda each: each.gather(F32, INDEX.astype(np.int32), np.zeros((2, 9), dtype=np.float32)),

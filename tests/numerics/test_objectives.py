@@ -12,9 +12,10 @@ from scipy.special import gammaln
 
 import fastomp_nvm as fo
 from fastomp_nvm import registry
+from fastomp_nvm.columns import ColumnPool, Columns
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.objectives.base import Objective
-from fastomp_nvm.sweep import ColumnPool, Columns, Sweeper, Traffic
+from fastomp_nvm.sweep import Sweeper, Traffic
 
 pytestmark = pytest.mark.numerics
 

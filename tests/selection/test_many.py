@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_a_grid_reads_far_less_than_its_cells_alone(data) -> None:
     assert single.sharing.bytes_read == single.sharing.bytes_read_alone
 
 
-def test_shared_bytes_are_what_a_counting_kernel_saw(data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_bytes_are_what_a_counting_kernel_saw(data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weighted and plain requests together: sweeps and gathers are counted once per byte that was touched."""
     from fastomp_nvm.dataset import Dataset
     from fastomp_nvm.kernels import kernel
@@ -61,7 +62,8 @@ def test_shared_bytes_are_what_a_counting_kernel_saw(data, monkeypatch: pytest.M
     from fastomp_nvm.sweep import Sweeper
 
     X, y = data
-    dataset, real, seen = Dataset.of_array(X), kernel(), {"bytes": 0}
+    dataset = Dataset.of_store(fo.create_store(f"mmap://{tmp_path}/s", X))
+    real, seen = kernel(), {"bytes": 0}
     low, high = dataset.matrix.ctypes.data, dataset.matrix.ctypes.data + dataset.matrix.nbytes
 
     class Counting:
@@ -70,6 +72,9 @@ def test_shared_bytes_are_what_a_counting_kernel_saw(data, monkeypatch: pytest.M
         def dots(self, rows, residuals, out) -> None:
             seen["bytes"] += rows.nbytes if low <= rows.ctypes.data < high else 0
             real.dots(rows, residuals, out)
+
+        def dots_at(self, rows, index, residuals, out) -> None:
+            real.dots_at(rows, index, residuals, out)
 
         def gather(self, rows, index, out) -> None:
             seen["bytes"] += out.nbytes if low <= rows.ctypes.data < high else 0

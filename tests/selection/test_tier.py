@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.journal import DecisionJournal
@@ -23,7 +24,7 @@ from fastomp_nvm.moments import moments
 from fastomp_nvm.rounds import Ask, ExactGradients
 from fastomp_nvm.selection import select_shared
 from fastomp_nvm.stores import Tier
-from fastomp_nvm.sweep import ColumnPool, Sweeper, Traffic, Vectors
+from fastomp_nvm.sweep import Sweeper, Traffic, Vectors
 from fastomp_nvm.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.tiers import TierGradients, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
 
@@ -375,8 +376,11 @@ def test_awkward_data_are_selected_alike(columns: np.ndarray, seed: int, algorit
 
 
 @pytest.mark.parametrize("request_", [{"k": 30}, {"k": 8, "algorithm": "sds_omp"}], ids=["fast_omp", "sds_omp"])
-def test_bytes_are_what_the_kernel_was_given(store: fo.FeatureStore, request_: dict[str, Any], monkeypatch) -> None:
+def test_bytes_are_what_the_kernel_was_given(
+    store: fo.FeatureStore, request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Bytes of tier and matrix equal those counted where the kernel reads them from the store."""
+    store = fo.create_store(f"mmap://{tmp_path}/s", store.matrix, store.targets["amount"].values, rows="features", tier="int8")
     seen = {"tier": 0, "exact": 0}
     used = kernel()
 
@@ -393,7 +397,11 @@ def test_bytes_are_what_the_kernel_was_given(store: fo.FeatureStore, request_: d
         assert not np.shares_memory(rows, store.matrix), "with the tier the matrix is only gathered from"
         used.dots(rows, vectors, out)
 
-    counting = type(used)(used.id, dots, dots_int8, gather)
+    def dots_at(rows: np.ndarray, index: np.ndarray, vectors: np.ndarray, out: np.ndarray) -> None:
+        assert not np.shares_memory(rows, store.matrix), "columns of a file are multiplied in memory"
+        used.dots_at(rows, index, vectors, out)
+
+    counting = type(used)(used.id, dots, dots_at, dots_int8, gather)
     monkeypatch.setattr("fastomp_nvm.sweep.kernel", lambda: counting)
     found = fo.select(store, tier="int8", threads=1, **request_)
     assert found.bytes_read_tier == seen["tier"]
@@ -410,8 +418,8 @@ def test_a_column_read_for_a_decision_is_not_read_again(store: fo.FeatureStore) 
     pool.products(np.array([1, 5, 10]), np.ones((dataset.n_obs, 1)))  # 10 spans three columns
     pool.products(np.array([5, 6]), np.ones((dataset.n_obs, 1)))
     assert not pool.features.size
+    pool.columns(np.array([5, 10, 20]))
     rows = pool.rows(np.array([5, 10, 20]))
-    assert rows is not None
     assert rows.tobytes() == dataset.matrix[[5, 10, 11, 12, 22]].tobytes()
     assert pool.features.tolist() == [5, 10, 20]
     left = pool.settle()

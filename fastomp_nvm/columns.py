@@ -1,0 +1,300 @@
+"""The columns a run has gathered: read from the medium once, kept where they arrived, multiplied there again and again.
+
+A pool has a byte budget. Within it a column is read once; what exceeds it is read again whenever it is needed. The budget changes
+how many bytes move and nothing else: neither a product nor the set of features that were asked for depends on it. A matrix that is
+in memory as a whole is multiplied where it lies, and only counted as if it were gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.design import Design, Standardisation, column_index
+from fastomp_nvm.reading import fillable_memory
+from fastomp_nvm.sweep import Sweeper, Traffic, Vectors, aligned_empty
+
+__all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
+
+#: Bytes of columns read at a time where they are not to stay.
+READ_BYTES = 64 << 20
+
+#: Bounds of the budget where nobody gave one: enough to be quick, and never more than a good neighbour takes.
+SMALLEST_BUDGET, LARGEST_BUDGET = 64 << 20, 2 << 30
+
+#: What a pool does with a feature: nothing, hold it until a question is settled, hold it.
+_ABSENT: Final = 0
+_GLANCED: Final = 1
+_KEPT: Final = 2
+
+
+def automatic_budget(pools: int = 1) -> int:
+    """Return bytes for each of several pools: together half the memory this process may still fill."""
+    return int(min(max(fillable_memory() / 2 / pools, SMALLEST_BUDGET), LARGEST_BUDGET))
+
+
+class Columns:
+    """The columns of some features, at hand for repeated products.
+
+    Attributes
+    ----------
+    features : (f,) int64
+        Which features, in the order of the rows.
+    standardisation : Standardisation
+        Of these features, by position.
+    """
+
+    def __init__(self, pool: ColumnPool, features: IndexArray) -> None:
+        self.features = features
+        self.standardisation = pool.design.standardisation.subset(features)
+        self._pool = pool
+
+    @property
+    def exact(self) -> bool:
+        """True when products are accumulated in float64 throughout."""
+        return bool(self._pool.design.matrix.dtype == np.float64)
+
+    def products(self, vectors: Float64Array) -> Float64Array:
+        """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
+        return self._pool.multiply(self.features, self.standardisation, vectors)
+
+    def dense(self, positions: IndexArray) -> Float64Array:
+        """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64."""
+        return self.standardisation.subset(positions).materialise(self._pool.rows(self.features[positions]))
+
+    def keep(self, positions: IndexArray) -> Columns:
+        """Return the features at ``positions`` alone."""
+        return self._pool.columns(self.features[positions])
+
+
+class ColumnPool:
+    """Columns a run has gathered so far, each read from the medium once, within a byte budget.
+
+    A column read only to answer a question (``products``) is held until the question is ``settle``d, and not read again if it is
+    gathered before. It never joins ``features``: those are what the algorithm asked for, whichever way it was answered.
+
+    Parameters
+    ----------
+    design : Design
+    sweeper : Sweeper
+    traffic : Traffic
+        Counts what is taken from the medium.
+    budget : int
+        Bytes of columns to keep in memory; what does not fit is re-read when needed, with the same answer.
+    resident : bool
+        True where the matrix is in memory as a whole: its columns are multiplied there.
+    """
+
+    def __init__(self, design: Design, sweeper: Sweeper, traffic: Traffic, budget: int, *, resident: bool = False) -> None:
+        self.design = design
+        self.sweeper = sweeper
+        self.traffic = traffic
+        self.budget = budget
+        self._row_bytes = max(design.n_obs * design.matrix.itemsize, 1)
+        self._capacity = budget // self._row_bytes
+        self._offsets = design.standardisation.offsets
+        self._widths = np.diff(self._offsets)
+        self._asked = np.zeros(design.n_features, dtype=np.bool_)
+        self._state = np.zeros(design.n_features, dtype=np.uint8)
+        self._kept = self._glanced = 0  # columns in either state
+        self._held = None if resident else _HeldRows(len(design.matrix), design.n_obs, design.matrix.dtype, self._capacity)
+        self._glances = Traffic()  # what questions took, less what was gathered afterwards
+
+    @property
+    def features(self) -> IndexArray:
+        """Features asked for so far, ascending, held or not."""
+        return np.flatnonzero(self._asked)
+
+    def columns(self, features: IndexArray) -> Columns:
+        """Gather ``features``, as far as the budget goes; columns already held are not read again."""
+        self._asked[features] = True
+        missing = features[self._state[features] != _KEPT]
+        if missing.size:
+            self._gather(missing, features)
+        return Columns(self, features)
+
+    def multiply(self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array) -> Float64Array:
+        """Return (n_columns, m): ``features``, whose ``standardisation`` this is, times ``vectors`` (n_obs, m)."""
+        return self._products(features, standardisation, vectors, self._streamed)
+
+    def products(self, features: IndexArray, vectors: Float64Array) -> Float64Array:
+        """Return (n_columns, m): the standardised columns of ``features`` times ``vectors`` (n_obs, m), to answer a question."""
+        return self._products(features, self.design.standardisation.subset(features), vectors, self._glance)
+
+    def settle(self) -> Traffic:
+        """Let go of what only a question read; return what questions took since the last time and nobody gathered."""
+        glances, self._glances = self._glances, Traffic()
+        self._drop_glances()
+        return glances
+
+    def glanced(self, traffic: Traffic) -> None:
+        """Count what a question took elsewhere."""
+        self._glances.include(traffic)
+
+    def rows(self, features: IndexArray) -> AnyArray:
+        """Return a copy of the raw rows of ``features`` (n_columns, n_obs); those that are not held are read, and counted."""
+        held = self._state[features] != _ABSENT
+        if not held.any():
+            return self.read(features)
+        array, places = self._located(features[held])
+        if held.all():
+            return self.sweeper.gather(array, places)
+        columns = np.repeat(held, self._widths[features])
+        out = aligned_empty((len(columns), self.design.n_obs), self.design.matrix.dtype)
+        out[columns], out[~columns] = array[places], self.read(features[~held])
+        return out
+
+    def read(self, features: IndexArray) -> AnyArray:
+        """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
+        columns = column_index(self._offsets, features)
+        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        return self.sweeper.gather(self.design.matrix, columns)
+
+    def _products(
+        self,
+        features: IndexArray,
+        standardisation: Standardisation,
+        vectors: Float64Array,
+        read: Callable[[IndexArray], tuple[AnyArray, IndexArray]],
+    ) -> Float64Array:
+        """Multiply what is held where it lies, and the rest as ``read`` brings it in."""
+        prepared = Vectors(vectors, self.design.matrix.dtype)
+        held = self._state[features] != _ABSENT
+        if held.all():
+            raw = self.sweeper.dots_at(*self._located(features), prepared, standardisation.wide)
+        else:
+            raw = np.empty((int(standardisation.offsets[-1]), vectors.shape[1]))
+            here = np.flatnonzero(held)
+            parts = ([(here, self._located(features[here]))] if here.size else []) + [
+                (chunk, None) for chunk in self._chunks(features, np.flatnonzero(~held))
+            ]
+            for positions, source in parts:
+                array, places = source if source is not None else read(features[positions])
+                local = column_index(standardisation.offsets, positions)
+                raw[local] = self.sweeper.dots_at(array, places, prepared, standardisation.wide[local])
+        return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
+
+    def _located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Return an array and the rows of it that are the columns of ``features``, which are held."""
+        columns = column_index(self._offsets, features)
+        return (self.design.matrix, columns) if self._held is None else (self._held.array, self._held.places(columns))
+
+    def _chunks(self, features: IndexArray, positions: IndexArray) -> list[IndexArray]:
+        """Split ``positions`` in ``features`` into runs whose columns fit ``READ_BYTES`` and half the budget."""
+        limit = max(min(READ_BYTES, self.budget // 2), self._row_bytes)
+        bins = np.cumsum(self._widths[features[positions]] * self._row_bytes) // limit
+        return np.split(positions, np.flatnonzero(np.diff(bins)) + 1)
+
+    def _streamed(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Read ``features`` for one product."""
+        rows = self.read(features)
+        return rows, np.arange(len(rows))
+
+    def _glance(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Read ``features`` for a question, counted, and hold them while there is room."""
+        columns = int(self._widths[features].sum())
+        self._glances.add(len(features), columns * self._row_bytes)
+        if self._kept + self._glanced + columns > self._capacity:
+            rows = self.sweeper.gather(self.design.matrix, column_index(self._offsets, features))
+            return rows, np.arange(len(rows))
+        self._glanced += columns
+        self._state[features] = _GLANCED
+        self._load(features)
+        return self._located(features)
+
+    def _gather(self, missing: IndexArray, wanted: IndexArray) -> None:
+        """Hold the features ``missing`` of ``wanted`` as far as the budget goes, whatever questions have read of them."""
+        widths = self._widths[missing]
+        needed, room = int(widths.sum()), self._capacity - self._kept
+        if needed > room:
+            room += self._forget(wanted, needed - room)
+            fitting = np.cumsum(widths) <= room
+            missing, needed = missing[fitting], int(widths[fitting].sum())
+            if not missing.size:
+                return
+        self.traffic.add(len(missing), needed * self._row_bytes)
+        known = missing[self._state[missing] == _GLANCED]
+        columns = int(self._widths[known].sum())
+        # Counted as a glance, and as gathered from now on: one of the two must go.
+        self._glances.features_visited -= len(known)
+        self._glances.bytes_read -= columns * self._row_bytes
+        unread = missing[self._state[missing] == _ABSENT]
+        self._state[missing] = _KEPT
+        self._kept, self._glanced = self._kept + needed, self._glanced - columns
+        if self._kept + self._glanced > self._capacity:
+            self._drop_glances()
+        self._load(unread)
+
+    def _load(self, features: IndexArray) -> None:
+        """Bring the columns of ``features`` into memory."""
+        if self._held is not None and features.size:
+            matrix, gather = self.design.matrix, self.sweeper.gather
+            self._held.load(column_index(self._offsets, features), lambda columns, out: gather(matrix, columns, out))
+
+    def _forget(self, wanted: IndexArray, columns: int) -> int:
+        """Let go of kept features that are not ``wanted``, until ``columns`` of them are free; return how many were."""
+        unwanted = np.setdiff1d(np.flatnonzero(self._state == _KEPT), wanted, assume_unique=True)
+        freed = np.cumsum(self._widths[unwanted])
+        gone = unwanted[: int(np.searchsorted(freed, columns)) + 1]
+        if not gone.size:
+            return 0
+        self._drop(gone)
+        self._kept -= int(freed[len(gone) - 1])
+        return int(freed[len(gone) - 1])
+
+    def _drop_glances(self) -> None:
+        """Let go of what only questions read."""
+        if self._glanced:
+            self._drop(np.flatnonzero(self._state == _GLANCED))
+            self._glanced = 0
+
+    def _drop(self, features: IndexArray) -> None:
+        """Give the memory of ``features`` back."""
+        self._state[features] = _ABSENT
+        if self._held is not None:
+            self._held.drop(column_index(self._offsets, features))
+
+
+class _HeldRows:
+    """Rows of columns in memory; a row given back is used again.
+
+    Parameters
+    ----------
+    n_columns, n_obs : int
+    dtype : dtype
+    capacity : int
+        Most rows there can be. Their addresses are taken at once, and only pages that are written take memory: nothing is copied to
+        grow.
+    """
+
+    def __init__(self, n_columns: int, n_obs: int, dtype: np.dtype[Any], capacity: int) -> None:
+        self.array = aligned_empty((min(capacity, n_columns), n_obs), dtype)
+        self._place = np.zeros(n_columns, dtype=np.int32)  # 1 + the row of a column; zeros that nobody touches take no memory
+        self._free = np.empty(0, dtype=np.int64)
+        self._used = 0
+
+    def places(self, columns: IndexArray) -> IndexArray:
+        """Return the rows of ``columns``, which are all here."""
+        return self._place[columns].astype(np.int64) - 1
+
+    def load(self, columns: IndexArray, gather: Callable[[IndexArray, AnyArray | None], AnyArray]) -> None:
+        """Have ``gather(columns, out)`` bring in ``columns``, which are not here."""
+        again, self._free = self._free[: len(columns)], self._free[len(columns) :]
+        step = max(READ_BYTES // max(self.array.shape[1] * self.array.itemsize, 1), 1)
+        for first in range(0, len(again), step):
+            rows = again[first : first + step]
+            self.array[rows] = gather(columns[first : first + len(rows)], None)
+        self._place[columns[: len(again)]] = again + 1
+        fresh = columns[len(again) :]
+        if fresh.size:
+            first, self._used = self._used, self._used + len(fresh)
+            gather(fresh, self.array[first : self._used])
+            self._place[fresh] = np.arange(first + 1, self._used + 1)
+
+    def drop(self, columns: IndexArray) -> None:
+        """Free the rows of ``columns``."""
+        self._free = np.concatenate((self._free, self.places(columns)))
+        self._place[columns] = 0
