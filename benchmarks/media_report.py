@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.paper_report import STYLE
 from fastomp_nvm.errors import UnavailableError
+from fastomp_nvm.pacing import PROFILES
 
 __all__ = ["noise_sentence", "write_report"]
 
@@ -63,7 +64,8 @@ def write_report(folder: Path, rows: Rows, machine: dict[str, Any]) -> Path:
         "<p>Every row is a process of its own and gives the median over its repetitions, after one that does not count where the "
         "medium is warm. Copying into DRAM is not part of the time and is given beside it. The selected features are the same on "
         f"every medium{_agreement(rows)}.</p><p class=note>Emulated persistent memory is a mapping of an ordinary or in-memory "
-        "file system, without the latencies of a real device; a published device's profile is not imitated.</p>"
+        "file system, without the latencies of a real device. At Optane pace, reads from the same mapping are held back to what is "
+        f"published of {html.escape(PROFILES['optane'].description)}: an emulation of its reading time, nothing more.</p>"
         f"{''.join(parts)}<p class=note>{facts}</p></html>",
         encoding="utf-8",
     )

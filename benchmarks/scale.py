@@ -8,6 +8,7 @@ selection are timed apart. The default is the largest size of ``SIZES`` that the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import shutil
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--k", type=int, default=300)
     parser.add_argument("--quick", action="store_true", help="20,000 x 2000, k = 100")
     parser.add_argument("--folder", type=Path, help="folder on the device to measure (default the folder of the results)")
+    parser.add_argument("--store", type=Path, help="build the store here and keep it; one that stands here is used as it is")
     parser.add_argument("--out", type=Path, default=Path("bench-out/scale"), help="folder of the results (default bench-out/scale)")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -63,14 +65,16 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(run_cell(**json.loads(arguments.cell))))
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
-    folder = arguments.folder or arguments.out
-    n_features, n_obs = choose_size(arguments, shutil.disk_usage(folder).free)
     k = min(arguments.k, 100) if arguments.quick else arguments.k
-    place = Path(tempfile.mkdtemp(dir=folder, prefix="scale-")).resolve()
-    try:
-        row = measure(place / "store", n_features, n_obs, arguments.dtype, k)
-    finally:
-        shutil.rmtree(place)
+    with contextlib.ExitStack() as stack:
+        folder = arguments.folder or arguments.out
+        store = arguments.store or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="scale-"))) / "store"
+        store = store.resolve()
+        built: dict[str, float] = {}
+        if not store.exists():
+            n_features, n_obs = choose_size(arguments, shutil.disk_usage(store.parent).free)
+            built = build(store, n_features, n_obs, arguments.dtype)
+        row = {**built, **measure(store, k)}
     row["bars"] = bars(row)
     (arguments.out / "scale.jsonl").write_text(json.dumps({"machine": fingerprint(), **row}) + "\n", encoding="utf-8")
     show(row)
@@ -97,11 +101,12 @@ def choose_size(arguments: argparse.Namespace, free: int) -> tuple[int, int]:
     )
 
 
-def measure(store: Path, n_features: int, n_obs: int, dtype: str, k: int) -> dict[str, Any]:
-    """Build the store and select from it both ways; return the figures."""
-    row: dict[str, Any] = {"n_features": n_features, "n_obs": n_obs, "dtype": dtype, "k": k, "groups": GROUPS}
-    row |= build(store, n_features, n_obs, dtype)
-    row["bytes"] = n_features * n_obs * np.dtype(dtype).itemsize
+def measure(store: Path, k: int) -> dict[str, Any]:
+    """Select from the store both ways; return the figures."""
+    with fo.open_store(f"mmap://{store}") as opened:
+        layout = opened.layout
+        row: dict[str, Any] = {"n_features": layout.n_features, "n_obs": layout.n_obs, "dtype": str(opened.matrix.dtype), "k": k}
+        row |= {"groups": GROUPS, "bytes": opened.matrix.nbytes}
     for name, tier in (("tier_in_dram", "int8"), ("exact_only", "exact")):
         before = direct_bandwidth(store / "matrix.npy")
         words = json.dumps({"store": str(store), "tier": tier, "k": k})
@@ -179,7 +184,8 @@ def show(row: dict[str, Any]) -> None:
         f"{row['n_features']:,} features x {row['n_obs']:,} observations, {row['dtype']}, {row['bytes'] / 1e9:.1f} GB; "
         f"{row['groups']} groups, k = {row['k']}"
     )
-    console.print(f"generation {row['generation_seconds']:.1f} s, ingest {row['ingest_seconds']:.1f} s")
+    if "generation_seconds" in row:
+        console.print(f"generation {row['generation_seconds']:.1f} s, ingest {row['ingest_seconds']:.1f} s")
     for name in ("tier_in_dram", "exact_only"):
         cell = row[name]
         console.print(

@@ -57,6 +57,11 @@ class Columns:
         """True when products are accumulated in float64 throughout."""
         return bool(self._pool.design.matrix.dtype == np.float64)
 
+    @property
+    def budget(self) -> int:
+        """Bytes of memory that columns may take."""
+        return self._pool.budget
+
     def products(self, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
         return self._pool.multiply(self.features, self.standardisation, vectors)

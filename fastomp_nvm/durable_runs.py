@@ -30,6 +30,7 @@ import numpy as np
 
 from fastomp_nvm import registry, run_directory
 from fastomp_nvm.checkpoint import RegionPlace, StateLog, read_state
+from fastomp_nvm.columns import automatic_budget
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.engine import Observer
 from fastomp_nvm.errors import FastompError, InputError, MediumError, RequestError, StoreError
@@ -144,6 +145,9 @@ def start(
             raise RequestError(f"{store.url} is gone with this process, so a run on it cannot be durable: use a store in a file")
         dataset = Dataset.of_store(store)
         file = None if constraint_file is None else ConstraintFile.read(constraint_file, dataset)
+        asked = make_request(request)
+        if asked.gather_bytes is None:  # counters include what is re-read, which must not depend on the memory free at resume
+            asked = replace(asked, gather_bytes=automatic_budget())
         new = Registration(
             name=name,
             id=secrets.token_hex(16),
@@ -151,7 +155,7 @@ def start(
             store=store.url,
             fingerprint=store.layout.fingerprint,
             targets=target_digest(dataset),
-            request=describe_request(make_request(request)),
+            request=describe_request(asked),
             response=describe_response(y),
             constraint=file,
             load=load,

@@ -33,6 +33,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import MediumError, RequestError
+from fastomp_nvm.pacing import DeviceProfile, Pace
 
 __all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory"]
 
@@ -76,10 +77,13 @@ class MatrixFile:
         Where its data begin in the file: a multiple of the page size, so that direct reads are possible.
     open_file : callable
         Opens the file with the flags given and returns the descriptor, owned by this object from now on.
+    profile : DeviceProfile, optional
+        A device whose pace reads are held back to.
     """
 
-    def __init__(self, array: AnyArray, offset: int, open_file: Callable[[int], int]) -> None:
+    def __init__(self, array: AnyArray, offset: int, open_file: Callable[[int], int], profile: DeviceProfile | None = None) -> None:
         self.array = array
+        self.profile = profile
         self.column_bytes = array.shape[1] * array.itemsize
         self._offset = offset
         self._direct = -1
@@ -165,6 +169,8 @@ class Reader:
         if io not in WAYS:
             raise RequestError(f"unknown way {io!r} to read a store: expected one of {', '.join(WAYS)}")
         self._files = tuple(files)
+        paced = [file.profile for file in self._files if file.profile is not None]
+        self._pace = Pace(paced[0]) if paced else None  # the files of a store are on one device
         self._io = io
         self._threads = threads + WAITING_THREADS
         self._executor: ThreadPoolExecutor | None = None
@@ -175,6 +181,11 @@ class Reader:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         self._files, self._buffers = (), []
+
+    def pace(self, rows: AnyArray) -> Pace | None:
+        """Return the pace of the device that ``rows`` are meant to be on, or None where they come as quickly as they can."""
+        file = next((each for each in self._files if each.array is rows), None)
+        return self._pace if file is not None and file.profile is not None else None
 
     def sweep(self, rows: AnyArray, use: Callable[[AnyArray, int, int], None], *, again: bool = True) -> bool:
         """Have ``use(block, first, last)`` called once for every block of columns of ``rows``, on several threads.

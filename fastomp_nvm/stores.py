@@ -395,7 +395,8 @@ def open_store(url: str) -> FeatureStore:
     ----------
     url : str
         ``mmap:///path``, ``pmem:///path``, ``dram:name``, or a plain path (``mmap``). ``?tier=dram`` after the path of a file
-        store copies its int8 tier into memory and leaves the exact matrix where it is.
+        store copies its int8 tier into memory and leaves the exact matrix where it is; ``?profile=optane`` has emulated
+        persistent memory take the time of a published device (see ``fastomp_nvm.pacing``).
 
     Returns
     -------

@@ -19,6 +19,7 @@ from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.design import Standardisation
 from fastomp_nvm.kernels import Kernel, kernel
+from fastomp_nvm.pacing import Pace
 from fastomp_nvm.pieces import PiecedRows, parts
 from fastomp_nvm.reading import MatrixFile, Reader
 from fastomp_nvm.remote_rows import RemoteRows
@@ -221,6 +222,9 @@ class Sweeper:
 
     def _fill(self, rows: AnyArray, out: AnyArray, fill: Callable[[AnyArray, int, int], None]) -> None:
         """Have ``fill(rows[first:last], first, last)`` fill those rows of ``out``, on the calling thread and the workers."""
+        pace = self._reader.pace(rows)
+        if pace is not None:
+            fill = _paced(fill, pace)
         if self._reader.sweep(rows, fill):
             return
         width = rows.shape[1]
@@ -270,5 +274,18 @@ class Sweeper:
             return out
         if not self._reader.gather(matrix, columns, out):
             self.kernel.gather(matrix, columns, out)
+        pace = self._reader.pace(matrix)
+        if pace is not None:
+            pace.wait(out.nbytes, len(columns))
         lost_pages.check(matrix)
         return out
+
+
+def _paced(fill: Callable[[AnyArray, int, int], None], pace: Pace) -> Callable[[AnyArray, int, int], None]:
+    """Return ``fill``, which then takes at least as long as the device would need for the block."""
+
+    def filled(block: AnyArray, first: int, last: int) -> None:
+        fill(block, first, last)
+        pace.wait(block.nbytes)
+
+    return filled

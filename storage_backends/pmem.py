@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 
+from fastomp_nvm.pacing import PROFILES
 from fastomp_nvm.stores import MediumTraits
 from storage_backends import libpmem
 from storage_backends.file_system import file_system_type
@@ -42,4 +43,4 @@ def _grants_map_sync(descriptor: int) -> bool:
     return True
 
 
-MEDIUM = FileMedium(_choose_access)
+MEDIUM = FileMedium(_choose_access, PROFILES)

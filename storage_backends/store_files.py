@@ -17,13 +17,15 @@ import secrets
 import shutil
 import stat
 import urllib.parse
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.pacing import DeviceProfile
 from fastomp_nvm.reading import MatrixFile
 from fastomp_nvm.stores import DurableRegion, FeatureStore, Sidecars, StoreDraft, StoreURL
 from storage_backends import store_format
@@ -56,27 +58,38 @@ class FileMedium:
     ----------
     choose_access : callable
         Given an open file and its path, says how files at this place are mapped and made durable.
+    profiles : mapping of str to DeviceProfile
+        Devices that ``?profile=NAME`` can imitate on this medium.
     """
 
-    def __init__(self, choose_access: Callable[[int, str], Access]) -> None:
+    def __init__(
+        self, choose_access: Callable[[int, str], Access], profiles: Mapping[str, DeviceProfile] = MappingProxyType({})
+    ) -> None:
         self._choose_access = choose_access
+        self._profiles = profiles
 
     def open(self, url: StoreURL) -> FeatureStore:
         """Open the store in the directory ``url`` names, after checking everything but the content of matrix and tier.
 
-        With ``?tier=dram`` the tier is checked too, and copied into memory.
+        With ``?tier=dram`` the tier is checked too, and copied into memory. With ``?profile=NAME`` an emulated medium takes the
+        time of that device.
         """
-        place = url.query.get("tier")
+        extras = dict(url.query)
+        place, profile = extras.pop("tier", None), extras.pop("profile", None)
         if place not in (None, "dram"):
             raise StoreURLError(f"unknown place {place!r} for the tier in {url.text!r}: expected tier=dram")
-        path = _path(replace(url, query={name: value for name, value in url.query.items() if name != "tier"}))
-        store = self._open_path(path, url.scheme)
-        if place is not None:
-            try:
+        if profile is not None and profile not in self._profiles:
+            known = f"expected one of {', '.join(self._profiles)}" if self._profiles else f"{url.scheme} takes none"
+            raise StoreURLError(f"unknown device profile {profile!r} in {url.text!r}: {known}")
+        store = self._open_path(_path(replace(url, query=extras)), url.scheme)
+        try:
+            if profile is not None:
+                store.imitate(profile, self._profiles[profile])
+            if place is not None:
                 store.load_tier()
-            except BaseException:
-                store.close()
-                raise
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def _open_path(self, path: str, scheme: str) -> FileStore:
@@ -98,12 +111,14 @@ class FileMedium:
                 raise
         raise StoreError(f"the store at {path} was replaced again and again while it was being opened: try later")
 
-    def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
-        """Start a store beside its final place."""
+    def draft(
+        self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none", folder: str | None = None
+    ) -> StoreDraft:
+        """Start a store beside its final place, or go on with the one in ``folder`` there, which an earlier draft left."""
         path = _path(url)
         _check_destination(path, replace=replace)
         with device_errors(f"build a store at {path}"):
-            return FileDraft(path, n_columns, n_obs, dtype, replace=replace, tier=tier)
+            return FileDraft(path, n_columns, n_obs, dtype, replace=replace, tier=tier, folder=folder)
 
     def exists(self, url: StoreURL) -> bool:
         """Tell whether a store stands at ``url``."""
@@ -177,6 +192,20 @@ class FileStore(OpenedStore):
         self._file = file
         self._tier_file = tier_file
         self._access = access
+        self._profile: DeviceProfile | None = None
+        self._tier_loaded = False
+
+    def imitate(self, name: str, profile: DeviceProfile) -> None:
+        """Take the time of a device from now on, where this medium is an emulation; ``url`` then says so."""
+        if not self._traits.emulated:
+            raise StoreURLError(f"{self._url} is on a real device, which imitates no other: leave out profile={name}")
+        self._profile = profile
+        self._traits = replace(self._traits, detail=f"{self._traits.detail}; at the pace of {profile.description}")
+        self._add_to_url(f"profile={name}")
+
+    def _add_to_url(self, parameter: str) -> None:
+        """Have the address say how the store was opened."""
+        self._url = f"{self._url}{'&' if '?' in self._url else '?'}{parameter}"
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the durable region ``name``; create it with ``size`` bytes when it is absent.
@@ -238,18 +267,20 @@ class FileStore(OpenedStore):
         if self._access.flags != mmap.MAP_SHARED:
             return ()  # a mapping of persistent memory is the device itself
         mapped = {store_format.MATRIX: self.matrix}
-        if self._tier is not None and not self._url.endswith("?tier=dram"):
+        if self._tier is not None and not self._tier_loaded:
             mapped[store_format.TIER] = self._tier.codes
         with device_errors(f"open {self._url}"):
             return tuple(
-                MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, self._alive(), name))
+                MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, self._alive(), name), self._profile)
                 for name, array in mapped.items()
             )
 
     def load_tier(self) -> None:
         """Copy the tier into memory; ``url`` then says so."""
         super().load_tier()
-        self._url = f"{self._url.partition('?')[0]}?tier=dram"
+        if not self._tier_loaded:
+            self._tier_loaded = True
+            self._add_to_url("tier=dram")
 
     def _checksum(self, first: int, last: int) -> int:
         """Return the CRC-32 of columns ``first:last``, read with pread(2), where a bad sector is an error and not a signal."""
@@ -268,7 +299,7 @@ class FileStore(OpenedStore):
                 data = os.pread(file, min(_READ_BYTES, end - position), position)
                 if not data:
                     raise StoreError(f"the store {self._url} is damaged: {name} ends before column {last}")
-                checksum = zlib.crc32(data, checksum)
+                checksum = crc32(data, checksum)
                 position += len(data)
         return checksum
 
@@ -329,30 +360,50 @@ class FileDraft(StoreDraft):
     replace : bool
         Take the place of a store that stands there.
     tier : {"int8", "none"}
+    folder : str, optional
+        What ``folder`` of an earlier draft of the same shape said: its matrix is gone on with.
+
+    Raises
+    ------
+    StoreError
+        What the earlier draft left is not of this shape; it is removed.
     """
 
-    def __init__(self, path: str, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> None:
+    def __init__(
+        self, path: str, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none", folder: str | None = None
+    ) -> None:
         self._path = path
         self._shape = (n_columns, n_obs, dtype)
         self._replace = replace
         parent, name = os.path.split(path)
-        _sweep(parent, name)
-        self._partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+        if folder is None:
+            _sweep(parent, name)
+        self._partial = os.path.join(parent, folder or f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
         self._directory = -1
         self._files: dict[str, DraftMatrix] = {}
-        os.mkdir(self._partial)
+        if folder is None:
+            os.mkdir(self._partial)
+        shapes = {store_format.MATRIX: self._shape}
+        if tier != "none":
+            shapes[store_format.TIER] = (n_columns, n_obs, tier)
         try:
-            self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             # The lock tells a sweep that the builder lives, in whichever process namespace it does.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._files[store_format.MATRIX] = DraftMatrix(self._directory, store_format.MATRIX, self._shape, path)
-            if tier != "none":
-                shape = (n_columns, n_obs, tier)
-                self._files[store_format.TIER] = DraftMatrix(self._directory, store_format.TIER, shape, f"the tier of {path}")
+            for leftover in set(os.listdir(self._directory)) - set(shapes):
+                os.unlink(leftover, dir_fd=self._directory)  # sidecars of a draft that died while it was being committed
+            for file, shape in shapes.items():
+                label = path if file == store_format.MATRIX else f"the tier of {path}"
+                self._files[file] = DraftMatrix(self._directory, file, shape, label, create=folder is None)
         except BaseException:
             self.abort()
             raise
+
+    @property
+    def folder(self) -> str:
+        """Name of the directory it is built in."""
+        return os.path.basename(self._partial)
 
     @property
     def matrix(self) -> AnyArray:
@@ -398,8 +449,13 @@ class FileDraft(StoreDraft):
             self._publish()
         self._release()
 
+    def leave(self) -> None:
+        """Close the draft and let its directory stand, for a later draft to go on with."""
+        self._release()
+        self._partial = ""
+
     def abort(self) -> None:
-        """Remove everything written so far. Harmless after ``commit``."""
+        """Remove everything written so far. Harmless after ``commit`` and ``leave``."""
         self._release()
         if self._partial:
             shutil.rmtree(self._partial, ignore_errors=True)

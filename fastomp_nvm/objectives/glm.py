@@ -29,6 +29,9 @@ DECREMENT = 1e-14
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
 MAX_STEPS = 200
 
+#: Features whose gains are computed together.
+GAIN_CHUNK = 1024
+
 #: Curvature below this is not divided by in the greedy's gain: the column is all but dependent.
 SMALLEST_CURVATURE = 1e-6
 
@@ -239,8 +242,12 @@ class GLMGains(GainTracker):
         self._columns = columns
         self._offsets = columns.standardisation.offsets
         self._several = np.diff(self._offsets).max(initial=1) > 1
-        self._dense = columns.dense(np.arange(len(columns.features)))
         self._model = objective.null()
+        # Always the same grid, because the bits of a product by BLAS depend on its width.
+        self._chunks = np.split(np.arange(len(columns.features)), range(GAIN_CHUNK, len(columns.features), GAIN_CHUNK))
+        self._dense: list[Float64Array] = []
+        if 8 * int(self._offsets[-1]) * len(objective.weights) <= columns.budget:
+            self._dense = [columns.dense(chunk) for chunk in self._chunks]
 
     @property
     def value(self) -> float:
@@ -249,10 +256,9 @@ class GLMGains(GainTracker):
 
     def gains(self) -> Float64Array:
         """Return the second-order gain of each feature."""
-        objective, model, dense = self._objective, self._model, self._dense
+        objective, model = self._objective, self._model
         curvature = objective.weights * objective.variance(model.eta)
-        gradient = dense.T @ model.residual
-        selected = np.column_stack((np.ones(len(dense)), model.columns)) if objective.centred else model.columns
+        selected = np.column_stack((np.ones(len(curvature)), model.columns)) if objective.centred else model.columns
         weighted = selected * np.sqrt(curvature)[:, None]
         if weighted.shape[1]:
             # The penalty of the selected columns as further observations; candidates are zero there.
@@ -261,22 +267,33 @@ class GLMGains(GainTracker):
             basis = np.linalg.qr(np.vstack((weighted, np.diag(penalty))))[0][: len(weighted)]
         else:
             basis = weighted
-        scaled = dense * np.sqrt(curvature)[:, None]
-        projected = basis.T @ scaled
+        residual = model.residual
+        parts = []
+        for number, chunk in enumerate(self._chunks):
+            dense = self._dense[number] if self._dense else self._columns.dense(chunk)
+            scaled = dense * np.sqrt(curvature)[:, None]
+            parts.append(self._gains_of(chunk, dense.T @ residual, scaled, basis.T @ scaled, float(curvature.max(initial=0.0))))
+        return np.concatenate(parts)
+
+    def _gains_of(
+        self, features: IndexArray, gradient: Float64Array, scaled: Float64Array, projected: Float64Array, largest: float
+    ) -> Float64Array:
+        """Return the gains of ``features`` from their ``gradient`` (n_columns,) and weighted columns, whole and projected."""
+        ridge = self._objective.ridge
         if not self._several:
-            remaining = np.einsum("ij,ij->j", scaled, scaled) - np.einsum("ij,ij->j", projected, projected) + objective.ridge
-            usable = remaining > SMALLEST_CURVATURE * (curvature.max(initial=0.0) + objective.ridge)
+            remaining = np.einsum("ij,ij->j", scaled, scaled) - np.einsum("ij,ij->j", projected, projected) + ridge
+            usable = remaining > SMALLEST_CURVATURE * (largest + ridge)
             return np.asarray(0.5 * np.divide(gradient**2, remaining, out=np.zeros_like(gradient), where=usable))
-        gains = np.zeros(len(self._offsets) - 1)
-        for feature in range(len(gains)):
-            span = slice(int(self._offsets[feature]), int(self._offsets[feature + 1]))
-            block = scaled[:, span].T @ scaled[:, span] - projected[:, span].T @ projected[:, span]
-            values, vectors = np.linalg.eigh(block + objective.ridge * np.eye(block.shape[0]))
-            rotated = vectors.T @ gradient[span]
-            usable = values > SMALLEST_CURVATURE * (curvature.max(initial=0.0) + objective.ridge)
-            gains[feature] = 0.5 * float((rotated[usable] ** 2 / values[usable]).sum())
+        gains = np.zeros(len(features))
+        offsets = self._offsets[features[0] : features[-1] + 2] - self._offsets[features[0]]
+        for place, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+            block = scaled[:, first:last].T @ scaled[:, first:last] - projected[:, first:last].T @ projected[:, first:last]
+            values, vectors = np.linalg.eigh(block + ridge * np.eye(block.shape[0]))
+            rotated = vectors.T @ gradient[first:last]
+            usable = values > SMALLEST_CURVATURE * (largest + ridge)
+            gains[place] = 0.5 * float((rotated[usable] ** 2 / values[usable]).sum())
         return gains
 
     def add(self, position: int) -> None:
         """Add the feature at ``position`` and refit."""
-        self._model.add(self._dense[:, int(self._offsets[position]) : int(self._offsets[position + 1])])
+        self._model.add(self._columns.dense(np.array([position])))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -113,26 +113,97 @@ def test_cancelling_a_running_job(mortal: RunningServer) -> None:
         assert len(client.select(k=2).features) == 2
 
 
+def recorded(client: fo.Client) -> list[int]:
+    """Return a list to which the numbers of all tiles are added that a client sends from now on."""
+    sent: list[int] = []
+    original = client.send_tiles
+
+    def noted(tiles: Iterable[Any]) -> Iterator[Any]:
+        for tile in tiles:
+            sent.append(tile.header["number"])
+            yield tile
+
+    client.send_tiles = lambda upload, tiles: original(upload, noted(tiles))  # type: ignore[method-assign]
+    return sent
+
+
 def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
-    """After the restart the pool has no trace of the upload, and the client that goes on sends everything again by itself."""
-    X, y = long_data()
+    """The client goes on with the next server and sends only what it lacks; damaged bytes are noticed and sent again."""
+    X, _ = long_data()
+    fingerprint = fo.create_store("dram:reborn", X, replace=True).layout.fingerprint
     with mortal.connect("/lab/reborn", timeout=60) as client:
         upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
-        upload.write_tile(0, 0, X[:, :9000])
+        upload.write_tile(0, 0, X[:, :12_000])
         upload.flush()
-        assert any(path.name.startswith(".reborn") for path in (mortal.pools / "lab").iterdir())
+        arrived = upload._arrived
+        assert arrived > 5
         mortal.kill()
         mortal.start()
-        assert sorted(path.name for path in (mortal.pools / "lab").iterdir()) == ["long"]
-        upload.write_tile(0, 9000, X[:, 9000:9500])
-        with pytest.raises(fo.UploadLostError):
-            upload.finish()
-        killer = threading.Timer(0.05, lambda: (mortal.kill(), mortal.start()))
-        killer.start()
-        report = client.put(X, y)
-        killer.join()
-        assert report["fingerprint"] == client.info("lab/long")["fingerprint"]
+        sent = recorded(client)
+        upload.write_tile(0, 12_000, X[:, 12_000:])
+        assert upload.finish().fingerprint == fingerprint
+        assert min(sent) == arrived
         client.delete()
+
+        upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+        upload.write_tile(0, 0, X[:, :12_000])
+        upload.flush()
+        mortal.kill()
+        (staged,) = (mortal.pools / "lab").glob(".reborn.partial-*")
+        np.load(staged / "matrix.npy", mmap_mode="r+")[9_000, 390] += 1  # in the last tile but one
+        mortal.start()
+        with pytest.raises(fo.UploadLostError):
+            upload.write_tile(0, 12_000, X[:, 12_000:])
+            upload.finish()
+        sent.clear()
+        again = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+        assert 0 < again._known < arrived
+        again.write_tile(0, 0, X[:, :12_000])
+        again.write_tile(0, 12_000, X[:, 12_000:])
+        assert again.finish().fingerprint == fingerprint
+        assert min(sent) == again._known
+        client.delete()
+
+
+@pytest.mark.parametrize("moment", ["sending", "sealing", "published"])
+def test_a_put_outlives_its_server(mortal: RunningServer, moment: str) -> None:
+    """A put during which the server is killed and started again ends well, also when the store was published but not reported."""
+    X, y = long_data()
+    key = f"outlived-{moment}"
+    folder = mortal.pools / "lab"
+
+    def reached() -> bool:
+        if moment == "published":
+            return (folder / key / "header.json").exists()
+        logs = [path.stat().st_size for path in (mortal.pools / ".fastomp" / "uploads").glob("*.tiles")]
+        return any(size > (100 if moment == "sending" else 500) for size in logs)
+
+    done: list[dict[str, Any]] = []
+    with mortal.connect(f"/lab/{key}", timeout=60) as client:
+        sender = threading.Thread(target=lambda: done.append(client.put(X, y)))
+        sender.start()
+        while not reached() and sender.is_alive():
+            time.sleep(0.0005)
+        mortal.kill()
+        mortal.start()
+        sender.join(120)
+        assert len(done) == 1
+        assert done[0]["fingerprint"] == client.info("lab/long")["fingerprint"] == client.info()["fingerprint"]
+        client.delete()
+    assert not list(folder.glob(f".{key}*"))
+
+
+def test_an_upload_that_died_with_its_server_is_reaped(mortal: RunningServer) -> None:
+    """After a restart what nobody goes on with gives its room back."""
+    with mortal.connect("/lab/orphan") as client:
+        client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+        mortal.kill()
+        mortal.start()
+        assert list((mortal.pools / "lab").glob(".orphan.partial-*"))
+        end = time.monotonic() + 20
+        while list((mortal.pools / "lab").glob(".orphan.partial-*")):
+            assert time.monotonic() < end, "the upload was never reaped"
+            time.sleep(0.1)
 
 
 UPLOADER = """
@@ -168,9 +239,7 @@ def test_a_client_killed_during_an_upload(mortal: RunningServer) -> None:
     with mortal.connect("/lab/half") as client:
         plan = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
         assert plan._known > 0, "the server does not know how far the upload was"
-        sent: list[int] = []
-        original = client.send_tiles
-        client.send_tiles = lambda upload, tiles: (sent.extend(tile.header["number"] for tile in tiles), original(upload, tiles))[1]  # type: ignore[method-assign]
+        sent = recorded(client)
         plan.write_tile(0, 0, X[:, :9000])
         plan.write_tile(0, 9000, X[:, 9000:])
         report = plan.finish()
@@ -193,5 +262,5 @@ def test_other_data_is_not_mixed_into_an_upload(mortal: RunningServer) -> None:
         upload.write_tile(0, 0, np.ascontiguousarray(X[:, :9000].T).T)
         upload.flush()
         report = client.put(np.asfortranarray(X + 1))
-        assert report["fingerprint"] == fo.create_store("dram:mixed", X + 1).layout.fingerprint
+        assert report["fingerprint"] == fo.create_store("dram:mixed", X + 1, replace=True).layout.fingerprint
         client.delete()

@@ -156,7 +156,7 @@ def test_row_chunks_and_column_blocks_make_the_same_store(server: RunningServer)
     with server.connect() as client:
         for name, given in {"rows": X, "columns": np.asfortranarray(X), "wide": X.astype(np.float64)}.items():
             report = client.put(given, key=f"lab/{name}", replace=True)
-            local = fo.create_store(f"dram:{name}", given)
+            local = fo.create_store(f"dram:{name}", given, replace=True)
             assert report["fingerprint"] == local.layout.fingerprint
             assert client.info(f"lab/{name}")["fingerprint"] == local.layout.fingerprint
         upload = client.upload(TableSchema.plain(300, NumberedNames(41)), key="lab/reused", tier="none", replace=True)
