@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.capped_groups import CappedGroups
 from fastomp_nvm.constraints.checks import group_names, whole_number, whole_numbers
 from fastomp_nvm.constraints.partition import first_full
 from fastomp_nvm.errors import ConstraintError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Laminar"]
 
 
-class Laminar(Constraint):
+class Laminar(CappedGroups):
     """Sets with at most ``caps[g]`` features of each group ``g`` of a laminar family. A matroid; the rank is exact.
 
     Written ``laminar: {groups: {body: ["b_*"], heart: ["b_heart_*"]}, caps: {body: 5, heart: 2}}``; a file of groups names a
@@ -64,28 +64,6 @@ class Laminar(Constraint):
         fields = item.fields("groups", "caps")
         names, groups = setting.groups(fields["groups"])
         return cls(len(setting.names), groups, setting.per_group(fields["caps"], names), names=names)
-
-    @property
-    def rank(self) -> int:
-        """The size of every maximal set."""
-        return self._rank
-
-    @property
-    def p(self) -> float:
-        """1, a matroid."""
-        return 1.0
-
-    def independent(self, features: IndexArray) -> bool:
-        """Tell whether no group exceeds its cap."""
-        return bool((self._counts(features) <= self.caps).all())
-
-    def violations(self, features: IndexArray) -> Sequence[str]:
-        """Name each group over its cap."""
-        counts = self._counts(features)
-        return tuple(
-            f"group {self.names[group]!r} has {counts[group]} selected features, at most {self.caps[group]} are allowed"
-            for group in np.flatnonzero(counts > self.caps)
-        )
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the position at which the first of the candidate's groups is full."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.capped_groups import CappedGroups
 from fastomp_nvm.constraints.checks import group_names, whole_number, whole_numbers
 from fastomp_nvm.errors import ConstraintError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Partition", "first_full", "occurrences"]
 
 
-class Partition(Constraint):
+class Partition(CappedGroups):
     """Sets with at most ``caps[g]`` features of group ``g``. A matroid; the rank is exact.
 
     Written ``partition: {groups: {clinical: [age, "bp_*"], genes: genes.csv}, caps: {clinical: 3, genes: 10}}``; ``caps`` may be
@@ -56,28 +56,6 @@ class Partition(Constraint):
         fields = item.fields("groups", "caps")
         names, groups = setting.disjoint_groups(fields["groups"])
         return cls(len(setting.names), groups, setting.per_group(fields["caps"], names), names=names)
-
-    @property
-    def rank(self) -> int:
-        """Sum over the groups of the cap or the size, whichever is smaller, plus the features under no cap."""
-        return self._rank
-
-    @property
-    def p(self) -> float:
-        """1, a matroid."""
-        return 1.0
-
-    def independent(self, features: IndexArray) -> bool:
-        """Tell whether no group exceeds its cap."""
-        return bool((self._counts(features) <= self.caps).all())
-
-    def violations(self, features: IndexArray) -> Sequence[str]:
-        """Name each group over its cap."""
-        counts = self._counts(features)
-        return tuple(
-            f"group {self.names[group]!r} has {counts[group]} selected features, at most {self.caps[group]} are allowed"
-            for group in np.flatnonzero(counts > self.caps)
-        )
 
     def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
         """Return where the first feature stands that finds its group full."""
