@@ -119,13 +119,19 @@ def _digest(token: str) -> str:
 def _local_token(port: int) -> str:
     """Return the token for a server on this port of the loopback interface, created when there is none."""
     path = local_token_file(port)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    if path.is_symlink() or path.exists():
         return _secret(path)
     token = secrets.token_urlsafe(32)
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+        os.link(partial, path)  # a token appears whole, also when this process is killed here
+    except FileExistsError:
+        return _secret(path)  # another server was quicker
+    finally:
+        partial.unlink()
     return token
 
 

@@ -290,6 +290,8 @@ class Jobs:
             self._order = max(self._order, order)
             job = Job(name, order, JobRequest(**request), state["state"], state["crashes"], state["error"], state["changed"])
             self._jobs[name] = job
+            if job.state in _FINISHED:
+                self._executor.forget(job)  # the server may have died between the job's end and this
             if job.state != "running":
                 continue
             job.crashes += 1

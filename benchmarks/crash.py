@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
+from benchmarks.server_crash import ServerTrials
 from fastomp_nvm.synthetic import PaperDesign
 from storage_backends.testing.kill_trials import KILL_POINTS, kill_at_point, kill_at_random_times
 from storage_backends.testing.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
@@ -31,8 +32,21 @@ from storage_backends.testing.mutations import MutationTrials
 
 __all__ = ["main"]
 
-GOALS = {"simulated images": 10_000, "SIGKILLs": 1_000, "mutated files": 100_000, "broken logs caught": len(BROKEN_LOGS)}
-QUICK_GOALS = {"simulated images": 1_000, "SIGKILLs": 40, "mutated files": 2_000, "broken logs caught": len(BROKEN_LOGS)}
+GOALS = {
+    "broken logs caught": len(BROKEN_LOGS),
+    "simulated images": 10_000,
+    "SIGKILLs": 1_000,
+    "SIGKILLs of a server": 150,
+    "mutated files": 100_000,
+}
+QUICK_GOALS = {
+    "broken logs caught": len(BROKEN_LOGS),
+    "simulated images": 1_000,
+    "SIGKILLs": 60,
+    "SIGKILLs of a server": 20,
+    "mutated files": 2_000,
+}
+MEDIA = ("mmap", "pmem")
 GRANULES = (8, 64, 512, 4096)
 REQUESTS: dict[str, dict[str, Any]] = {
     "fast_omp": {"k": 8, "target": "amount"},
@@ -95,15 +109,37 @@ def catch_broken_logs(session: Session, goal: int) -> None:
             raise AssertionError(f"a log with {name} got through 200 lives")
 
 
-def kill_processes(session: Session, goal: int, folder: Path) -> None:
-    """Kill real processes at every named point and at random times, on mmap and pmem."""
+def kill_servers(session: Session, goal: int, folder: Path) -> None:
+    """Kill servers with jobs in flight, in the middle of an upload, and, once per medium, three times under the same job."""
+    if not session.wants("SIGKILLs of a server", goal):
+        return
+    with ServerTrials(folder, *data(), REQUESTS, MEDIA) as trials:
+        while session.wants("SIGKILLs of a server", goal):
+            trial = session.tally["server trials"]
+            if trial % 50 < len(MEDIA):
+                report = trials.park(trial)
+            elif trial % 3 == 2:
+                report = trials.kill_with_upload(trial // 3)
+            else:
+                report = trials.kill_with_jobs(trial - trial // 3)
+            counts = {"jobs": report.jobs, "in_flight": report.in_flight, "uploads": report.uploads}
+            session.note(server_trials=1, SIGKILLs=report.kills, SIGKILLs_of_a_server=report.kills, **counts)
+
+
+def data() -> tuple[Any, dict[str, Any]]:
+    """Return observations (300, 1000) and two targets."""
     design = PaperDesign(300, 1000, seed=5)
     y = design.response()
-    targets = {"amount": y, "class": np.where(y > 0, "good", "bad")}
+    return design.matrix().T.astype(np.float32), {"amount": y, "class": np.where(y > 0, "good", "bad")}
+
+
+def kill_processes(session: Session, goal: int, folder: Path) -> None:
+    """Kill real processes at every named point and at random times, on mmap and pmem."""
+    X, targets = data()
     urls, answers = [], {}
-    for medium in ("mmap", "pmem"):
+    for medium in MEDIA:
         urls.append(f"{medium}://{folder}/{medium}")
-        fo.create_store(urls[-1], design.matrix().T.astype(np.float32), targets, replace=True).close()
+        fo.create_store(urls[-1], X, targets, replace=True).close()
         for name, request in REQUESTS.items():
             answers[urls[-1], name] = fo.select(urls[-1], threads=1, **request)
     while session.wants("SIGKILLs", goal):
@@ -148,7 +184,9 @@ def show(tally: Counter[str], goals: dict[str, int], seconds: float) -> None:
         table.add_column(column, justify="left" if column in ("", "found") else "right")
     found = {
         "simulated images": f"0 lost, 0 invented, in {tally['lives']:,} lives of a log",
-        "SIGKILLs": f"0 lost runs, 0 wrong results, 0 stores that fail to open, in {tally['killed runs']:,} runs",
+        "SIGKILLs": f"0 lost runs, 0 wrong results, 0 stores that fail to open, in {tally['killed runs']:,} local runs",
+        "SIGKILLs of a server": f"0 lost or wrong of {tally['jobs']:,} jobs, {tally['in flight']:,} times in flight; "
+        f"0 half stores in {tally['uploads']:,} uploads",
         "mutated files": f"only our own errors, {tally['refused']:,} refused",
         "broken logs caught": "every one" if tally["broken logs caught"] >= len(BROKEN_LOGS) else "so far",
     }
@@ -170,6 +208,7 @@ def main(words: Sequence[str] | None = None) -> int:
         steps: tuple[tuple[Callable[..., None], str, tuple[Path, ...]], ...] = (
             (catch_broken_logs, "broken logs caught", ()),
             (cut_powers, "simulated images", ()),
+            (kill_servers, "SIGKILLs of a server", (folder,)),
             (kill_processes, "SIGKILLs", (folder,)),
             (mutate_files, "mutated files", (folder,)),
         )

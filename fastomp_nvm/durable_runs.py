@@ -164,7 +164,7 @@ def start(
         )
         directory = stack.enter_context(run_directory.registered(name, _REGISTRATION, new.to_bytes()))
         try:
-            return _drive(new, store, directory, threads, observer, cancelled, other_build=False)
+            return _drive(new, store, directory, other_build=False, threads=threads, observer=observer, cancelled=cancelled)
         except InputError:
             # The request does not fit the data: no run came of it, and the name is free again.
             _remove(new, store, directory)
@@ -201,7 +201,7 @@ def resume(
             return _read_result(directory)[0]
         found = registration(name)
         with open_store(found.store) as store:
-            return _drive(found, store, directory, threads, observer, cancelled, other_build=other_build)
+            return _drive(found, store, directory, other_build=other_build, threads=threads, observer=observer, cancelled=cancelled)
 
 
 def runs() -> list[RunInfo]:
@@ -231,17 +231,8 @@ def forget(name: str) -> None:
             run_directory.remove(directory)
 
 
-def _drive(
-    run: Registration,
-    store: FeatureStore,
-    directory: Path,
-    threads: int | None,
-    observer: Observer | None,
-    cancelled: Callable[[], bool] | None,
-    *,
-    other_build: bool,
-) -> Selection:
-    """Bring a run to its result from wherever it stands; the lock is held."""
+def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_build: bool, **options: Any) -> Selection:
+    """Bring a run to its result from wherever it stands, with options of ``select``; the lock is held."""
     dataset = Dataset.of_store(store)
     build = numeric_build(kernel().id)
     _check_identity(run, dataset, build, other_build=other_build)
@@ -256,7 +247,6 @@ def _drive(
     log = _open_log(run, store, directory)
     try:
         with contextlib.closing(DecisionJournal(log, run.identity(), other_build=other_build)) as journal:
-            options: dict[str, Any] = {"threads": threads, "observer": observer, "cancelled": cancelled}
             (selection,), _ = select_shared(dataset, [request], run.decoded_response(), journals=[journal], **options)
         details = {**selection.details, "verified": run.verify}
         details["seconds"] += journal.seconds_before

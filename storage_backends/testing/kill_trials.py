@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from fastomp_nvm import durable_runs, run_directory
 from fastomp_nvm.checkpoint import StateLog
@@ -22,10 +22,22 @@ from fastomp_nvm.request import Selection
 from fastomp_nvm.stores import open_store
 from storage_backends.mapped_files import MappedRegion
 
-__all__ = ["KILL_POINTS", "TrialReport", "WrongAnswerError", "comparable", "kill_at_point", "kill_at_random_times"]
+__all__ = [
+    "KILL_POINTS",
+    "KillPoint",
+    "TrialReport",
+    "WrongAnswerError",
+    "comparable",
+    "die_at",
+    "kill_at_point",
+    "kill_at_random_times",
+]
 
-#: Where a child can be told to die: name -> (owner, attribute, whether before the call or after it).
-KILL_POINTS: Mapping[str, tuple[Any, str, bool]] = {
+#: A call that a process does not survive: (owner, attribute, whether it dies before the call or after it).
+KillPoint: TypeAlias = tuple[Any, str, bool]
+
+#: Where a child can be told to die.
+KILL_POINTS: Mapping[str, KillPoint] = {
     "before registration": (run_directory, "write_durably", True),
     "registered": (durable_runs, "_drive", True),
     "log opened": (durable_runs, "_open_log", False),
@@ -68,7 +80,7 @@ def comparable(selection: Selection) -> dict[str, Any]:
 
 def kill_at_point(name: str, url: str, request: Mapping[str, Any], expected: Selection, point: str) -> TrialReport:
     """Kill one child after the other at ``point``, each at a later call of it, until a child is done before it dies."""
-    return _trial(name, url, request, expected, lambda attempt: lambda: _die_at(point, attempt), None)
+    return _trial(name, url, request, expected, lambda attempt: lambda: die_at(KILL_POINTS[point], attempt), None)
 
 
 def kill_at_random_times(
@@ -134,9 +146,9 @@ def _be_child(name: str, url: str, request: Mapping[str, Any], registered: bool,
         os._exit(code)
 
 
-def _die_at(point: str, call: int) -> None:
+def die_at(point: KillPoint, call: int) -> None:
     """Arrange for this process to die at the ``call``-th call (from 0) of a kill point."""
-    owner, attribute, before = KILL_POINTS[point]
+    owner, attribute, before = point
     original, count = getattr(owner, attribute), 0
 
     def dying(*arguments: Any, **options: Any) -> Any:

@@ -16,7 +16,8 @@ def test_the_crash_harness_reaches_its_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """A session without time does nothing, the next reaches the goals, and a third finds nothing left to do."""
-    goals = {"simulated images": 300, "SIGKILLs": 5, "mutated files": 120, "broken logs caught": len(crash.BROKEN_LOGS)}
+    goals = {"simulated images": 300, "SIGKILLs": 12, "SIGKILLs of a server": 8, "mutated files": 120}
+    goals["broken logs caught"] = len(crash.BROKEN_LOGS)
     monkeypatch.setattr(crash, "QUICK_GOALS", goals)
     state = tmp_path / "tallies.jsonl"
     words = ["--quick", "--state", str(state)]
@@ -25,7 +26,9 @@ def test_the_crash_harness_reaches_its_goals(
     lines = len(state.read_text().splitlines())
     assert crash.main(words) == 0
     assert len(state.read_text().splitlines()) == lines
-    assert "0 lost runs, 0 wrong results" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "0 lost runs, 0 wrong results" in printed
+    assert "0 lost or wrong of" in printed
 
 
 def test_the_cost_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -33,4 +36,6 @@ def test_the_cost_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     small = ["--features", "600", "--observations", "60", "--repeats", "2", "--json", "--folder", str(tmp_path)]
     assert durability_cost.main(small) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert all(printed[name]["ratio"] > 0 for name in durability_cost.REQUESTS)
+    for name in durability_cost.REQUESTS:
+        low, high = printed[name]["interval"]
+        assert 0 < low <= printed[name]["ratio"] <= high

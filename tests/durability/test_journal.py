@@ -115,6 +115,27 @@ def test_another_query_is_refused(log: MemoryLog, asked: Query, text: str) -> No
         journal.replay(asked, Traffic())
 
 
+@pytest.mark.parametrize("count", [5, 511, 512, 513, 5000])
+def test_a_single_other_candidate_is_noticed(count: int) -> None:
+    """Wherever one candidate of many gives way to a neighbour, or two trade places, the query is another one."""
+    candidates = np.arange(0, 3 * count, 3)
+    log = MemoryLog()
+    with opened(log) as journal:
+        (one,) = journal.record(Query(0, 0.5, (Ask(np.ones(3), candidates),)), [Known([1.0])], Traffic())
+        one.argmax()
+        journal.commit()
+    rng = np.random.default_rng(count)
+    for place in (0, count - 1, *rng.integers(0, count, 8)):
+        other, traded = candidates.copy(), candidates.copy()
+        other[place] += 1
+        traded[[place, place - 1]] = candidates[[place - 1, place]]
+        for changed in (other, traded):
+            with opened(MemoryLog(log.records)) as journal, pytest.raises(StoreError, match="the candidates are others"):
+                journal.replay(Query(0, 0.5, (Ask(np.ones(3), changed),)), Traffic())
+    with opened(MemoryLog(log.records)) as journal:
+        assert journal.replay(Query(0, 0.5, (Ask(np.ones(3), candidates),)), Traffic()) is not None
+
+
 def test_another_decision_is_refused(log: MemoryLog) -> None:
     """Another call, another argument, one call too many and one too few are each told."""
     for call, text in (

@@ -1,0 +1,417 @@
+"""SIGKILL under the server: jobs in flight, uploads under way, at named points and at random times; what clients get is compared.
+
+A *nest* is a process that has imported everything and forks ``fastomp serve`` on request, so that a server is up in a fraction of a
+second and hundreds can be killed. Kill points are wrappers that the fork puts around the code before it begins to serve:
+production code knows nothing of them. Pools, port and token outlive the server, as they do in life; its clients are those of
+``fo.connect``, which wait through its death. The expected answers live in this process.
+
+A job under which the server died three times is parked as failed, by design: a trial kills a set of jobs at most twice, and
+``park`` checks the third time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import fastomp_nvm as fo
+from ado_plugin.execution import Execution
+from ado_plugin.job_records import JobRecords
+from fastomp_nvm.checkpoint import StateLog
+from fastomp_nvm.errors import ServerError, StoreURLError
+from storage_backends.builder import StoreBuilder
+from storage_backends.directory_regions import FileRegion
+from storage_backends.testing.kill_trials import KillPoint, WrongAnswerError, comparable, die_at
+
+__all__ = ["JOB_POINTS", "UPLOAD_POINTS", "MortalServer", "ServerReport", "ServerTrials"]
+
+#: Where a server with jobs in flight dies.
+JOB_POINTS: Mapping[str, KillPoint] = {
+    "before a job is recorded": (JobRecords, "write_request", True),
+    "job recorded": (JobRecords, "write_request", False),
+    "job state changed": (JobRecords, "write_state", False),
+    "record written": (FileRegion, "write", False),
+    "before persist": (FileRegion, "persist", True),
+    "persisted": (FileRegion, "persist", False),
+    "record acknowledged": (StateLog, "append", False),
+    "before the answer is kept": (JobRecords, "write_answer", True),
+    "answer kept": (JobRecords, "write_answer", False),
+    "before the journal is dropped": (Execution, "forget", True),
+    "journal dropped": (Execution, "forget", False),
+}
+
+#: Where a server dies that is receiving a store.
+UPLOAD_POINTS: Mapping[str, KillPoint] = {
+    "upload begun": (StoreBuilder, "__init__", False),
+    "tile written": (StoreBuilder, "write_tile", False),
+    "before sealing": (StoreBuilder, "finish", True),
+    "sealed": (StoreBuilder, "_seal", False),
+    "published": (StoreBuilder, "finish", False),
+}
+
+_POOL, _KEY = "lab", "data"
+_CLIENT_SECONDS = 60.0
+_START_SECONDS = 60.0
+_LONGEST_LIFE = 120.0
+_MOST_KILLS = 2  # of one set of jobs; the third death parks them
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What trials took.
+
+    Attributes
+    ----------
+    kills : int
+        Servers that died by SIGKILL.
+    jobs : int
+        Jobs whose answers were compared.
+    in_flight : int
+        Of them, those that were waiting or running at a kill, counted at each.
+    uploads : int
+        Uploads during which the server was killed.
+    """
+
+    kills: int
+    jobs: int = 0
+    in_flight: int = 0
+    uploads: int = 0
+
+
+class MortalServer:
+    """``fastomp serve`` as often as it takes, on the same pools and the same port.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds pools and log.
+    medium : str
+    """
+
+    def __init__(self, folder: Path, medium: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.pools = folder / "pools"
+        self.medium = medium
+        self.kills = 0
+        self._port = 0
+        self._log = folder / "log"
+        self._pid = 0
+        words = [sys.executable, "-m", "benchmarks.server_crash"]
+        # A session of its own: an interrupt typed at the terminal is this process's to handle.
+        self._nest = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def __enter__(self) -> MortalServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pid:
+            _kill(self._pid)
+        assert self._nest.stdin is not None
+        assert self._nest.stdout is not None
+        self._nest.stdin.close()
+        self._nest.wait(_START_SECONDS)
+        self._nest.stdout.close()
+
+    def start(self, point: str = "", call: int = 0) -> None:
+        """Start it; with a ``point`` it dies at the ``call``-th call of that, which may be before it serves."""
+        assert self._nest.stdin is not None
+        words = ["serve", "--pools", f"{self.medium}://{self.pools}", "--listen", f"127.0.0.1:{self._port}"]
+        words += ["--journal-from", "0", "--threads", "1"]
+        before = self._log.stat().st_size if self._log.exists() else 0
+        self._nest.stdin.write(json.dumps({"words": words, "log": str(self._log), "point": point, "call": call}) + "\n")
+        self._nest.stdin.flush()
+        self._pid = int(self._answer())
+        end = time.monotonic() + _START_SECONDS
+        while not (found := re.search(rb"serving \S+ at grpc://127\.0\.0\.1:(\d+)\n", self._printed(before))):
+            if point and self._port and not _alive(self._pid):
+                return
+            if time.monotonic() > end or not _alive(self._pid):
+                raise WrongAnswerError(f"the server did not start again:\n{self.last_words()}")
+            time.sleep(0.01)
+        self._port = int(found[1])
+
+    def die(self, patience: float) -> None:
+        """Return once it was killed: at its point, or else after ``patience`` seconds by our hand."""
+        killer = threading.Timer(patience, _kill, (self._pid,))
+        killer.start()
+        try:
+            status = self._ended()
+        finally:
+            killer.cancel()
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            raise WrongAnswerError(f"the server ended by itself with status {status}:\n{self.last_words()}")
+        self.kills += 1
+
+    def stop(self) -> None:
+        """End it orderly."""
+        os.kill(self._pid, signal.SIGTERM)
+        if status := self._ended():
+            raise WrongAnswerError(f"a server that was told to end did so with status {status}")
+
+    def connect(self) -> fo.Client:
+        """Return a client that waits through the deaths of the server."""
+        return fo.connect(f"grpc://127.0.0.1:{self._port}/{_POOL}/{_KEY}", timeout=_CLIENT_SECONDS)
+
+    def unfinished_jobs(self) -> int:
+        """Return how many jobs a dead server left waiting or running."""
+        states = (state["state"] for _, _, state in JobRecords(self.pools / ".fastomp" / "jobs").load())
+        return sum(state in ("queued", "running") for state in states)
+
+    def leftovers(self) -> list[str]:
+        """Return what lies about that belongs to no store and to no unfinished job."""
+        journals = (self.pools / ".fastomp" / "journals").glob("[!.]*")
+        return sorted(path.name for path in (*journals, *(self.pools / _POOL).glob(".*")))
+
+    def last_words(self) -> str:
+        """Return the end of what the servers printed and logged."""
+        return self._printed(0)[-4000:].decode(errors="replace")
+
+    def _ended(self) -> int:
+        """Wait until it has ended; return its status as waitpid(2) has it."""
+        status, self._pid = int(self._answer()), 0
+        return status
+
+    def _answer(self) -> str:
+        """Return the next line the nest says."""
+        assert self._nest.stdout is not None
+        line = self._nest.stdout.readline()
+        if not line:
+            raise WrongAnswerError("the process that starts the servers has ended")
+        return line
+
+    def _printed(self, since: int) -> bytes:
+        """Return what the server printed after a place in the log."""
+        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
+            file.seek(since)
+            return file.read()
+        return b""
+
+
+class ServerTrials:
+    """A server per medium, and what its clients must be told.
+
+    Parameters
+    ----------
+    folder : Path
+    X : (n_obs, n_features) array
+    targets : mapping of str to (n_obs,) array
+    requests : mapping of str to mapping
+        Fields of ``SelectionRequest``, by a name for each.
+    media : sequence of str
+    """
+
+    def __init__(
+        self, folder: Path, X: Any, targets: Mapping[str, Any], requests: Mapping[str, Mapping[str, Any]], media: Sequence[str]
+    ) -> None:
+        self._requests = requests
+        self._data = X, dict(targets)
+        self._expected: dict[tuple[str, str], dict[str, Any]] = {}
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self._servers = [stack.enter_context(MortalServer(folder / f"server-{medium}", medium)) for medium in media]
+            for server in self._servers:
+                server.start()
+                with server.connect() as client:
+                    self._fingerprint = client.put(*self._data)["fingerprint"]
+                server.stop()
+                for name, request in requests.items():
+                    found = fo.select(f"{server.medium}://{server.pools}/{_POOL}/{_KEY}", threads=1, **request)
+                    self._expected[server.medium, name] = comparable(found)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> ServerTrials:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:  # the logs are gone with the folder
+            for server in self._servers:
+                sys.stderr.write(f"last words of the server on {server.medium}:\n{server.last_words()}\n")
+        self._stack.close()
+
+    def kill_with_jobs(self, trial: int) -> ServerReport:
+        """Kill a server twice that has a job of every kind in flight from two clients; all must be answered in the end."""
+        server, chance = self._servers[trial % len(self._servers)], random.Random(trial)
+        names, kills, in_flight = list(self._requests), server.kills, 0
+        chance.shuffle(names)
+        points = list(JOB_POINTS)
+
+        def start() -> float:
+            """Start a server that dies at a point or at a random time; return how long it may live."""
+            if trial // len(self._servers) % 2:
+                server.start(points[trial // 2 // len(self._servers) % len(points)], chance.randrange(len(names)))
+                return 2.0
+            server.start()
+            return 0.6 * chance.random()
+
+        patience = start()
+        with ThreadPoolExecutor(2) as clients:
+            parts = [clients.submit(self._ask, server, trial, names[first::2]) for first in (0, 1)]
+            for death in range(1, _MOST_KILLS + 1):
+                server.die(patience)
+                in_flight += server.unfinished_jobs()
+                if death < _MOST_KILLS:
+                    patience = start()
+            server.start()
+            found = {name: answer for part in parts for name, answer in part.result(_LONGEST_LIFE).items()}
+        server.stop()
+        for name in names:
+            if found[name] != self._expected[server.medium, name]:
+                raise WrongAnswerError(f"trial {trial}: the answer to {name} is not that of the uninterrupted run")
+        self._check_tidy(server, f"trial {trial}")
+        return ServerReport(server.kills - kills, len(names), in_flight)
+
+    def kill_with_upload(self, trial: int) -> ServerReport:
+        """Kill a server that is receiving a store: it is absent afterwards, or whole; the client comes to its end."""
+        server, chance = self._servers[trial % len(self._servers)], random.Random(trial)
+        points, turn, kills = list(UPLOAD_POINTS), trial // len(self._servers), server.kills
+        path = server.pools / _POOL / "new"
+        if turn % 2:
+            server.start(points[turn // 2 % len(points)])
+            patience = 2.0
+        else:
+            server.start()
+            patience = 0.2 * chance.random()
+        with ThreadPoolExecutor(1) as clients:
+            sent: Future[Any] = clients.submit(self._put, server)
+            server.die(patience)
+            there = path.exists()
+            if there:
+                self._check_whole(server, path)
+            server.start()
+            outcome = sent.result(_LONGEST_LIFE)
+        # Published, but killed before it could say so: the client is told that the key stands already.
+        if isinstance(outcome, StoreURLError) and not there:
+            raise WrongAnswerError(f"upload {trial}: {outcome}")
+        self._check_whole(server, path)
+        with server.connect() as client:
+            client.delete(f"{_POOL}/new")
+        server.stop()
+        self._check_tidy(server, f"upload {trial}")
+        return ServerReport(server.kills - kills, uploads=1)
+
+    def park(self, place: int) -> ServerReport:
+        """Kill a server three times under the same job: it is parked with a sentence, and right when it is resumed after all."""
+        server = self._servers[place % len(self._servers)]
+        kills, (name, request) = server.kills, next(iter(self._requests.items()))
+        server.start("before the answer is kept")
+        with server.connect() as client:
+            job = client.submit(run=f"parked-{place}", **request)
+            for _ in range(2):
+                server.die(10.0)
+                server.start("before the answer is kept")
+            server.die(10.0)
+            server.start()
+            try:
+                client.result(job)
+                raise WrongAnswerError("a job under which the server died three times was not parked")
+            except ServerError as error:
+                if "3 times" not in str(error):
+                    raise
+            client.resume(job)
+            answer = comparable(client.result(job)[0])
+        server.stop()
+        if answer != self._expected[server.medium, name]:
+            raise WrongAnswerError("a job that was parked and resumed came to another answer")
+        self._check_tidy(server, "a parked job")
+        return ServerReport(server.kills - kills, 1, 3)
+
+    def _ask(self, server: MortalServer, trial: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Be a client: submit jobs, poll them to their end."""
+        with server.connect() as client:
+            jobs = {name: client.submit(run=f"{trial}-{name}", **self._requests[name]) for name in names}
+            return {name: comparable(client.result(job)[0]) for name, job in jobs.items()}
+
+    def _put(self, server: MortalServer) -> Any:
+        """Be a client: send a store; return the report, or the error that says that the key stands."""
+        with server.connect() as client:
+            try:
+                return client.put(*self._data, key=f"{_POOL}/new")
+            except StoreURLError as error:
+                return error
+
+    def _check_whole(self, server: MortalServer, path: Path) -> None:
+        """Insist that a store that can be seen is all there."""
+        with fo.open_store(f"{server.medium}://{path}") as store:
+            store.verify()
+            if store.layout.fingerprint != self._fingerprint:
+                raise WrongAnswerError(f"{path} holds something else than what was sent")
+
+    def _check_tidy(self, server: MortalServer, what: str) -> None:
+        """Insist that nothing is left but the store, which is sound."""
+        self._check_whole(server, server.pools / _POOL / _KEY)
+        if leftovers := server.leftovers():
+            raise WrongAnswerError(f"{what}: the server left {leftovers} behind")
+
+
+def _kill(pid: int) -> None:
+    """Kill a process, unless it has died already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    """Tell whether a process exists and is not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def _nest() -> None:
+    """Fork a server per line of the standard input; say its process id, and its status when it has ended."""
+    _die_with_parent()
+    from fastomp_nvm.cli import main
+
+    for module in ("ado_plugin.service", "ado_plugin.logs", "fastomp_nvm.commands.serve", "fastomp_nvm.selection"):
+        importlib.import_module(module)
+    for medium in ("mmap_ssd", "pmem"):
+        importlib.import_module(f"storage_backends.{medium}")
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        child = os.fork()
+        if not child:
+            _serve(main, wanted)
+        print(child, flush=True)
+        print(os.waitpid(child, 0)[1], flush=True)
+
+
+def _serve(main: Callable[[Sequence[str]], int], wanted: Mapping[str, Any]) -> NoReturn:
+    """Become a server that may have a point at which it dies."""
+    code = 1
+    try:
+        _die_with_parent()
+        log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        if wanted["point"]:
+            die_at({**JOB_POINTS, **UPLOAD_POINTS}[wanted["point"]], wanted["call"])
+        code = main(wanted["words"])
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone, however that ended."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _nest()
