@@ -8,6 +8,8 @@ because anything else would show the client a traceback.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
 import queue
 import socket
@@ -33,6 +35,9 @@ _log = logging.getLogger(__name__)
 _TILE_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
 #: Batches read before they are needed.
 _READ_AHEAD = 3
+#: Upload streams that one principal may have open. A stream whose client stalls keeps two threads until the client goes or its own
+#: deadline ends the call: the library can neither time a read out nor end a call from here.
+_MOST_STREAMS = 64
 _NUMBERS = ("number", "crc", "first_obs", "first_column", "rows", "columns")
 
 
@@ -97,6 +102,8 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
 
     def __init__(self, host: str, port: int, operations: Operations, access: Access, tls: TLSFiles | None = None) -> None:
         self._operations = operations
+        self._streams: collections.Counter[str] = collections.Counter()  # open ones, by principal
+        self._counting = threading.Lock()
         # With plain grpc:// here the certificates would be ignored and everything served in clear.
         location = f"{'grpc' if tls is None else 'grpc+tls'}://{f'[{host}]' if ':' in host else host}:{port}"
         certificates = None if tls is None else [(tls.certificate, tls.key)]
@@ -120,11 +127,12 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
             message = decode_message(descriptor.command or b"")
         except FastompError as error:
             raise flight.FlightServerError(str(error)) from None
-        chunks = _chunks(reader)
-        reply = self._operations.write(caller, message.get("upload"), (_tile(chunk) for chunk in chunks))
-        for _ in chunks:
-            pass  # after an error: a client that is still sending would not hear the reply
-        writer.write(reply)
+        with self._stream_of(caller.principal.name):
+            chunks = _chunks(reader)
+            reply = self._operations.write(caller, message.get("upload"), (_tile(chunk) for chunk in chunks))
+            for _ in chunks:
+                pass  # after an error: a client that is still sending would not hear the reply
+            writer.write(reply)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the operations."""
@@ -149,6 +157,19 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         """Return an empty one: of this call alone the library sends tracebacks even of Flight errors."""
         return flight.SchemaResult(pa.schema([]))
+
+    @contextlib.contextmanager
+    def _stream_of(self, principal: str) -> Iterator[None]:
+        """Count a stream of a principal, and refuse one too many."""
+        with self._counting:
+            if self._streams[principal] >= _MOST_STREAMS:
+                raise flight.FlightServerError(f"{_MOST_STREAMS} upload streams of {principal!r} are open: end some, or try later")
+            self._streams[principal] += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._streams[principal] -= 1
 
     def _results(self, caller: Caller, operation: str, body: bytes) -> Iterator[bytes]:
         """Yield the results of an action, the first at once: a client that drops the call before it would hang."""
@@ -198,6 +219,9 @@ def _tile(chunk: Any) -> Tile:
     if batch.num_rows != described["rows"] * described["columns"] * element.itemsize:
         raise RequestError(f"a tile of {described['rows']} x {described['columns']} {element} has {batch.num_rows} bytes")
     # Misaligned, as received: checked and written as it is, which costs less than a copy into memory of our own.
-    data = batch.column(0).to_numpy(zero_copy_only=True).view(element)
+    column = batch.column(0)
+    if column.null_count:
+        raise RequestError("a tile holds nulls: expected bytes only")
+    data = np.frombuffer(column.buffers()[1], np.uint8, batch.num_rows, column.offset).view(element)
     number, checksum, first_obs, first_column, rows, columns = (int(described[name]) for name in _NUMBERS)
     return Tile(number, checksum, first_obs, first_column, rows, columns, layout, data)

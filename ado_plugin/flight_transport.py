@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -63,7 +63,7 @@ class FlightTransport:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._translated(error, timeout) from error
 
-    def send(self, upload: str, tiles: Sequence[WireTile], timeout: float) -> bytes:
+    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
         """Send tiles of an upload and return the reply."""
         descriptor = flight.FlightDescriptor.for_command(json.dumps({"upload": upload}).encode())
         try:

@@ -19,22 +19,14 @@ from typing import Any
 
 from ado_plugin.mcas_worker import FRAME, write_frame
 from fastomp_nvm.addresses import is_loopback
-from fastomp_nvm.errors import ServerError, UnavailableError, UnreachableError
+from fastomp_nvm.errors import CallFailedError, LockedError, ServerError, UnavailableError, UnreachableError
 
-__all__ = ["LARGEST_VALUE", "CallFailedError", "LockedError", "McasSession"]
+__all__ = ["LARGEST_VALUE", "McasSession"]
 
 #: Bytes of one value: upstream takes 1.9 GiB and fails above 2.
 LARGEST_VALUE = int(1.9 * 2**30)
 
 _CONNECT_SECONDS = 30.0
-
-
-class LockedError(ServerError):
-    """The key is in use by another call."""
-
-
-class CallFailedError(ServerError):
-    """Upstream's client reported a failure; the session was discarded."""
 
 
 class McasSession:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from ado_plugin.mcas_message import array_prefix, value_of
 from ado_plugin.mcas_session import LARGEST_VALUE, McasSession
-from ado_plugin.uploads import decode_schema
+from ado_plugin.upload_plans import decode_schema
 from fastomp_nvm import registry
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import UploadLostError
@@ -73,7 +73,7 @@ class Staging:
         self._uploads[name] = (builder.__enter__(), dict(plan))
         return {"upload": name, "next": 0, "crc": 0}
 
-    def write(self, upload: str, tiles: Sequence[WireTile]) -> dict[str, Any]:
+    def write(self, upload: str, tiles: Iterable[WireTile]) -> dict[str, Any]:
         """Take in tiles."""
         builder, _ = self._find(upload)
         number = 0

@@ -14,13 +14,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ado_plugin.mcas_message import data_of, invoke_message, read_reply, value_of
-from ado_plugin.mcas_session import LARGEST_VALUE, CallFailedError, LockedError, McasSession
+from ado_plugin.mcas_session import LARGEST_VALUE, McasSession
 from ado_plugin.mcas_slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas_staging import MANIFEST_BYTES, Staging, padded_json, values_of_store
 from ado_plugin.mcas_stub import fastomp_slice
@@ -28,9 +28,11 @@ from fastomp_nvm import __version__, registry
 from fastomp_nvm.addresses import ServerURL
 from fastomp_nvm.checkpoint import read_state
 from fastomp_nvm.errors import (
+    CallFailedError,
     CancelledError,
     FastompError,
     InputError,
+    LockedError,
     RequestError,
     ServerError,
     StoreURLError,
@@ -87,7 +89,7 @@ class McasTransport:
         for reply in handle(self, decode_message(body)):
             yield encode_message(reply)
 
-    def send(self, upload: str, tiles: Sequence[WireTile], timeout: float) -> bytes:
+    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
         """Take in tiles of an upload."""
         return encode_message(self._staging.write(upload, tiles))
 

@@ -8,8 +8,6 @@ sentence under ``error``, and nothing a client sends can raise out of ``call``.
 from __future__ import annotations
 
 import collections
-import hashlib
-import json
 import logging
 import threading
 import time
@@ -24,7 +22,8 @@ from ado_plugin.access import Principal, Role
 from ado_plugin.execution import estimate
 from ado_plugin.jobs import Job, JobLimits, JobRequest, Jobs
 from ado_plugin.pools import Pools
-from ado_plugin.uploads import Tile, UploadPlan, Uploads, decode_schema
+from ado_plugin.upload_plans import decode_plan
+from ado_plugin.uploads import Tile, Uploads
 from fastomp_nvm import __version__
 from fastomp_nvm.constraints.description import parse_constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
@@ -161,13 +160,8 @@ class Operations:
 
     def _put(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload, or go on with one; tiles follow, then ``commit``."""
-        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        settings = {name: body.get(name) for name in ("dtype", "missing", "tier")}
-        if not all(isinstance(value, str) for value in settings.values()) or not isinstance(body.get("replace"), bool):
-            raise RequestError(f"an upload needs {', '.join(settings)} as text and replace as true or false")
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        plan = UploadPlan(pool, key, decode_schema(body), body["dtype"], body["missing"], body["tier"], body["replace"], digest)
-        yield self._uploads.begin(caller.principal.name, plan)
+        self._pool(caller, body)
+        yield self._uploads.begin(caller.principal.name, decode_plan(body))
 
     def _commit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Seal and publish an upload."""

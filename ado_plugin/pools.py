@@ -17,7 +17,7 @@ import shutil
 import stat
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ class Pools:
         except OSError as error:
             raise MediumError(f"pools cannot be kept in {self.root}: {error.strerror}") from error
         self._owner = _own(self.own_folder / "lock", self.root)
-        self._sweep()
 
     @property
     def own_folder(self) -> Path:
@@ -105,8 +104,10 @@ class Pools:
                     total += os.lstat(os.path.join(folder, name)).st_size
         return total
 
-    def build(self, pool: str, key: str, schema: Any, *, dtype: str, missing: str, tier: str, replace: bool) -> Any:
-        """Start a store and return its builder.
+    def build(
+        self, pool: str, key: str, schema: Any, *, dtype: str, missing: str, tier: str, replace: bool, folder: str | None = None
+    ) -> Any:
+        """Start a store, or go on with one, and return its builder.
 
         Parameters
         ----------
@@ -116,6 +117,8 @@ class Pools:
         dtype, missing, tier : str
         replace : bool
             Whether the key may exist.
+        folder : str, optional
+            Where an earlier builder of the same store left it, which counts against the quota already.
 
         Raises
         ------
@@ -138,12 +141,12 @@ class Pools:
             itemsize = {"float16": 2, "float32": 4, "float64": 8}.get(dtype, 8) + (tier == "int8")
             needed = schema.n_columns * schema.n_obs * itemsize
             used = self.usage(pool)
-            if self.quota is not None and used + needed > self.quota:
+            if self.quota is not None and folder is None and used + needed > self.quota:
                 raise ServerError(
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
                 )
             builder = registry.load("storage_backends.builder:StoreBuilder")
-            return builder(self._url(path / key), schema, dtype=dtype, missing=missing, tier=tier, replace=replace)
+            return builder(self._url(path / key), schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
 
     def delete(self, pool: str, key: str) -> None:
         """Remove a store in one step."""
@@ -178,12 +181,23 @@ class Pools:
                 _refuse_link(Path(folder) / name)
         return path
 
-    def _sweep(self) -> None:
-        """Remove what an earlier server left behind: builds that nobody can go on with, and keys half deleted."""
+    def left_build(self, pool: str, folder: str) -> Path | None:
+        """Return the directory that an earlier builder left in a pool, if it is there and nobody's."""
+        path = self.root / check_name(pool, "pool") / folder
+        is_ours = _LEFT_BEHIND.fullmatch(folder) and path.is_dir() and not path.is_symlink() and not path.parent.is_symlink()
+        return path if is_ours and not _locked(str(path)) else None
+
+    def sweep(self, kept: Collection[Path]) -> None:
+        """Remove what an earlier server left behind, builds and keys half deleted, but for those ``kept`` to go on with."""
         for pool in self.names():
             for entry in os.scandir(self.root / pool):
-                if _LEFT_BEHIND.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and not _locked(entry.path):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                if _LEFT_BEHIND.fullmatch(entry.name) and self.root / pool / entry.name not in kept:
+                    self.discard(pool, entry.name)
+
+    def discard(self, pool: str, folder: str) -> None:
+        """Remove what an earlier builder left, unless a living one has it."""
+        if (path := self.left_build(pool, folder)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _own(path: Path, root: Path) -> int:

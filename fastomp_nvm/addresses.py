@@ -36,8 +36,8 @@ class ServerURL:
 
     @classmethod
     def parse(cls, text: str) -> ServerURL:
-        """Parse ``text``."""
-        expected = "expected grpc://host:port/pool/key or grpc+tls://host:port/pool/key"
+        """Parse ``grpc://host:port/pool/key``, ``grpc+tls://...`` or ``mcas://...``; key, or pool and key, may be left out."""
+        expected = "expected grpc://host:port/pool/key, grpc+tls://host:port/pool/key or mcas://host:port/pool/key"
         try:
             parts = urllib.parse.urlsplit(text)
             host, port = parts.hostname, parts.port

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +54,7 @@ class Transport(Protocol):
         """Carry out an operation and yield its replies; ``UnreachableError`` when no answer comes in ``timeout`` seconds."""
         ...
 
-    def send(self, upload: str, tiles: Sequence[WireTile], timeout: float) -> bytes:
+    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
         """Send tiles of an upload and return the reply."""
         ...
 
@@ -76,7 +76,8 @@ def connect(
     Parameters
     ----------
     url : str
-        ``grpc://host:port``, ``grpc+tls://host:port``, with ``/pool`` and ``/key`` where all calls are about the same ones.
+        ``grpc://host:port`` or ``grpc+tls://host:port`` of ``fastomp serve``, or ``mcas://host:port`` of an MCAS server, with
+        ``/pool`` and ``/key`` where all calls are about the same ones.
     token : str, optional
         Otherwise ``FASTOMP_TOKEN``, otherwise, for a server on this machine, the one that a server of this user left.
     tls_ca : path, optional
@@ -358,7 +359,7 @@ class Client:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def send_tiles(self, upload: str, tiles: Sequence[WireTile]) -> dict[str, Any]:
+    def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> dict[str, Any]:
         """Send tiles once and return the server's reply; for ``Upload``."""
         reply = decode_message(self._transport.send(upload, tiles, self._timeout))
         if "error" in reply:

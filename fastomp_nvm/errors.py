@@ -14,7 +14,9 @@
     ├── UnavailableError         an optional library or device is missing; the text says how to get it
     ├── ServerError              a server refuses, is busy, or failed at a request
     │   ├── UnreachableError     no answer from the server: it is down, or out of reach
-    │   └── UploadLostError      the server no longer has what was uploaded: send all of it again
+    │   ├── UploadLostError      the server no longer has what was uploaded, or part of it: send that again
+    │   ├── LockedError          another call is on the same key of an MCAS pool: wait for it
+    │   └── CallFailedError      an MCAS server failed at a call, and its session was given up: try again
     └── CancelledError           the caller asked for the end
 
 The message is one sentence: what was found, what was expected, what to do.
@@ -23,12 +25,14 @@ The message is one sentence: what was found, what was expected, what to do.
 from __future__ import annotations
 
 __all__ = [
+    "CallFailedError",
     "CancelledError",
     "ConstraintError",
     "DataError",
     "FastompError",
     "InfeasibleError",
     "InputError",
+    "LockedError",
     "MediumError",
     "RequestError",
     "ServerError",
@@ -96,6 +100,14 @@ class UnreachableError(ServerError):
 
 class UploadLostError(ServerError):
     """The server no longer has what was uploaded."""
+
+
+class LockedError(ServerError):
+    """Another call is on the same key of an MCAS pool."""
+
+
+class CallFailedError(ServerError):
+    """An MCAS server failed at a call; its session was given up."""
 
 
 class CancelledError(FastompError):

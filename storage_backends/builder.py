@@ -8,7 +8,6 @@ the same memory. It knows no medium (that is the draft's part) and no file forma
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -18,6 +17,7 @@ import numpy as np
 
 from fastomp_nvm import registry
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.moments import gram, moments
 from fastomp_nvm.stores import (
@@ -93,6 +93,8 @@ class StoreBuilder:
         Replace a store that exists.
     progress : callable, optional
         Called with (bytes done, bytes to do); each byte of the matrix is written once and sealed once.
+    folder : str, optional
+        What ``folder`` of an earlier builder of the same store said, whose tiles ``adopt_tile`` takes over; file media only.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class StoreBuilder:
         tier: str = "int8",
         replace: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        folder: str | None = None,
     ) -> None:
         if dtype not in STORE_DTYPES:
             raise RequestError(f"unknown dtype {dtype!r}: expected one of {', '.join(STORE_DTYPES)}")
@@ -118,8 +121,9 @@ class StoreBuilder:
         self._dtype = np.dtype(dtype)
         self._missing = missing
         self._progress = progress
+        earlier: dict[str, Any] = {} if folder is None else {"folder": folder}
         self._draft = registry.medium(parsed.scheme).draft(
-            parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier
+            parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier
         )
         self._written = np.zeros(schema.n_columns, dtype=np.int64)  # observations given so far, per column
         self._gaps = np.zeros(schema.n_columns, dtype=bool)  # columns that were given a NaN
@@ -131,6 +135,36 @@ class StoreBuilder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._draft.abort()  # harmless after a commit
+
+    @property
+    def folder(self) -> str:
+        """Name of the directory in which a file medium builds, for a later builder to go on with."""
+        return str(self._draft.folder)  # type: ignore[attr-defined]
+
+    def leave(self) -> None:
+        """Close the builder of a file medium and let what was written stand, for a later one to go on with."""
+        self._draft.leave()  # type: ignore[attr-defined]
+
+    def adopt_tile(self, first_obs: int, first_column: int, shape: tuple[int, int], is_whole: Callable[[AnyArray], bool]) -> bool:
+        """Take over a tile that an earlier builder wrote, if ``is_whole`` says that its values are those that were given.
+
+        Parameters
+        ----------
+        first_obs, first_column : int
+        shape : (int, int)
+            Rows and columns.
+        is_whole : callable
+            Given the values, (rows, columns).
+        """
+        rows, columns = shape
+        stored = self._draft.matrix[first_column : first_column + columns, first_obs : first_obs + rows]
+        if stored.shape != (columns, rows) or not is_whole(stored.T):
+            return False
+        self._gaps[first_column : first_column + columns] |= np.isnan(stored).any(axis=1)
+        self._written[first_column : first_column + columns] += rows
+        self._touch(columns, rows)
+        self._advance(stored.size)
+        return True
 
     def write_rows(self, first_obs: int, values: AnyArray) -> None:
         """Write whole observations; tens of megabytes at a time are best.
@@ -194,7 +228,12 @@ class StoreBuilder:
         self._written[first_column : first_column + columns] += rows
         self._advance(values.size)
 
-    def finish(self, targets: Mapping[str, Target] | None = None, provenance: Mapping[str, Any] | None = None) -> BuildReport:
+    def finish(
+        self,
+        targets: Mapping[str, Target] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        announce: Callable[[BuildReport], None] | None = None,
+    ) -> BuildReport:
         """Seal the store and make it visible.
 
         Parameters
@@ -203,6 +242,8 @@ class StoreBuilder:
             Responses, the default one first.
         provenance : mapping
             Where the data came from, in JSON terms.
+        announce : callable, optional
+            Told the report just before the store becomes visible.
 
         Returns
         -------
@@ -234,13 +275,16 @@ class StoreBuilder:
         )
         if tier is not None:
             tier = replace(tier, fingerprint=layout.fingerprint)
+        constant = tuple(kept.columns[int(column)] for column in np.flatnonzero(statistics.norm == 0))
+        report = BuildReport(
+            self._url, kept.n_obs, kept.n_features, kept.n_columns, layout.dtype, layout.fingerprint, imputed, dropped, constant
+        )
+        if announce is not None:
+            announce(report)
         self._draft.commit(
             Sidecars(layout, statistics, checksums, kept.features, kept.columns, targets, dict(provenance or {}), tier)
         )
-        constant = tuple(kept.columns[int(column)] for column in np.flatnonzero(statistics.norm == 0))
-        return BuildReport(
-            self._url, kept.n_obs, kept.n_features, kept.n_columns, layout.dtype, layout.fingerprint, imputed, dropped, constant
-        )
+        return report
 
     def _examine(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
         """Refuse the first cell that cannot be stored and remember columns with missing ones; both arrays (columns, rows)."""
@@ -305,14 +349,14 @@ class StoreBuilder:
                 found = moments(tile)
                 mean[first:last], norm[first:last] = found.mean, found.norm
                 minimum[first:last], maximum[first:last] = found.minimum, found.maximum
-                checksum = zlib.crc32(tile.reshape(-1).view(np.uint8).data, checksum)
+                checksum = crc32(tile.reshape(-1).view(np.uint8).data, checksum)
                 self._touch(*tile.shape)
                 if codes is not None:
                     quantised = quantise(tile, found)
                     codes[first:last] = quantised.codes
                     tier.scale[first:last], tier.error[first:last] = quantised.scale, quantised.error
                     tier.norm[first:last] = quantised.norm
-                    tier_checksum = zlib.crc32(quantised.codes.reshape(-1).view(np.uint8).data, tier_checksum)
+                    tier_checksum = crc32(quantised.codes.reshape(-1).view(np.uint8).data, tier_checksum)
                     self._touch(*tile.shape)
                 self._advance(tile.size)
             checksums[block], tier.checksums[block] = checksum, tier_checksum

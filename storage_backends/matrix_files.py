@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.errors import StoreError
 from storage_backends import store_format
 from storage_backends.file_system import allocate
 from storage_backends.mapped_files import map_file
@@ -33,14 +34,20 @@ class DraftMatrix:
         Columns, observations and element type.
     path : str
         What to call it in an error.
+    create : bool
+        Make the file; otherwise it must be there and of this shape.
     """
 
-    def __init__(self, directory: int, name: str, shape: tuple[int, int, str], path: str) -> None:
+    def __init__(self, directory: int, name: str, shape: tuple[int, int, str], path: str, *, create: bool = True) -> None:
         self._shape = shape
-        self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        how = os.O_CREAT | os.O_EXCL if create else os.O_NOFOLLOW
+        self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC | how, 0o666, dir_fd=directory)
         try:
             length = store_format.matrix_length(*shape)
-            allocate(self._file, length, path)
+            if create:
+                allocate(self._file, length, path)
+            elif os.fstat(self._file).st_size != length:
+                raise StoreError(f"what an earlier build of {path} left has another shape: build it again")
             os.pwrite(self._file, store_format.matrix_header(*shape), 0)
             self._mapping: mmap.mmap | None = map_file(self._file, length, mmap.MAP_SHARED, writable=True, path=path)
         except BaseException:

@@ -17,19 +17,19 @@ from fastomp_nvm.request import Selection
 
 __all__ = ["add_connection_arguments", "connected", "select_remotely"]
 
-#: Arguments of ``select`` that are about this machine, and what to say about each.
+#: Arguments of ``select`` that are about this machine, and what to do instead on a server.
 _LOCAL_ONLY = {
-    "threads": "the server chooses its threads",
-    "load": "the server reads its own medium",
-    "tier_load": "the server reads its own medium",
-    "io": "the server reads its own medium",
-    "protected": "the report needs the data here",
+    "threads": "leave it out, and start the server with 'fastomp serve --threads N' where its own choice will not do",
+    "load": "leave it out, and keep the server's pools on a tmpfs ('fastomp serve --pools') where they shall be in memory",
+    "tier_load": "leave it out, the server reads the tier through its own page cache",
+    "io": "leave it out, the server chooses how it reads its own files",
+    "protected": "leave it out, and report on the selection where the data is: run this command there on the store's path",
 }
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that a server needs."""
-    group = parser.add_argument_group("stores on a server (grpc://host:port/pool/key, grpc+tls://...)")
+    group = parser.add_argument_group("stores on a server (grpc://host:port/pool/key, grpc+tls://..., mcas://...)")
     group.add_argument("--token-file", type=Path, metavar="F", help="file with the token; otherwise FASTOMP_TOKEN")
     group.add_argument(
         "--tls-ca", type=Path, metavar="F", help="authority of the server's certificate, PEM; otherwise FASTOMP_TLS_CA"
@@ -53,9 +53,9 @@ def connected(arguments: argparse.Namespace) -> Client:
 
 def select_remotely(arguments: argparse.Namespace, fields: dict[str, Any], observer: Observer | None) -> Selection:
     """Send the request of ``select`` to the server; ``fields`` are those that need no data."""
-    for name, reason in _LOCAL_ONLY.items():
+    for name, advice in _LOCAL_ONLY.items():
         if getattr(arguments, name, None) is not None:
-            raise InputError(f"--{name.replace('_', '-')} is for stores on this machine: {reason}, leave it out")
+            raise InputError(f"--{name.replace('_', '-')} is for stores on this machine, and this one is on a server: {advice}")
     if arguments.constraints is not None:
         fields["constraint"] = read_inlined(Path(arguments.constraints))
     values, target = None, arguments.target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -48,6 +49,12 @@ def expected(mortal: RunningServer) -> dict[str, Any]:
     found = fo.select(f"pmem://{mortal.pools}/lab/long", **LONG).to_json()
     found.pop("seconds")
     return found
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the clients of these tests cut what they send into more pieces than they would."""
+    monkeypatch.setattr("fastomp_nvm.upload._TILE_BYTES", 1 << 20)
 
 
 def wait_until_running(client: fo.Client, job: str, selected: int = 5) -> None:
@@ -152,8 +159,8 @@ def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
         (staged,) = (mortal.pools / "lab").glob(".reborn.partial-*")
         np.load(staged / "matrix.npy", mmap_mode="r+")[9_000, 390] += 1  # in the last tile but one
         mortal.start()
+        upload.write_tile(0, 12_000, X[:, 12_000:])
         with pytest.raises(fo.UploadLostError):
-            upload.write_tile(0, 12_000, X[:, 12_000:])
             upload.finish()
         sent.clear()
         again = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
@@ -175,8 +182,8 @@ def test_a_put_outlives_its_server(mortal: RunningServer, moment: str) -> None:
     def reached() -> bool:
         if moment == "published":
             return (folder / key / "header.json").exists()
-        logs = [path.stat().st_size for path in (mortal.pools / ".fastomp" / "uploads").glob("*.tiles")]
-        return any(size > (100 if moment == "sending" else 500) for size in logs)
+        logs = (mortal.pools / ".fastomp" / "uploads").glob("*.tiles")
+        return any(path.read_bytes().count(b"\n") >= (8 if moment == "sending" else 32) for path in logs)
 
     done: list[dict[str, Any]] = []
     with mortal.connect(f"/lab/{key}", timeout=60) as client:
@@ -210,8 +217,10 @@ UPLOADER = """
 import sys, time
 import numpy as np
 import fastomp_nvm as fo
+import fastomp_nvm.upload
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
+fastomp_nvm.upload._TILE_BYTES = 1 << 20
 client = fo.connect(sys.argv[1], token=sys.argv[2])
 upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
 X = np.random.default_rng(0).standard_normal((400, 20_000), dtype=np.float32)
@@ -252,6 +261,26 @@ def test_a_client_killed_during_an_upload(mortal: RunningServer) -> None:
         assert time.monotonic() < end, "the upload was never reaped"
         time.sleep(0.1)
     assert sorted(path.name for path in (mortal.pools / "lab").iterdir()) == ["long"]
+
+
+SELECTOR = """
+import json, sys
+import fastomp_nvm as fo
+client = fo.connect(sys.argv[1], token=sys.argv[2])
+client.select(run="widowed", observer=lambda step: print("here", flush=True), **json.loads(sys.argv[3]))
+"""
+
+
+def test_a_client_killed_during_a_selection(mortal: RunningServer, expected: dict[str, Any]) -> None:
+    """Its job goes on, and whoever asks for it by name gets the answer."""
+    words = [sys.executable, "-c", SELECTOR, f"{mortal.url}/lab/long", mortal.token(), json.dumps(LONG)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        child.send_signal(signal.SIGKILL)
+    with mortal.connect(timeout=60) as client:
+        (found,) = client.result("widowed")
+    assert {name: value for name, value in found.to_json().items() if name != "seconds"} == expected
 
 
 def test_other_data_is_not_mixed_into_an_upload(mortal: RunningServer) -> None:

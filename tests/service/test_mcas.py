@@ -25,11 +25,11 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin import mcas_session, mcas_staging, mcas_transport
+from ado_plugin import mcas_staging, mcas_transport
 from ado_plugin.mcas_message import array_prefix, data_of, invoke_message, read_reply, value_of
 from ado_plugin.mcas_session import McasSession
 from ado_plugin.mcas_stub import fastomp_slice
-from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnavailableError, UnreachableError
+from fastomp_nvm.errors import InputError, LockedError, ServerError, StoreURLError, UnavailableError, UnreachableError
 from fastomp_nvm.pieces import PiecedRows
 
 ROOT = Path(__file__).parents[2]
@@ -360,13 +360,13 @@ def test_a_late_reply_is_never_taken_for_another(shared, monkeypatch) -> None:
     with pytest.raises(ServerError, match="-9"):
         session.invoke("lab", "k", invoke_message("slow", slow, "2.0"), 10)
     session.open("lab", 30)
-    with pytest.raises(mcas_session.LockedError):
+    with pytest.raises(LockedError):
         session.invoke("lab", "k", invoke_message("slow", slow, "0.1"), 10)
     for _ in range(100):
         try:
             reply = session.invoke("lab", "k", invoke_message("slow", slow, "0.2"), 10)
             break
-        except mcas_session.LockedError:
+        except LockedError:
             time.sleep(0.1)
             session.open("lab", 30)
     assert read_reply(reply) == "slept 0.2"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import types
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from ado_plugin.access import Access, Principal
 from ado_plugin.execution import Execution
+from ado_plugin.flight_server import _NUMBERS, _tile
 from ado_plugin.job_records import JobRecords
 from ado_plugin.jobs import JobLimits, Jobs
 from ado_plugin.operations import OPERATIONS, Caller, Operations
@@ -158,8 +162,6 @@ def tile(number: int, data: Any, checksum: int, first: int = 0) -> Tile:
 
 def test_an_upload_is_checked_and_goes_on(host: Host) -> None:
     """Damaged, missing and repeated tiles are noticed; what was begun is gone on with; only a true commit publishes."""
-    import zlib
-
     blocks = [np.arange(4, dtype=np.float32)[None], np.arange(4, 8, dtype=np.float32)[None]]
     sums = [zlib.crc32(blocks[0].tobytes())]
     sums.append(zlib.crc32(blocks[1].tobytes(), sums[0]))
@@ -189,6 +191,80 @@ def test_an_upload_is_checked_and_goes_on(host: Host) -> None:
     assert "no such upload" in host.refused("commit", **{**commit, "upload": "other"}, tiles=2, crc=sums[1])
     with host.pools.open("lab", "new") as store:
         assert store.matrix.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def begin_again(host: Host) -> None:
+    """Put another server in the place of this one, as if it had been killed: nothing is closed but the lock of the pools."""
+    host.pools.close()
+    host.pools = Pools(str(host.folder / "pools"))
+    for upload in list(host.uploads._staged.values()):
+        if upload.builder is not None:
+            upload.builder._draft._release()  # what the death of a process does to its descriptors
+    host.uploads = Uploads(host.pools, idle_seconds=0.0)
+    host.operations = Operations(host.pools, host.uploads, host.jobs, JobLimits())
+
+
+def test_an_upload_survives_its_server(host: Host) -> None:
+    """The next server goes on with what it can prove, up to a damaged tile, in any layout; a published one is not begun again."""
+    values = np.arange(40, dtype=np.float32).reshape(4, 10)  # observations by columns
+    plan = put_plan(features={"numbered": 10, "prefix": "f"}, missing="mean")
+    values[2, 7] = np.nan
+    tiles, checksum = [], 0
+    for number, (first, last, layout) in enumerate([(0, 3, "columns"), (3, 6, "rows"), (6, 8, "columns"), (8, 10, "columns")]):
+        piece = values[:, first:last]
+        data = np.ascontiguousarray(piece.T if layout == "columns" else piece).reshape(-1)
+        checksum = zlib.crc32(data.tobytes(), checksum)
+        tiles.append(Tile(number, checksum, 0, first, 4, last - first, layout, data))  # type: ignore[arg-type]
+
+    def write(*sent: Tile) -> Any:
+        return json.loads(host.operations.write(ADMIN, begun["upload"], sent))
+
+    begun = host.call("put", **plan)
+    assert write(*tiles[:3])["next"] == 3
+    begin_again(host)
+    assert "restarted" in write(tiles[3])["error"]["message"]
+    assert "restarted" in host.refused("commit", upload=begun["upload"], tiles=3, crc=tiles[2].checksum)
+    assert host.call("put", **plan) == {"upload": begun["upload"], "next": 3, "crc": tiles[2].checksum}
+    (staged,) = (host.folder / "pools" / "lab").glob(".new.partial-*")
+    begin_again(host)
+    matrix = np.load(staged / "matrix.npy", mmap_mode="r+")
+    matrix[6, 1] += 1
+    matrix.flush()
+    with (host.pools.own_folder / "uploads" / f"{begun['upload']}.tiles").open("ab") as log:
+        log.write(b"[12, 0, 8, 4, 2")  # torn
+    assert host.call("put", **plan) == {"upload": begun["upload"], "next": 2, "crc": tiles[1].checksum}
+    assert write(*tiles[2:])["next"] == 4
+    commit = {"upload": begun["upload"], "tiles": 4, "crc": checksum, "targets": {}, "wait": 20}
+    done = host.call("commit", **commit)
+    assert done["report"]["imputed"] == {"f7": 1}
+    begin_again(host)
+    assert host.call("commit", **commit) == done, "a reply that was lost with its server is given again"
+    with host.pools.open("lab", "new") as store:
+        filled = np.where(np.isnan(values), np.nanmean(values[:, 7]), values)
+        assert store.matrix.T.tolist() == filled.tolist()
+    host.call("delete", pool="lab", key="new")
+    begin_again(host)
+    assert "no such upload" in host.refused("commit", **commit)
+    assert os.listdir(host.pools.own_folder / "uploads") == []
+
+
+def test_an_upload_left_by_a_server_is_reaped(host: Host) -> None:
+    """What nobody goes on with after a restart is removed with its records; so is what cannot be gone on with."""
+    lab = host.folder / "pools" / "lab"
+    host.call("put", **put_plan())
+    begin_again(host)
+    assert list(lab.glob(".new.partial-*"))
+    assert host.uploads.reap() == 1
+    begun = host.call("put", **put_plan())
+    begin_again(host)
+    (staged,) = lab.glob(".new.partial-*")
+    os.truncate(staged / "matrix.npy", 5000)
+    fresh = host.call("put", **put_plan())
+    assert fresh["upload"] != begun["upload"]
+    assert [path.name for path in lab.glob(".new.partial-*")] != [staged.name]
+    assert host.call("abort", upload=fresh["upload"]) == {}
+    assert os.listdir(lab) == ["data"]
+    assert os.listdir(host.pools.own_folder / "uploads") == []
 
 
 def test_quota_counts_what_is_staged_until_it_is_reaped(tmp_path: Path) -> None:
@@ -233,6 +309,7 @@ def test_two_servers_cannot_have_the_same_pools(host: Host) -> None:
     dead.mkdir()
     host.close()
     again = Pools(str(host.folder / "pools"))
+    Uploads(again)
     assert not dead.exists()
     again.close()
     host.pools = again  # closed twice below is what the fixture would do
@@ -304,6 +381,33 @@ def test_malformed_requests_get_clean_errors(fuzzed: Host, operation: str, body:
         folder = fuzzed.folder / "pools" / "lab"
         if not (folder / "data").exists():
             fo.create_store(str(folder / "data"), *small_data(), tier="none").close()
+
+
+header_values = st.sampled_from([0, 1, 4, -1, 2**39, 2**41, True, None, "columns", "rows", "<f4", "<f8", "|O"]) | json_values
+
+
+@settings(max_examples=60)
+@given(
+    header=st.fixed_dictionaries({}, optional=dict.fromkeys((*_NUMBERS, "layout", "dtype"), header_values)) | json_values,
+    lucky=st.booleans(),
+    values=st.sampled_from(
+        [pa.array(np.zeros(16, np.uint8)), pa.array([1, None], pa.uint8()), pa.array(["text"]), pa.array([1.5])]
+    ),
+)
+def test_malformed_tiles_get_clean_errors(fuzzed: Host, header: Any, lucky: bool, values: Any) -> None:
+    """Whatever a batch of an upload holds and says of itself, it is taken or refused in one line, and nothing fails inside."""
+    if lucky and isinstance(header, dict):
+        good = {"number": 0, "crc": 0, "first_obs": 0, "first_column": 0, "rows": 4, "columns": 1, "layout": "rows", "dtype": "<f4"}
+        header = {**good, **dict(list(header.items())[:2])}
+    upload = fuzzed.call("put", **put_plan(key="tiles"))["upload"]
+    chunk = types.SimpleNamespace(
+        app_metadata=pa.py_buffer(json.dumps(header).encode()), data=pa.RecordBatch.from_arrays([values], ["bytes"])
+    )
+    reply = json.loads(fuzzed.operations.write(ADMIN, upload, (_tile(each) for each in [chunk])))
+    if "error" in reply:
+        assert reply["error"]["kind"] in errors.__all__
+        assert "\n" not in reply["error"]["message"]
+        assert "its log" not in reply["error"]["message"], "the server met something it had not foreseen"
 
 
 @settings(max_examples=100)

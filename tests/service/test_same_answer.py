@@ -104,8 +104,12 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
     values.write_text("\n".join(str(number % 7) for number in range(80)))
     assert main(["select", remote, "--k", "2", "--target", str(values), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["features"]) == 2
-    assert main(["select", remote, "--k", "2", "--load", "dram"]) == 2
-    assert "leave it out" in capsys.readouterr().err
+    for words in (["--load", "dram"], ["--tier-load", "dram"], ["--threads", "1"], ["--io", "mmap"], ["--protected", "f1"]):
+        assert main(["select", remote, "--k", "2", *words]) == 2
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert f"{words[0]} is for stores on this machine" in message
+        assert "leave it out" in message
 
 
 def test_side_files_travel_inside_the_request(server: RunningServer, key: str, tmp_path: Path) -> None:

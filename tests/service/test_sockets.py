@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import socket
-import threading
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from pyarrow import flight
 
 import fastomp_nvm as fo
 from fastomp_nvm.wire import LARGEST_MESSAGE
-from tests.service.running import RunningServer, small_data
+from tests.service.running import ROOT, RunningServer, small_data
 
 
 @pytest.fixture(scope="module")
@@ -139,28 +140,86 @@ def test_tiles_that_lie_about_themselves(raw: Any, server: RunningServer) -> Non
         assert "liar" not in [entry["key"] for entry in ours.list()]
 
 
-def test_many_clients_at_once(server: RunningServer, store: str) -> None:
-    """Sixty clients each get their own right answer, and the server's threads are gone afterwards."""
-    expected = {seed: fo.select(f"pmem://{server.pools}/lab/sockets", k=3, seed=seed, tau=0.9).to_json() for seed in range(5)}
-    failures: list[str] = []
+CLIENTS = """
+import json, sys, threading
+import fastomp_nvm as fo
+url, token, expected = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+failures = []
+ready = threading.Barrier(100)
 
-    def work(number: int) -> None:
-        try:
-            with server.connect(store, timeout=60) as client:
-                found = client.select(k=3, seed=number % 5, tau=0.9).to_json()
-                wanted = expected[number % 5]
-                if {**found, "seconds": 0} != {**wanted, "seconds": 0}:
-                    failures.append(f"{number}: another answer")
-        except Exception as error:
-            failures.append(f"{number}: {error!r}")
+def work(number):
+    try:
+        with fo.connect(url, token=token, timeout=60) as client:
+            client.ping()
+            ready.wait(60)
+            found = client.select(k=3, seed=number % 5, tau=0.9).to_json()
+            if {**found, "seconds": 0} != {**expected[number % 5], "seconds": 0}:
+                failures.append(f"{number}: another answer")
+    except Exception as error:
+        failures.append(f"{number}: {error!r}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(60)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failures
-    assert int((Path("/proc") / str(server.process.pid) / "status").read_text().split("Threads:")[1].split()[0]) < 100
+threads = [threading.Thread(target=work, args=(number,)) for number in range(100)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps(failures))
+"""
+
+
+def threads_of(server: RunningServer) -> int:
+    """Return how many threads a server has."""
+    return int((Path("/proc") / str(server.process.pid) / "status").read_text().split("Threads:")[1].split()[0])
+
+
+def test_two_hundred_clients_at_once(server: RunningServer, store: str) -> None:
+    """Two hundred clients in two processes each get their own right answer, and the server's threads are gone afterwards."""
+    expected = [fo.select(f"pmem://{server.pools}/lab/sockets", k=3, seed=seed, tau=0.9).to_json() for seed in range(5)]
+    words = [sys.executable, "-c", CLIENTS, f"{server.url}{store}", server.token(), json.dumps(expected)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    clients = [subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)]
+    try:
+        assert [json.loads(client.communicate(timeout=120)[0]) for client in clients] == [[], []]
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+    assert threads_of(server) < 100
+
+
+def test_clients_that_stall_do_not_stop_others(server: RunningServer, raw: Any, store: str) -> None:
+    """With uploads, calls and connections that fall silent half way everybody else is served; one principal holds so many only."""
+    before = threads_of(server)
+    client, options = raw
+    plan = {"pool": "lab", "key": "silent", "n_obs": 4, "features": ["a"]}
+    plan |= {"dtype": "float32", "missing": "error", "tier": "none", "replace": True}
+    with contextlib.ExitStack() as silent, server.connect(store) as ours:
+        for length in range(20):
+            connection = silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: 4 + length])
+        command = json.dumps({"upload": ours.call("put", plan)["upload"]}).encode()
+        schema = pa.schema([("bytes", pa.uint8())])
+        patient = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer " + server.token().encode())])
+        stalled = [client.do_put(flight.FlightDescriptor.for_command(command), schema, patient) for _ in range(64)]
+        end = time.monotonic() + 30
+        while threads_of(server) < before + 64:
+            assert time.monotonic() < end, "the streams were never taken up"
+            time.sleep(0.05)
+        end = time.monotonic() + 30
+        assert len(ours.select(k=2).features) == 2
+        writer, reader = client.do_put(flight.FlightDescriptor.for_command(command), schema, options)
+        assert reader.read() is None
+        with pytest.raises(flight.FlightServerError, match="64 upload streams"):
+            writer.close()
+        with pytest.raises(fo.ServerError, match="64 upload streams"):
+            ours.put(*small_data(), key="lab/refused")
+        for writer, _ in stalled:
+            writer.close()
+        ours.put(*small_data(), key="lab/afterwards", replace=True)
+        ours.delete("lab/afterwards")
+    while threads_of(server) > before + 20:
+        assert time.monotonic() < end, "threads were left behind"
+        time.sleep(0.05)
 
 
 def test_submit_detach_fetch_later(server: RunningServer, store: str) -> None:

@@ -1,0 +1,38 @@
+"""One CRC-32, whatever computes it."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastomp_nvm import checksum
+
+
+@given(data=st.binary(max_size=3000), start=st.integers(0, 2**32 - 1), cut=st.integers(0, 3000))
+def test_the_checksum_is_that_of_zlib(data: bytes, start: int, cut: int) -> None:
+    """At every length and alignment, from every start, in one piece or two, the number is zlib's."""
+    values = np.frombuffer(b"x" + data, np.uint8)[1:]
+    assert checksum.crc32(values.data, start) == zlib.crc32(data, start)
+    assert checksum.crc32(values[cut:].data, checksum.crc32(values[:cut].data, start)) == zlib.crc32(data, start)
+
+
+def test_without_isal_it_is_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the quicker library is not installed nothing is missing."""
+    original = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("isal"):
+            raise ImportError(name)
+        return original(name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", refuse)
+        assert importlib.reload(checksum)._crc32 is zlib.crc32
+    importlib.reload(checksum)
