@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install demo test check test-fast test-oldest crash bench clean
+.PHONY: install demo test check test-fast test-oldest test-cluster crash bench clean
 
 install: $(STAMP)
 
@@ -39,6 +39,11 @@ test-oldest:
 	$(OLDEST)/bin/python -m pip install --quiet 'numpy==1.23.5' 'scipy==1.9.3' 'pytest>=8' 'hypothesis>=6.100' 'pytest-timeout>=2.3' setuptools wheel pyyaml psutil rich threadpoolctl
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps --editable .
 	$(OLDEST)/bin/python -m pytest -m numerics tests
+
+# Selections over shards, through a real Ray that is installed for it: kills actors, nodes and drivers. Takes about three minutes.
+test-cluster: install
+	$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[all,dev,ray]'
+	FASTOMP_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
 
 # Proof by fault injection: 10,000 simulated power cuts, 1,000 real SIGKILLs, 100,000 mutated files. Takes minutes; goes on where it was.
 crash: install

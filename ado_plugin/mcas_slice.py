@@ -8,6 +8,7 @@ says so and the client provides it. Calls and replies are JSON; needs numpy and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -70,7 +71,7 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
     target : (n,) int8
         The value of the key that was called: the manifest of a store, or the record of a run.
     load : callable
-        Returns the value of another key as a view, or None.
+        Returns the value of another key as a view, or None; each key once.
     parameters : str
         JSON: ``operation``, and what it needs.
 
@@ -84,7 +85,8 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
         operation = _OPERATIONS.get(str(sent.get("operation"))) if isinstance(sent, dict) else None
         if operation is None:
             raise RequestError(f"the plugin of release {__version__} does not know this call: install the client's release there")
-        reply = operation(target, load, sent)
+        # A server gives each value to a call once: asked again, it says that there is none.
+        reply = operation(target, functools.cache(load), sent)
     except FastompError as error:
         reply = {"error": encode_error(error)}
     except MemoryError:

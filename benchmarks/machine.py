@@ -5,19 +5,36 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 import scipy
+from rich.console import Console
 
 from fastomp_nvm.kernels import kernel
 
-__all__ = ["fingerprint", "interleaved"]
+__all__ = ["Bar", "fingerprint", "interleaved", "show_bars"]
 
 #: Seconds between contestants: BLAS threads spin for a while after their work and would take a core from the next one.
 PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A claim, the ratio found in this run, and what it has to be: at least ``limit``, or at most."""
+
+    claim: str
+    found: float
+    limit: float
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        """True when the ratio found is good enough."""
+        return self.found <= self.limit if self.at_most else self.found >= self.limit
 
 
 def fingerprint() -> dict[str, Any]:
@@ -43,22 +60,31 @@ def _cpu() -> str:
         return platform.processor() or "unknown"
 
 
-def interleaved(contestants: Mapping[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
+def interleaved(
+    contestants: Mapping[str, Callable[[], Any]], repeats: int, statistic: Callable[[list[float]], float] = min
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Time contestants in turn, ``repeats`` times over, so that a noisy minute hits all of them.
 
     Returns
     -------
     seconds : dict
-        Best time of each.
+        Of each, the best time, or whatever ``statistic`` makes of its times.
     results : dict
         What each returned last.
     """
-    seconds = dict.fromkeys(contestants, float("inf"))
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
     results: dict[str, Any] = {}
     for _ in range(repeats):
         for name, run in contestants.items():
             time.sleep(PAUSE)
             started = time.perf_counter()
             results[name] = run()
-            seconds[name] = min(seconds[name], time.perf_counter() - started)
-    return seconds, results
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistic(times) for name, times in seconds.items()}, results
+
+
+def show_bars(console: Console, bars: Sequence[Bar]) -> None:
+    """Print which bars were met."""
+    for bar in bars:
+        limit = f"bar {'at most ' if bar.at_most else ''}{bar.limit:.2f}"
+        console.print(f"{'met   ' if bar.met else 'MISSED'} {bar.claim}: {bar.found:.2f} ({limit})")

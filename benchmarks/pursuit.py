@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     design = PaperDesign(1000, 500)
     runs = [
         pursuit_ratios("independent Gaussian, 200 true features", X, y, 100 // scale, min(repeats, 3)),
-        pursuit_ratios("the paper's small set", design.matrix().T, design.response(), 150, repeats),
+        pursuit_ratios("the paper's small set", design.matrix().T, design.response(), 150, 3 * repeats),
     ]
     bars = _bars(sweeps, runs)
     if arguments.json:
@@ -140,11 +140,9 @@ def _bars(sweeps: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict
     reference = times["scikit-learn OMP, float64 Fortran"]["r2"]
     bars.append(("FAST_OMP: R^2 over scikit-learn's", times["FAST_OMP"]["r2"] / reference, 0.98))
     times = {row["contestant"]: row for row in small["rows"]}
-    bars.append(
-        ("small set: scikit-learn's best over FAST_OMP", small["best_sklearn_seconds"] / times["FAST_OMP"]["seconds"], 1 / 3)
-    )
+    bars.append(("small set: scikit-learn's best over FAST_OMP", small["best_sklearn_seconds"] / times["FAST_OMP"]["seconds"], 1.0))
     reference = times["scikit-learn OMP, float64 Fortran"]["r2"]
-    bars.append(("small set: R^2 over scikit-learn's", times["FAST_OMP"]["r2"] / reference, 0.98))
+    bars.append(("small set: R^2 over scikit-learn's", times["FAST_OMP"]["r2"] / reference, 0.99))
     return [{"claim": claim, "found": found, "at_least": least, "met": bool(found >= least)} for claim, found, least in bars]
 
 

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "ingest": ("fastomp_nvm.commands.ingest", "build a store from a file"),
         "info": ("fastomp_nvm.commands.info", "show what a store holds"),
+        "shard": ("fastomp_nvm.commands.shard", "cut a store into shards for a cluster"),
         "verify": ("fastomp_nvm.commands.verify", "check every block of a store against its checksum"),
         "select": ("fastomp_nvm.commands.select", "select features from a store"),
         "grid": ("fastomp_nvm.commands.grid", "select for every combination of parameters in shared scans"),
@@ -35,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "resume": ("fastomp_nvm.commands.resume", "go on with a durable run where it stopped, or print its result"),
         "export": ("fastomp_nvm.commands.export", "write the selected columns of a run to a file"),
         "demo": ("fastomp_nvm.commands.demo", "make a data set, select under a fairness constraint, show what it took"),
+        "plan": ("fastomp_nvm.commands.plan", "predict passes, bytes, memory and time of a selection on a cluster, and what binds"),
         "bench": ("fastomp_nvm.commands.bench", "run a benchmark: every figure a ratio measured in one run"),
         "doctor": ("fastomp_nvm.commands.doctor", "say what this machine has and how to get what is missing"),
     }
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
+    if getattr(arguments, "ray", None):
+        os.environ["FASTOMP_RAY"] = arguments.ray  # where the shards of cluster:// stores are asked
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -23,7 +23,7 @@ __all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
 READ_BYTES = 64 << 20
 
 #: Bounds of the budget where nobody gave one: enough to be quick, and never more than a good neighbour takes.
-SMALLEST_BUDGET, LARGEST_BUDGET = 64 << 20, 2 << 30
+SMALLEST_BUDGET, LARGEST_BUDGET = 64 << 20, 11 << 28
 
 #: What a pool does with a feature: nothing, hold it until a question is settled, hold it.
 _ABSENT: Final = 0
@@ -62,13 +62,18 @@ class Columns:
         """Bytes of memory that columns may take."""
         return self._pool.budget
 
+    @property
+    def held(self) -> bool:
+        """True when all of them are in memory; otherwise every product reads some again."""
+        return self._pool.holds(self.features)
+
     def products(self, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
         return self._pool.multiply(self.features, self.standardisation, vectors)
 
     def dense(self, positions: IndexArray) -> Float64Array:
         """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64."""
-        return self.standardisation.subset(positions).materialise(self._pool.rows(self.features[positions]))
+        return self.standardisation.subset(positions).materialise(self._pool.rows(self.features[positions]), overwrite=True)
 
     def keep(self, positions: IndexArray) -> Columns:
         """Return the features at ``positions`` alone."""
@@ -120,6 +125,10 @@ class ColumnPool:
         if missing.size:
             self._gather(missing, features)
         return Columns(self, features)
+
+    def holds(self, features: IndexArray) -> bool:
+        """Tell whether all of ``features`` are in memory."""
+        return bool((self._state[features] != _ABSENT).all())
 
     def multiply(self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): ``features``, whose ``standardisation`` this is, times ``vectors`` (n_obs, m)."""

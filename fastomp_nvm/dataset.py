@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from fastomp_nvm.errors import DataError
 from fastomp_nvm.moments import gram, moments
 from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.reading import MatrixFile, Reader
+from fastomp_nvm.remote_rows import RemoteRows
 from fastomp_nvm.stores import BLOCK_COLUMNS, ColumnStatistics, FeatureStore, MediumTraits, Target, Tier
 from fastomp_nvm.sweep import Traffic, aligned_empty
 
@@ -155,13 +157,17 @@ class Dataset:
                 gram + n_obs * np.outer(stats.mean[span], stats.mean[span]) for gram, span in zip(stats.grams, spans, strict=True)
             ]
             norm = np.sqrt(stats.norm**2 + n_obs * stats.mean**2)
-            return Design(self.matrix, Standardisation.identity(self.offsets, norm, grams))
+            return Design(self._rows(standardize, weights), Standardisation.identity(self.offsets, norm, grams))
         if weights is None:
             return Design(self.matrix, self._standardisation)
         if traffic is not None:
             traffic.add(self.n_features, self.matrix.nbytes)
         known = self.known.get(weights.tobytes())
-        return Design(self.matrix, known if known is not None else self._weighted([weights])[0])
+        return Design(self._rows(standardize, weights), known if known is not None else self._weighted([weights])[0])
+
+    def _rows(self, standardize: bool, weights: Float64Array | None) -> Any:
+        """Return the matrix, which when it lies elsewhere must know the standardisation it is asked about under."""
+        return self.matrix.under(standardize, weights) if isinstance(self.matrix, RemoteRows) else self.matrix
 
     def knowing(self, weights: Sequence[Float64Array]) -> Dataset:
         """Return this data set with the standardisations under each of ``weights`` at hand, computed in one pass for all."""
@@ -170,6 +176,8 @@ class Dataset:
 
     def _weighted(self, weights: Sequence[Float64Array]) -> list[Standardisation]:
         """Compute the standardisation under each of ``weights``, block by block, in one pass over the matrix."""
+        if isinstance(self.matrix, RemoteRows):
+            return self.matrix.standardisations(weights, self._standardisation)
         found = _block_moments(self.matrix, weights)
         lost_pages.check(self.matrix)
         return [self._standardised(each, stats) for each, stats in zip(weights, found, strict=True)]

@@ -218,15 +218,17 @@ class Standardisation:
             scores[group.features] = total
         return scores
 
-    def materialise(self, rows: AnyArray) -> Float64Array:
+    def materialise(self, rows: AnyArray, *, overwrite: bool = False) -> Float64Array:
         """Return the standardised, whitened columns as a dense (n_obs, n_columns) float64 array, Fortran order.
 
         Parameters
         ----------
         rows : (n_columns, n_obs)
             Raw rows of exactly these features.
+        overwrite : bool
+            Work in place where the rows are float64.
         """
-        dense = rows.astype(np.float64)
+        dense = rows.astype(np.float64, copy=not overwrite)
         dense -= self.mean[:, None]
         dense *= self.scale[:, None]
         for group in self.whiteners:

@@ -70,6 +70,7 @@ def run_progress(label: str) -> Iterator[Observer | None]:
                 f"round {step.round}, {step.selected} of at most {step.target} features, f = {step.value:.4g}, "
                 f"{human_bytes(step.bytes_read)} read, {human_seconds(step.seconds)}"
                 + (f", about {human_seconds(left)} left" if left is not None else "")
+                + (f", shards {' '.join(f'{share:.0%}' for share in step.shards)}" if step.shards else "")
             )
             progress.update(task, completed=step.selected, total=step.target, state=state)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray
 from fastomp_nvm.errors import CancelledError
+from fastomp_nvm.remote_rows import RemoteRows
 from fastomp_nvm.rounds import Algorithm, ExactGradients, Gradients, Journal, Outcome, Problem, Query, Round
 from fastomp_nvm.stores import Tier
 from fastomp_nvm.sweep import Sweeper, Traffic, Vectors
@@ -44,6 +46,8 @@ class Progress:
         Taken from the medium so far, by all runs together.
     seconds : float
         Since the runs started.
+    shards : tuple of float
+        Share of the sweep going on that each shard of a cluster has done; told while it runs, empty at a round.
     """
 
     run: int
@@ -53,6 +57,7 @@ class Progress:
     value: float
     bytes_read: int
     seconds: float
+    shards: tuple[float, ...] = ()
 
     @property
     def seconds_left(self) -> float | None:
@@ -139,6 +144,7 @@ class Engine:
     def drive(self, runs: Sequence[Run]) -> None:
         """Bring every run to its outcome."""
         places = {id(run): place for place, run in enumerate(runs)}
+        latest: list[Progress] = []
 
         def told(run: Run, step: Round) -> None:
             if self._cancelled is not None and self._cancelled():
@@ -147,8 +153,17 @@ class Engine:
                 gathered = sum(other.problem.pool.traffic.bytes_read for other in runs)
                 rank = run.problem.constraint.rank
                 seconds = time.perf_counter() - self._started
-                self._observer(Progress(places[id(run)], run.rounds, step.selected, rank, step.value, gathered, seconds))
+                latest[:] = [Progress(places[id(run)], run.rounds, step.selected, rank, step.value, gathered, seconds)]
+                self._observer(latest[0])
 
+        def swept(shares: Sequence[float]) -> None:
+            if self._cancelled is not None and self._cancelled():
+                raise CancelledError("the selection was cancelled")
+            if self._observer is not None and latest:
+                self._observer(replace(latest[0], shards=tuple(shares), seconds=time.perf_counter() - self._started))
+
+        if isinstance(self._matrix, RemoteRows):
+            self._matrix.watch(swept)
         try:
             for run in runs:
                 run.advance(None, told)
@@ -156,6 +171,8 @@ class Engine:
             while waiting := [run for run in runs if run.query is not None]:
                 self._answer(waiting, told)
         finally:
+            if isinstance(self._matrix, RemoteRows):
+                self._matrix.watch(None)
             for run in runs:
                 run.close()
 
@@ -176,7 +193,10 @@ class Engine:
         swept = Traffic()
         swept.add(standardisation.n_features, self._matrix.nbytes if tier is None else tier.codes.nbytes, tier=tier is not None)
         self.traffic.include(swept)
-        answer = self._exact(vectors, standardisation.wide) if tier is None else self._tiered(vectors, tier)
+        if isinstance(self._matrix, RemoteRows):
+            answer = self._remote(batch[0], vectors, tier is not None)
+        else:
+            answer = self._exact(vectors, standardisation.wide) if tier is None else self._tiered(vectors, tier)
         first = 0
         for run, query in zip(batch, queries, strict=True):
             cost = Traffic()
@@ -230,6 +250,17 @@ class Engine:
         def answer(run: Run, query: Query, first: int) -> Sequence[Gradients]:
             pool, standardisation = run.problem.pool, run.problem.design.standardisation
             return [TierGradients(ask, *swept.scores(first + place, standardisation), pool) for place, ask in enumerate(query.asks)]
+
+        return answer
+
+    def _remote(self, some: Run, vectors: Vectors, tiered: bool) -> Callable[[Run, Query, int], Sequence[Gradients]]:
+        """Have the sweep run where the rows are; return what answers the query of a run whose vectors begin at a place."""
+        rows: Any = some.problem.design.matrix
+        answers = rows.sweep(vectors.wide, tiered)
+
+        def answer(run: Run, query: Query, first: int) -> Sequence[Gradients]:
+            found: Sequence[Gradients] = answers(query, first, run.problem.pool)
+            return found
 
         return answer
 

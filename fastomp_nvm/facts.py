@@ -30,4 +30,5 @@ def describe(store: FeatureStore) -> dict[str, Any]:
         "constant_columns": int((store.statistics.norm == 0).sum()),
         "targets": {name: {"classes": list(target.classes)} for name, target in store.targets.items()},
         "features": list(store.names[:20]),
+        **({"shards": store.shards} if hasattr(store, "shards") else {}),
     }

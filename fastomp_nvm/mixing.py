@@ -26,6 +26,8 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _INCREMENT = 0x9E37_79B9_7F4A_7C15
 _FIRST = 0xBF58_476D_1CE4_E5B9
 _SECOND = 0x94D0_49BB_1331_11EB
+_INCREMENT_64, _FIRST_64, _SECOND_64 = np.uint64(_INCREMENT), np.uint64(_FIRST), np.uint64(_SECOND)
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
@@ -46,12 +48,12 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
         state = _absorb(state, word)
     mixed = last.astype(np.uint64)
     mixed ^= np.uint64(state)
-    mixed += np.uint64(_INCREMENT)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(_FIRST)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(_SECOND)
-    mixed ^= mixed >> np.uint64(31)
+    mixed += _INCREMENT_64
+    mixed ^= mixed >> _SHIFTS[0]
+    mixed *= _FIRST_64
+    mixed ^= mixed >> _SHIFTS[1]
+    mixed *= _SECOND_64
+    mixed ^= mixed >> _SHIFTS[2]
     return mixed
 
 

@@ -21,6 +21,7 @@ __all__ = ["CONSTRAINTS", "MEDIA", "OBJECTIVES", "REMOTE", "SELECTORS", "TRANSPO
 #: URL scheme -> object with ``open``, ``draft`` and ``exists``.
 MEDIA: Mapping[str, str] = MappingProxyType(
     {
+        "cluster": "storage_backends.cluster:MEDIUM",
         "dram": "storage_backends.dram:MEDIUM",
         "mmap": "storage_backends.mmap_ssd:MEDIUM",
         "pmem": "storage_backends.pmem:MEDIUM",

@@ -63,7 +63,7 @@ class SelectionRequest:
         ``len(selection) + rank`` features; for the linear model that of the Gram matrix of their standardised columns.
     gather_bytes : int, optional
         Memory for gathered columns; what exceeds it is re-read when needed, with the same answer. Half the free memory, at most
-        2 GiB, when left out.
+        2.75 GiB, when left out.
     tier : {"auto", "exact", "int8"}
         Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
         where it pays (see ``fastomp_nvm.tiers.worthwhile``).

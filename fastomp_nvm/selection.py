@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -357,7 +358,7 @@ def _finish(
     fit = problem.objective.fit(columns.dense(np.arange(len(indices))))
     coef, shift = columns.standardisation.coefficients(fit.coef)
     positions = column_index(dataset.offsets, indices)
-    ends = columns.standardisation.offsets[1:-1]
+    offsets = columns.standardisation.offsets.tolist()
     unpolished = fit.score
     if outcome.unpolished is not None and not np.array_equal(outcome.unpolished, indices):
         before = problem.pool.columns(outcome.unpolished)
@@ -414,7 +415,7 @@ def _finish(
             [dataset.column_names[column] for column in range(int(dataset.offsets[index]), int(dataset.offsets[index + 1]))]
             for index in indices.tolist()
         ],
-        coef=np.split(coef, ends) if len(indices) else [],
+        coef=[coef[first:last] for first, last in pairwise(offsets)],
         column_positions=positions,
         intercept=fit.intercept + shift,
         score=fit.score,

@@ -232,7 +232,7 @@ class Sweeper:
 
     def _share(self, count: int, row_bytes: int, row_products: int, fill: Callable[[int, int], None]) -> None:
         """Have ``fill(first, last)`` called for ranges that make up ``range(count)``, on the calling thread and the workers."""
-        if self._executor is None or count * row_products < INLINE_PRODUCTS or count <= 8:
+        if count * row_products < INLINE_PRODUCTS or count <= 8:
             fill(0, count)
             return
         step = max(min(TASK_BYTES // max(row_bytes, 1), -(-count // (2 * self.threads))), 8)
@@ -242,7 +242,8 @@ class Sweeper:
             for first in starts:
                 fill(first, min(first + step, count))
 
-        helpers = [self._executor.submit(work) for _ in range(self.threads - 1)]
+        # One thread goes piece by piece as well: who watches a sweep sees it move.
+        helpers = [self._executor.submit(work) for _ in range(self.threads - 1)] if self._executor is not None else []
         try:
             work()
         finally:

@@ -140,6 +140,11 @@ class OpenedStore(FeatureStore):
         return self._targets
 
     @property
+    def sidecars(self) -> Sidecars:
+        """Everything but the matrix; arrays are read-only."""
+        return self._sidecars
+
+    @property
     def provenance(self) -> Mapping[str, Any]:
         """Where the data came from, as the builder was told."""
         return self._sidecars.provenance

@@ -1,22 +1,27 @@
 """One pymm shelf in one directory, shared by all who have it open in this process: where pymm's habits meet our errors.
 
-Invariants: a directory is open in one process only, by our lock, taken first and kept until the last view of the shelf is gone; no
-two shelves of this process overlap in memory; nothing is allocated beyond what is known to fit; every allocation is checked to lie
-on the shelf. This is the file that imports ``pymm``, when the first shelf is opened.
+Invariants: a directory belongs to one process, from its first opening to the end of that process, because pymm keeps it mapped and
+locked until then whatever is closed; our lock, taken first, is kept as long. No two shelves of this process overlap in memory;
+nothing is allocated beyond what is known to fit; every allocation is checked to lie on the shelf; a forked child destroys nothing.
+This is the file that imports ``pymm``, when the first shelf is opened.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
 import io
+import mmap
 import os
 import secrets
 import shutil
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +35,6 @@ from storage_backends.file_system import describe_bytes, device_errors
 
 __all__ = ["ShelfDirectory", "free_address", "room_for"]
 
-_SHELF = "store"
 _ORIGIN = "the real one is built from https://github.com/IBM/pymm; what PyPI has under that name is another program"
 #: A shelf holds about half its size in arrays of a megabyte, more in larger ones (31 of 64 were seen).
 _OVERHEAD = 2.1
@@ -39,6 +43,8 @@ _MEGABYTE = 1 << 20
 _LOWEST_ADDRESS, _ADDRESS_STEP, _ADDRESSES = 0x1000_0000_0000, 1 << 30, 1 << 15
 
 _open: dict[Path, ShelfDirectory] = {}
+#: Removed, but not free of views.
+_viewed: list[ShelfDirectory] = []
 _guard = threading.RLock()
 
 
@@ -57,6 +63,8 @@ class ShelfDirectory:
 
     def __init__(self, path: Path, size_mb: int, address: int) -> None:
         self.path = path
+        # A name of its own: two shelves of one name, even in two directories, end the process.
+        self._name = f"store_{path.name.rpartition('.')[2]}"
         self._users = 0
         self._doomed = False
         self._process = os.getpid()
@@ -71,19 +79,20 @@ class ShelfDirectory:
         try:
             with _quiet(), device_errors(f"open the shelf in {path}"):
                 # The backend is pymm's default: a wrong name would end the process.
-                self._shelf = pymm.shelf(_SHELF, pmem_path=str(path), size_mb=size_mb, load_addr=hex(address))
+                self._shelf = pymm.shelf(self._name, pmem_path=str(path), size_mb=size_mb, load_addr=hex(address))
         except RuntimeError as error:
             self._lock.close()
             raise MediumError(f"pymm cannot open the shelf in {path} ({error}): is there room for {size_mb} MiB?") from error
         except BaseException:
             self._lock.close()
             raise
-        self._arrays = {name: self._checked(name) for name in self._names()}
         self._pymm = pymm
+        self._alive: list[weakref.ref[Any]] = [weakref.ref(self._shelf)]
+        self._arrays = {name: self._checked(name) for name in self._names()}
 
     @classmethod
     def acquire(cls, path: Path, size_mb: int, address: int) -> ShelfDirectory:
-        """Return the shelf in a directory, opened for the first time or shared; every call needs a ``release``."""
+        """Return the shelf in a directory, opened for the first time or as it is; every call needs a ``release``."""
         with _guard:
             found = _open.get(path)
             if found is None or found._process != os.getpid():
@@ -93,10 +102,13 @@ class ShelfDirectory:
 
     @classmethod
     def discard(cls, path: Path) -> None:
-        """Remove a directory with its shelf: now, or when this process closes it; never while another process has it."""
+        """Remove a directory with its shelf: now, or when nobody here uses it any more; never while another process has it."""
         with _guard:
-            if path in _open:
-                _open[path]._doomed = True
+            found = _open.get(path)
+            if found is not None and found._process == os.getpid():
+                found._doomed = True
+                if not found._users:
+                    found._remove()
                 return
             with contextlib.suppress(StoreError, FileNotFoundError):
                 lock = _Lock(path)
@@ -104,21 +116,31 @@ class ShelfDirectory:
                 lock.close()
 
     def release(self) -> None:
-        """Let go; the last one closes the shelf, for which every reference must go."""
+        """Let go. The shelf stays open for the next one here: pymm cannot give it to another process before this one ends."""
         with _guard:
             self._users -= 1
-            if self._users:
-                return
-            del _open[self.path]
-            with _quiet():
-                for array in self._arrays.values():
-                    self._lock.keep_for(array)
-                self._arrays = {}
-                self._shelf = None
-                gc.collect()
-            self._lock.close()
-            if self._doomed:
-                shutil.rmtree(self.path, ignore_errors=True)
+            if self._doomed and not self._users:
+                self._remove()
+
+    def drop(self) -> None:
+        """Drop every reference to the shelf, which closes it once no view of it is left."""
+        with _guard, _quiet():
+            self._arrays, self._shelf = {}, None
+            gc.collect()
+
+    def _remove(self) -> None:
+        """Remove the directory, and give its memory back unless somebody has a view: its mapping stays until the process ends."""
+        del _open[self.path]
+        self.drop()
+        viewed = [reference for reference in self._alive if reference() is not None]
+        if viewed:
+            _viewed.append(self)
+        else:
+            data = self.path / f"{self._name}.data"
+            with contextlib.suppress(OSError), open(data, "r+b") as file, mmap.mmap(file.fileno(), 0) as whole:
+                whole.madvise(mmap.MADV_REMOVE)
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
 
     def check_process(self) -> None:
         """Refuse a forked child: touching the shelf there is a segmentation fault."""
@@ -174,8 +196,10 @@ class ShelfDirectory:
         with _guard, _quiet():
             self._arrays.pop(name, None)
             gc.collect()
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._shelf.erase(name)
+            except RuntimeError:
+                self._arrays[name] = self._checked(name)
 
     def persist(self, name: str, offset: int, length: int) -> None:
         """Flush bytes of an array out of the processor's caches."""
@@ -198,32 +222,52 @@ class ShelfDirectory:
             raise MediumError(
                 f"the shelf in {self.path} is full: pymm put {name!r} into ordinary memory; end this process and build it anew"
             )
+        self._alive.append(weakref.ref(array))
         checked: AnyArray = array
         return checked
 
 
 class _Lock:
-    """Our lock on a directory; open as long as the shelf is, and as any array of it."""
+    """Our lock on a directory."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._references = 1
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # pymm's own lock, whose conflict ends the process: a program without our lock may hold it. Only before pymm has opened
+            # the file here, because closing any descriptor of it gives that lock up.
+            for data in path.glob("*.data"):
+                with open(data, "r+b") as file:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._descriptor)
-            raise StoreError(f"the shelf {path} is open in another process: a shelf is one process's at a time") from error
-
-    def keep_for(self, array: Any) -> None:
-        """Keep the lock until ``array`` is gone."""
-        self._references += 1
-        weakref.finalize(array, self.close)
+            raise StoreError(
+                f"the shelf {path} belongs to another process, which opened it and must end first: pymm never gives one back"
+            ) from error
 
     def close(self) -> None:
-        """Give one reference back."""
-        self._references -= 1
-        if not self._references:
-            os.close(self._descriptor)
+        """Give the lock back."""
+        os.close(self._descriptor)
+
+
+def _at_exit() -> None:
+    """Close all shelves where their output goes nowhere: pymm complains on standard output, behind our own."""
+    for directory in list(_open.values()):
+        if directory._process == os.getpid():
+            directory.drop()
+
+
+def _in_child() -> None:
+    """Make what a forked child has of shelves immortal: pymm would flush memory the child does not have, and end it by a signal."""
+    for directory in (*_open.values(), *_viewed):
+        for reference in directory._alive:
+            thing = reference()
+            if thing is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_child)
 
 
 def room_for(length: int) -> int:
@@ -259,7 +303,8 @@ def _mapped(wanted: tuple[int, int]) -> bool:
 def _import_pymm() -> Any:
     """Import pymm, having made sure that it is that one."""
     try:
-        with _quiet():
+        with _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it uses names that its NumPy deprecates
             module = importlib.import_module("pymm")
     except ImportError as error:
         raise UnavailableError(f"pymm cannot be imported here ({error}): {_ORIGIN}") from error

@@ -14,11 +14,15 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 #: Benchmark -> its main function, which takes the remaining words and returns an exit code.
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
+        "cluster": "benchmarks.cluster:main",
         "crash": "benchmarks.crash:main",
         "durability": "benchmarks.durability_cost:main",
+        "fast": "benchmarks.fast:main",
+        "kernels": "benchmarks.kernels:main",
         "media": "benchmarks.media:main",
         "paper": "benchmarks.paper:main",
         "peers": "benchmarks.peers:main",
+        "plan": "benchmarks.plan:main",
         "pursuit": "benchmarks.pursuit:main",
         "scale": "benchmarks.scale:main",
     }

@@ -72,6 +72,7 @@ def examine() -> list[Finding]:
         _package("pandas", "DataFrames", "pip install 'fastomp-nvm[formats]'"),
         _package("sklearn", "the estimator and Lasso", "pip install 'fastomp-nvm[sklearn]'"),
         _package("matplotlib", "plots of the benchmarks", "pip install 'fastomp-nvm[report]'"),
+        _package("ray", "selections over shards on many machines", "pip install 'fastomp-nvm[ray]'"),
         _border("pymm", "shelf", "build it from the sources of IBM's pymm; the package of that name on PyPI is another program"),
         _border("mcas", "Session", "build it from the sources of IBM's MCAS; it is not on PyPI"),
     ]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.addresses import is_remote
+from fastomp_nvm.commands.cluster_argument import add_ray_argument
 from fastomp_nvm.commands.remote import add_connection_arguments, connected
 from fastomp_nvm.display import clean, human_bytes
 from fastomp_nvm.facts import describe
@@ -20,6 +21,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_ray_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_connection_arguments(parser)
 
@@ -55,6 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         "first features": ", ".join(clean(name, 24) for name in facts["features"][:8]),
         "fingerprint": facts["fingerprint"],
     }
+    for place, shard in enumerate(facts.get("shards", ())):
+        first, last = shard["features"]
+        rows[f"shard {place}"] = f"features {first:,} to {last - 1:,} at {clean(shard['url'], 200)}"
     for name, text in rows.items():
         table.add_row(f"{name} ", text)
     Console(soft_wrap=True, highlight=False, markup=False).print(table)

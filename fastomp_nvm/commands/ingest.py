@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 
 from fastomp_nvm import registry
 from fastomp_nvm.addresses import is_remote
+from fastomp_nvm.commands.cluster_argument import shard_counts
 from fastomp_nvm.commands.remote import add_connection_arguments, connected
 from fastomp_nvm.display import byte_progress
 from fastomp_nvm.stores import MISSING_POLICIES, STORE_DTYPES, TIERS
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable")
     parser.add_argument("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file")
     parser.add_argument("--replace", action="store_true", help="replace a store that exists")
+    parser.add_argument("--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or shares: 2,1,1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_connection_arguments(parser)
 
@@ -52,7 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
         "dataset": arguments.dataset,
     }
     with byte_progress("ingest") as progress:
-        if is_remote(arguments.store):
+        if arguments.shards is not None:
+            ingest = registry.load("storage_backends.sharding:ingest_shards")
+            into = shard_counts(arguments.shards)
+            report = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+        elif is_remote(arguments.store):
             with connected(arguments) as client:
                 report = client.ingest(arguments.source, progress=progress, **options)
         else:
@@ -63,5 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in report.summary:
             print(line)
-        print(f"next: fastomp select {arguments.store} --k 10")
+        place = arguments.store if arguments.shards is None else f"cluster://{os.path.abspath(arguments.store)}/manifest.yaml"
+        print(f"next: fastomp select {place} --k 10")
     return 0

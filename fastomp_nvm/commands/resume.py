@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from fastomp_nvm.commands.cluster_argument import add_ray_argument
 from fastomp_nvm.commands.select import show_selection
 from fastomp_nvm.display import run_progress
 from fastomp_nvm.durable_runs import resume
@@ -17,6 +18,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("name", metavar="NAME", help="name given with select --run")
+    add_ray_argument(parser)
     parser.add_argument("--other-build", action="store_true", help="go on with another kernel, BLAS or NumPy; the result says so")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
     parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")

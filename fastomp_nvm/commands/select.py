@@ -19,6 +19,7 @@ from rich.table import Table
 from fastomp_nvm import registry
 from fastomp_nvm.addresses import is_remote
 from fastomp_nvm.certificate import certificate_in_words
+from fastomp_nvm.commands.cluster_argument import add_ray_argument
 from fastomp_nvm.commands.remote import add_connection_arguments, select_remotely
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.display import clean, human_bytes, human_seconds, run_progress
@@ -69,6 +70,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true", help="check every block against its checksum first")
     parser.add_argument("--run", dest="run_name", metavar="NAME", help="make it a durable run, which 'resume NAME' continues")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_ray_argument(parser)
 
 
 def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[str] = ()) -> None:
@@ -259,6 +261,8 @@ def show_selection(selection: Selection) -> None:
         console.print(f"tau {selection.tau_chosen:g} was the best of those tried")
     if "certificate" in selection.details:
         console.print(certificate_in_words(selection.certificate))
+    if "bytes_sent" in selection.details:
+        console.print(f"{human_bytes(selection.bytes_sent)} sent to the shards, {human_bytes(selection.bytes_received)} received")
     if selection.medium == "pmem" and selection.emulated:
         console.print("persistent memory is emulated on this machine")
 

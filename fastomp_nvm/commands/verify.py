@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from fastomp_nvm.commands.cluster_argument import add_ray_argument
 from fastomp_nvm.display import human_bytes
 from fastomp_nvm.stores import open_store
 
@@ -13,6 +14,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_ray_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -60,6 +60,12 @@ class Cardinality(Constraint):
         """Return what room is left."""
         return min(len(sequence), max(self.k - len(selected), 0))
 
+    def blocking(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
+        """Return at once that nothing is blocked while there is room for the sequence and one more."""
+        if len(selected) + len(sequence) < self.k:
+            return np.full(len(candidates), len(sequence) + 1, dtype=np.int64)
+        return super().blocking(selected, sequence, candidates)
+
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the same for all: the position at which the set is full."""
         full = min(max(self.k - len(selected), 0), len(sequence) + 1)

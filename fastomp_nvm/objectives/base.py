@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
+from fastomp_nvm.design import Standardisation
 
 __all__ = ["Candidates", "Fit", "GainTracker", "Model", "Objective"]
 
@@ -43,11 +44,14 @@ class Candidates(ABC):
 
     Attributes
     ----------
-    columns : Columns
+    features : (f,) int64
         The candidates.
+    standardisation : Standardisation
+        Of these features, by position.
     """
 
-    columns: Columns
+    features: IndexArray
+    standardisation: Standardisation
 
     @abstractmethod
     def gradients(self, positions: IndexArray) -> Float64Array:

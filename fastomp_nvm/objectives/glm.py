@@ -15,7 +15,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
@@ -106,9 +106,13 @@ class GLM(Objective):
         scale = abs(value) + 1.0
         for _ in range(MAX_STEPS):
             gradient = design.T @ (self.weights * (self.response - self.mean(eta))) - penalty * beta
-            curvature = (design * (self.weights * self.variance(eta))[:, None]).T @ design
-            curvature[np.diag_indices_from(curvature)] += penalty + 1e-12 * (1.0 + np.trace(curvature) / len(beta))
-            step = cho_solve(cho_factor(curvature, check_finite=False), gradient, check_finite=False)
+            scaled = design * np.sqrt(self.weights * self.variance(eta))[:, None]
+            curvature = scaled.T @ scaled
+            curvature.flat[:: len(beta) + 1] += penalty + 1e-12 * (1.0 + np.trace(curvature) / len(beta))
+            factor, failed = lapack.dpotrf(curvature)
+            if failed:
+                raise np.linalg.LinAlgError("the curvature of the likelihood is not positive definite")
+            step = lapack.dpotrs(factor, gradient)[0]
             if float(gradient @ step) <= DECREMENT * scale:
                 beta = beta + step  # convergence is quadratic by now: this last step squares the error
                 break
@@ -201,15 +205,16 @@ class GLMCandidates(Candidates):
     """Candidates whose gradient at each prefix is their product with that prefix model's residual."""
 
     def __init__(self, model: GLMModel, columns: Columns) -> None:
-        self.columns = columns
+        self.features, self.standardisation = columns.features, columns.standardisation
+        self._columns = columns
         self._model = model
         self._joined = np.empty((0, 0))
         self._fits: list[tuple[int, Coefficients]] = []
 
     def gradients(self, positions: IndexArray) -> Float64Array:
         """Fit each prefix, started from the one before, and sweep all residuals at once."""
-        model, objective, offsets = self._model, self._model.objective, self.columns.standardisation.offsets
-        self._joined = np.hstack((model.columns, self.columns.dense(positions)))
+        model, objective, offsets = self._model, self._model.objective, self.standardisation.offsets
+        self._joined = np.hstack((model.columns, self._columns.dense(positions)))
         ends = model.columns.shape[1] + np.cumsum(offsets[positions + 1] - offsets[positions])
         self._fits, residuals, at = [], [], model.at
         for end in ends.tolist():
@@ -217,7 +222,7 @@ class GLMCandidates(Candidates):
             at = objective.newton(here, at)
             self._fits.append((end, at))
             residuals.append(objective.residual(objective.predictor(here, at)))
-        return self.columns.products(np.stack(residuals, axis=1))
+        return self._columns.products(np.stack(residuals, axis=1))
 
     def adopt(self, prefixes: int) -> None:
         """Take over the fit of that prefix."""
@@ -227,7 +232,8 @@ class GLMCandidates(Candidates):
 
     def keep(self, positions: IndexArray) -> None:
         """Drop the others."""
-        self.columns = self.columns.keep(positions)
+        self._columns = self._columns.keep(positions)
+        self.features, self.standardisation = self._columns.features, self._columns.standardisation
 
 
 class GLMGains(GainTracker):

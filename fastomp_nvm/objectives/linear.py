@@ -9,30 +9,21 @@ candidates' products with that block alone: everything else is as small as the s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.design import Standardisation
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.objectives.base import Candidates, Fit, GainTracker, Model, Objective
+from fastomp_nvm.objectives.base import Fit, Model, Objective
+from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
+from fastomp_nvm.objectives.known_columns import KnownColumns
+from fastomp_nvm.objectives.linear_candidates import FewLinearCandidates, LinearCandidates, ManyLinearCandidates
+from fastomp_nvm.objectives.linear_gains import LinearGains
 
 __all__ = ["Linear"]
-
-#: A unit column whose squared remainder is below this lies in the span of the others and contributes nothing.
-DEPENDENT = 1e-10
-
-#: The same where products are accumulated in float32 lanes, which carry about eight digits.
-DEPENDENT_IN_FLOAT32 = 1e-6
-
-#: Squared remainder below which an exact gain is not computed: products in float32 do not carry it.
-SMALLEST_PIVOT = 1e-6
-
-#: Columns of the Gram matrix computed at once when the greedy meets one it does not have.
-GRAM_BLOCK = 16
 
 
 class Linear(Objective):
@@ -65,6 +56,7 @@ class Linear(Objective):
         if not self.norm > 1e-12 * max(largest, 1e-300) * np.sqrt(max(total, 1.0)):
             raise DataError("the target is constant: a linear model has nothing to explain; choose another target")
         self.response = scaled / self.norm
+        self.known = KnownColumns(len(scaled), self.weighted)
 
     def weighted(self, vectors: Float64Array) -> Float64Array:
         """Scale each observation by the root of its weight."""
@@ -72,20 +64,16 @@ class Linear(Objective):
             return vectors
         return np.asarray((self.root_weights if vectors.ndim == 1 else self.root_weights[:, None]) * vectors)
 
-    def unit(self, columns: Float64Array) -> Float64Array:
-        """Return ``columns`` (n_obs, d) weighted and of unit length; standardised ones have it already."""
-        weighted = self.weighted(columns)
-        if self.centred:
-            return weighted
-        lengths = np.linalg.norm(weighted, axis=0)
-        return np.asarray(weighted / np.where(lengths > 0, lengths, 1.0))
+    def unit(self, weighted: Float64Array) -> tuple[Float64Array, Float64Array | float]:
+        """Return ``weighted`` columns (n_obs, d) at unit length, and the penalty on the squared coefficient of each of these.
 
-    def penalties(self, columns: Float64Array) -> Float64Array | float:
-        """Return the penalty on the squared coefficient of each of ``unit(columns)``: more, the shorter the column is."""
-        if self.centred or not self.ridge:
-            return self.ridge
-        squared = (self.weighted(columns) ** 2).sum(axis=0)
-        return np.asarray(self.ridge / np.where(squared > 0, squared, 1.0))
+        Standardised columns have unit length already; of others, the penalty is the larger the shorter the column was.
+        """
+        if self.centred:
+            return weighted, self.ridge
+        squared = (weighted * weighted).sum(axis=0)
+        squared = np.where(squared > 0, squared, 1.0)
+        return weighted / np.sqrt(squared), self.ridge / squared
 
     def null(self) -> LinearModel:
         """Return the model of the empty set."""
@@ -161,7 +149,8 @@ class LinearModel(Model):
         self.coordinates = np.empty(0)
         self._columns = np.empty((len(objective.response), 16), order="F")
         self._factor = np.zeros((16, 16), order="F")
-        self._pending: list[Float64Array] = []
+        self._pending: list[tuple[Float64Array, IndexArray]] = []  # weighted columns as rows, and which of them
+        self._places, self._known = np.empty(0, dtype=np.int64), True  # of the columns among the known ones, if all are
         self._pending_value = 0.0
 
     @property
@@ -194,27 +183,34 @@ class LinearModel(Model):
 
     def add(self, columns: Float64Array) -> None:
         """Add columns."""
-        self._pending.append(columns)
+        self._pending.append((self.objective.weighted(columns).T, np.arange(columns.shape[1])))
         self.settle()
 
-    def hand_over(self, columns: Float64Array, gain: float) -> None:
-        """Add columns whose gain is known, to be factored later."""
-        self._pending.append(columns)
+    def hand_over(self, rows: Float64Array, places: IndexArray, gain: float) -> None:
+        """Add the weighted columns ``rows[places].T``, whose gain is known, to be factored later."""
+        self._pending.append((rows, places))
         self._pending_value += gain
+
+    def products_with(self, places: IndexArray) -> Float64Array:
+        """Return (s, c) float64: products of ``columns`` with the known columns at ``places``."""
+        known = self.objective.known
+        return known.gram(self._places, places) if self._known else np.asarray(self.columns.T @ known.rows[places].T)
 
     def settle(self) -> None:
         """Factor the waiting columns; dependent ones contribute nothing and are left out."""
         if not self._pending:
             return
-        raw = np.hstack(self._pending)
-        block = self.objective.unit(raw)
+        known, waiting = self.objective.known, np.concatenate([places for _, places in self._pending])
+        block, penalties = self.objective.unit(np.concatenate([rows[places] for rows, places in self._pending]).T)
+        self._known &= self.objective.centred and all(rows is known.rows for rows, _ in self._pending)
         self._pending, self._pending_value = [], 0.0
-        schur = block.T @ block
-        schur[np.diag_indices_from(schur)] += self.objective.penalties(raw)
+        schur = known.gram(waiting, waiting) if self._known else block.T @ block
+        schur.flat[:: len(schur) + 1] += penalties
         moves = block.T @ self.objective.response
         overlaps = np.empty((0, len(schur)))
         if self.coordinates.size:
-            overlaps = lapack.dtrtrs(self.factor, self.columns.T @ block, trans=1)[0]
+            products = known.gram(self._places, waiting) if self._known else self.columns.T @ block
+            overlaps = lapack.dtrtrs(self.factor, products, trans=1)[0]
             schur -= overlaps.T @ overlaps
             moves -= overlaps.T @ self.coordinates
         factor, kept = cholesky_of_independent(schur, DEPENDENT)
@@ -224,202 +220,22 @@ class LinearModel(Model):
         total = size + len(kept)
         if total > self._columns.shape[1]:
             columns, factors = self._columns, self._factor
-            self._columns = np.empty((len(columns), 2 * total), order="F")
-            self._factor = np.zeros((2 * total, 2 * total), order="F")
+            room = total + total // 2
+            self._columns, self._factor = np.empty((len(columns), room), order="F"), np.zeros((room, room), order="F")
             self._columns[:, :size], self._factor[:size, :size] = columns[:, :size], factors[:size, :size]
         self._columns[:, size:total] = block[:, kept]
         self._factor[:size, size:total], self._factor[size:total, size:total] = overlaps[:, kept], factor
         self.coordinates = np.concatenate((self.coordinates, lapack.dtrtrs(factor, moves[kept], trans=1)[0]))
+        self._places = np.concatenate((self._places, waiting[kept]))
+
+    def directions_of(self, products: Float64Array) -> Float64Array:
+        """Return (c, s) float64: coordinates in the model's directions of columns that have ``products`` (s, c) with its own."""
+        return np.asarray(lapack.dtrtrs(self.factor, products, trans=1)[0].T)
 
     def follow(self, columns: Columns, gradient: Float64Array) -> LinearCandidates:
         """Return candidates of this model."""
         self.settle()
-        return LinearCandidates(self, columns, gradient)
-
-
-def cholesky_of_independent(gram: Float64Array, tolerance: float) -> tuple[Float64Array, IndexArray]:
-    """Return U and ``kept`` with ``gram[kept, kept] = U'U``; columns that earlier ones explain are left out.
-
-    Parameters
-    ----------
-    gram : (d, d) float64
-        Gram matrix of columns of about unit length, or what a projection left of it.
-    tolerance : float
-        Squared remainder below which a column counts as explained.
-    """
-    factor, failed = lapack.dpotrf(gram, lower=0, clean=1)
-    if not failed and np.diag(factor).min(initial=1.0) ** 2 > tolerance:
-        return factor, np.arange(len(gram))
-    # The careful path, one column at a time.
-    factor = np.zeros((0, 0))
-    kept: list[int] = []
-    for column in range(len(gram)):
-        above = lapack.dtrtrs(factor, gram[:, column][kept], trans=1)[0] if kept else np.empty(0)
-        pivot = float(gram[column, column] - above @ above)
-        if pivot > tolerance:
-            kept.append(column)
-            grown = np.zeros((len(kept), len(kept)))
-            grown[:-1, :-1], grown[:-1, -1], grown[-1, -1] = factor, above, math.sqrt(pivot)
-            factor = grown
-    return factor, np.array(kept, dtype=np.int64)
-
-
-class LinearCandidates(Candidates):
-    """Candidates by their gradient and their coordinates (n_columns, s) in the model's directions.
-
-    The columns of a block are candidates themselves, so their overlaps with the model and their products with the residual are at
-    hand: evaluating prefixes costs one product of the candidates with the block and nothing else of the size of the data.
-    """
-
-    def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array) -> None:
-        self.columns = columns
-        self._model = model
-        self._gradient = gradient
-        self._coordinates = np.empty((len(gradient), 0))
-        if model.coordinates.size:
-            products = columns.products(model.objective.weighted(model.columns))
-            self._coordinates = lapack.dtrtrs(model.factor, products.T, trans=1)[0].T
-        self._tolerance = DEPENDENT if columns.exact else DEPENDENT_IN_FLOAT32
-        # Of the last block: its columns, directions (n_columns, d) of the candidates in it, gradients after each, ends, moves.
-        self._block = self._directions = self._steps = self._moves = np.empty(0)
-        self._ends = self._kept = np.empty(0, dtype=np.int64)
-
-    def gradients(self, positions: IndexArray) -> Float64Array:
-        """Return ``g - cumsum(l z)`` at the end of each prefix."""
-        objective, offsets = self._model.objective, self.columns.standardisation.offsets
-        rows = column_index(offsets, positions)
-        block = self.columns.dense(positions)
-        directions = self.columns.products(objective.weighted(objective.unit(block)))
-        overlaps, moves, lengths = self._coordinates[rows].T, self._gradient[rows], None
-        if not objective.centred:  # the block was scaled to unit length, the candidates were not
-            lengths = np.linalg.norm(objective.weighted(block), axis=0)
-            overlaps, moves = overlaps / lengths, moves / lengths
-        if overlaps.size:
-            directions -= self._coordinates @ overlaps
-        schur = directions[rows] if lengths is None else directions[rows] / lengths[:, None]
-        schur[np.diag_indices_from(schur)] += objective.penalties(block)
-        factor, kept = cholesky_of_independent(schur, self._tolerance)
-        inverse = lapack.dtrtri(factor)[0] if len(kept) else factor
-        if len(kept) < len(rows):  # dependent columns move nothing
-            padded = np.zeros((len(rows), len(rows)))
-            padded[np.ix_(kept, kept)] = inverse
-            inverse = padded
-        directions = directions @ inverse
-        moves = inverse.T @ moves
-        steps = directions * moves
-        np.subtract(self._gradient, steps[:, 0], out=steps[:, 0])
-        for column in range(1, steps.shape[1]):
-            np.subtract(steps[:, column - 1], steps[:, column], out=steps[:, column])
-        self._ends = np.cumsum(offsets[positions + 1] - offsets[positions])
-        self._block, self._directions, self._steps, self._moves, self._kept = block, directions, steps, moves, kept
-        return steps if len(self._ends) == steps.shape[1] else steps[:, self._ends - 1]
-
-    def adopt(self, prefixes: int) -> None:
-        """Move model and candidates to that prefix."""
-        end = int(self._ends[prefixes - 1])
-        kept = self._kept[: int(np.searchsorted(self._kept, end))]
-        self._model.hand_over(self._block[:, :end], float(self._moves[:end] @ self._moves[:end]))
-        self._gradient = np.ascontiguousarray(self._steps[:, end - 1])
-        self._coordinates = np.hstack((self._coordinates, self._directions[:, kept]))
-
-    def keep(self, positions: IndexArray) -> None:
-        """Drop the others."""
-        rows = column_index(self.columns.standardisation.offsets, positions)
-        self._gradient, self._coordinates = self._gradient[rows], self._coordinates[rows]
-        self.columns = self.columns.keep(positions)
-
-
-def exact_gains(
-    standardisation: Standardisation, gradient: Float64Array, pivot: Float64Array, groups: Sequence[Float64Array]
-) -> Float64Array:
-    """Return (n_features,): ``g^2 / d`` of each feature, ``g' D^+ g`` for several columns; 0 where nothing remains.
-
-    Parameters
-    ----------
-    standardisation : Standardisation
-    gradient, pivot : (n_columns,) float64
-    groups : sequence of (f, d, d) float64
-        One array per whitener.
-    """
-    gains = np.zeros(len(gradient))
-    np.divide(gradient**2, pivot, out=gains, where=pivot > SMALLEST_PIVOT)
-    if not standardisation.whiteners:
-        return gains
-    per_feature = gains[standardisation.offsets[:-1]]
-    for group, pivots in zip(standardisation.whiteners, groups, strict=True):
-        values, bases = np.linalg.eigh(pivots)
-        rotated = np.einsum("fji,fj->fi", bases, gradient[group.columns])
-        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > SMALLEST_PIVOT)
-        per_feature[group.features] = (rotated**2 * inverse).sum(axis=1)
-    return per_feature
-
-
-class LinearGains(GainTracker):
-    """Exact gains ``g^2 / d`` over columns in memory, no refits.
-
-    ``g`` is the gradient and ``d`` the squared remainder of each column; a new direction in which the columns have coordinates
-    ``l`` gives ``g -= l z`` and ``d -= l^2``. The coordinates follow from columns of the Gram matrix, computed in blocks. A feature
-    of several columns keeps a small matrix for ``d``.
-    """
-
-    def __init__(self, objective: Linear, columns: Columns, likely: IndexArray) -> None:
-        self._objective, self._columns = objective, columns
-        self._offsets = columns.standardisation.offsets
-        self._gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
-        self._pivot, self._groups = objective.remainders(columns.standardisation, columns)
-        self._coordinates = np.empty((len(self._gradient), 64), order="F")
-        self._size, self._value = 0, 0.0
-        self._blocks: dict[int, Float64Array] = {}  # position -> its columns of the Gram matrix
-        self._compute(likely)
-
-    @property
-    def value(self) -> float:
-        """F of the set so far."""
-        return self._value
-
-    def gains(self) -> Float64Array:
-        """Return the exact gain of each feature; 0 for dependent ones."""
-        return exact_gains(self._columns.standardisation, self._gradient, self._pivot, self._groups)
-
-    def add(self, position: int) -> None:
-        """Add the feature at ``position``, one direction per column that is not dependent."""
-        if position not in self._blocks:
-            best = np.argsort(-self.gains(), kind="stable")[: 2 * GRAM_BLOCK]
-            others = [other for other in best.tolist() if other not in self._blocks and other != position]
-            self._compute(np.array([position, *others[: GRAM_BLOCK - 1]]))
-        first = int(self._offsets[position])
-        for column, gram in enumerate(self._blocks[position].T, first):
-            pivot = float(self._pivot[column])
-            if pivot <= SMALLEST_PIVOT:
-                continue
-            root = math.sqrt(pivot)
-            used = self._coordinates[:, : self._size]
-            direction = gram - used @ used[column]
-            direction /= root
-            direction[column] = root
-            move = float(self._gradient[column]) / root
-            self._gradient -= direction * move
-            self._pivot -= direction * direction
-            for group, pivots in zip(self._columns.standardisation.whiteners, self._groups, strict=True):
-                part = direction[group.columns]
-                pivots -= part[:, :, None] * part[:, None, :]
-            self._value += move * move
-            self._append(direction)
-
-    def _append(self, direction: Float64Array) -> None:
-        """Keep the coordinates of a new direction."""
-        if self._size == self._coordinates.shape[1]:
-            grown = np.empty((len(self._coordinates), 2 * self._size), order="F")
-            grown[:, : self._size] = self._coordinates
-            self._coordinates = grown
-        self._coordinates[:, self._size] = direction
-        self._size += 1
-
-    def _compute(self, positions: IndexArray) -> None:
-        """Compute the Gram columns of the features at ``positions``: one product of all columns with theirs."""
-        if not positions.size:
-            return
-        dense = self._objective.weighted(self._objective.weighted(self._columns.dense(positions)))
-        widths = self._offsets[positions + 1] - self._offsets[positions]
-        parts = np.split(self._columns.products(dense), np.cumsum(widths)[:-1], axis=1)
-        self._blocks.update(zip(positions.tolist(), map(np.ascontiguousarray, parts), strict=True))
+        places = self.objective.known.places(columns)
+        if places is None:
+            return ManyLinearCandidates(self, columns, gradient)
+        return FewLinearCandidates(self, columns, gradient, places)

@@ -127,10 +127,8 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
             survivors, inner = (survivors if parameters.skip_weak else candidates), 0
         following = model.follow(problem.pool.columns(survivors), gradients.of(survivors))
         del gradients, answers  # an n-vector: not needed while the inner iterations run
-        while following.columns.features.size:  # members of X extend S, so Cond(S) is not empty either
-            drawing = RandomSequence(
-                constraint, selected, following.columns.features, seed=parameters.seed, outer=outer, inner=inner
-            )
+        while following.features.size:  # members of X extend S, so Cond(S) is not empty either
+            drawing = RandomSequence(constraint, selected, following.features, seed=parameters.seed, outer=outer, inner=inner)
             adopted = _adopt_prefix(problem, following, selected, drawing, threshold, block)
             counters.independence_rounds += drawing.rounds + 1
             counters.independence_calls += drawing.calls
@@ -139,6 +137,7 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
             block = min(max(len(adopted), SMALLEST_BLOCK), LARGEST_BLOCK)
             inner += 1
             yield Round(len(selected), model.value)
+        del following  # columns that the next outer iteration need not hold as well
         outer += 1
     return selected, model.value
 
@@ -147,7 +146,7 @@ def _adopt_prefix(
     problem: Problem, following: Candidates, selected: IndexArray, drawing: RandomSequence, threshold: float, block: int
 ) -> IndexArray:
     """Find j* along the sequence (lines 7-9), move the model to S_j* and ``following`` from X to X_j*; return what S gained."""
-    counters, X, standardisation = problem.counters, following.columns.features, following.columns.standardisation
+    counters, X, standardisation = problem.counters, following.features, following.standardisation
     skip_weak = problem.parameters.skip_weak
     enough = (1.0 - problem.parameters.epsilon) * len(X)
     sequence, first = X[:0], 0
@@ -165,11 +164,11 @@ def _adopt_prefix(
             scores = scores[:, : len(here)]
         after = np.arange(first + 1, first + len(here) + 1)  # the j of each prefix
         alive = (scores >= threshold) & (blocked_at[:, None] > after)
-        small = np.flatnonzero(np.count_nonzero(alive, axis=0) < enough)
+        small = (alive.sum(axis=0) < enough).nonzero()[0]
         if small.size:
             last = int(small[0])
             following.adopt(last + 1)
-            following.keep(np.flatnonzero(alive[:, last]))
+            following.keep(alive[:, last].nonzero()[0])
             return sequence[: first + last + 1]
         # No prefix of this block qualifies, so j* lies beyond it and S_j* contains all of it.
         following.adopt(len(here))

@@ -27,20 +27,22 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
         return selected
     full = problem.parameters.until == "full"
     tracker = problem.objective.gains(problem.pool.columns(features), np.flatnonzero(np.isin(features, selected)))
-    chosen = np.empty(0, dtype=np.int64)
-    open_ = np.ones(len(features), dtype=np.bool_)
-    while open_.any():
+    room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # nothing larger is independent: no need to ask
+    open_, size = np.ones(len(features), dtype=np.bool_), 0
+    while size < len(room):
         gains = np.where(open_, tracker.gains(), -1.0)
-        best = int(np.argmax(gains))
-        if gains[best] <= NOTHING * (1.0 + tracker.value) and not full:
+        best = int(gains.argmax())
+        if gains[best] < 0.0 or (gains[best] <= NOTHING * (1.0 + tracker.value) and not full):
             break
-        if constraint.extensions(chosen, features[best : best + 1])[0]:
+        room[size] = features[best]
+        if constraint.independent(room[: size + 1]):
             tracker.add(best)
-            chosen = np.append(chosen, features[best])
             open_[best] = False
+            size += 1
         else:  # what does not extend the set now never will: close all such at once
             positions = np.flatnonzero(open_)
-            open_[positions] = constraint.extensions(chosen, features[positions])
+            open_[positions] = constraint.extensions(room[:size], features[positions])
+    chosen = room[:size]
     if tracker.value <= value or (full and len(chosen) < len(selected)) or np.array_equal(np.sort(chosen), np.sort(selected)):
         return selected
     return chosen

@@ -130,8 +130,11 @@ def _longest_prefix(constraint: Constraint, union: IndexArray, features: IndexAr
     most = min(max(constraint.rank - len(union), 0), len(features))
     look = min(_FIRST_LOOK, most)
     while True:
-        first = np.argpartition(order, look)[:look] if look < len(features) else np.arange(len(features))
-        permuted = features[first[np.argsort(order[first])]]  # no two keys are equal
+        if look < len(features):
+            first = np.argpartition(order, look)[:look]
+            permuted = features[first[order[first].argsort()]]  # no two keys are equal
+        else:
+            permuted = features[order.argsort()]
         taken = constraint.longest_prefix(union, permuted)
         if taken < look or look == most:
             return permuted[:taken]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import paper, peers, pursuit
+from benchmarks import fast, kernels, paper, peers, pursuit
 
 
 def test_pursuit_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +20,28 @@ def test_pursuit_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(bar["found"] > 0 for bar in printed["bars"])
     for run in printed["pursuits"]:
         assert all(row["selected"] > 0 and row["r2"] <= 1 for row in run["rows"])
+
+
+def test_kernels_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form has each bar, the tier's savings at the same answer, and every built-in constraint at the full sequence."""
+    assert kernels.main(["--quick", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["bars"]) == 4
+    assert all(bar["found"] > 0 for bar in printed["bars"])
+    assert all(row["same_answer"] and row["times_fewer_bytes"] > 3 for row in printed["tier"])
+    assert {row["constraint"]: row["sequence"] for row in printed["blocking"]} == dict.fromkeys(kernels.constraints(2000), 300)
+
+
+def test_fast_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form compares equal numbers of features, and its share of bookkeeping is a share."""
+    pytest.importorskip("sklearn")
+    assert fast.main(["--quick", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert all(0 < run["bookkeeping"] < 1 for run in printed["linear"])
+    for run in printed["linear"]:
+        assert {row["selected"] for row in run["rows"].values()} == {run["size"]["k"]}
+    assert len(printed["bars"]) == 12
+    assert all(bar["found"] > 0 for bar in printed["bars"])
 
 
 def test_peers_lists_every_contestant(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,14 @@ def test_gradients_are_derivatives(name, ridge, weighted, centred) -> None:
             assert gradient[column] == pytest.approx(slope, abs=2e-6 * max(1.0, abs(slope)))
 
 
+@pytest.fixture(params=["few columns", "many columns"])
+def either_way(request, monkeypatch) -> None:
+    """Run a test with the Gram matrix of all columns at hand, and with products computed as they are needed."""
+    if request.param == "many columns":
+        monkeypatch.setattr("fastomp_nvm.objectives.known_columns.MOST_COLUMNS", 0)
+
+
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
 def test_growing_models_equal_refits(name, ridge, weighted, centred) -> None:
@@ -157,6 +165,7 @@ def test_growing_models_equal_refits(name, ridge, weighted, centred) -> None:
     assert fresh.value == pytest.approx(refit.value, abs=1e-8)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
 def test_linear_gains_are_differences_of_fits(ridge, weighted, centred) -> None:
     """``g^2 / d`` is what a refit with the column adds, after any additions."""
@@ -172,6 +181,21 @@ def test_linear_gains_are_differences_of_fits(ridge, weighted, centred) -> None:
         assert tracker.gains()[outside] == pytest.approx(np.array(wanted)[outside], abs=1e-8)
         tracker.add(position)
         chosen.append(position)
+
+
+@pytest.mark.parametrize("request_", [{}, {"standardize": False, "ridge": 0.1}, {"tau": "auto"}])
+def test_few_columns_and_many_select_alike(monkeypatch, request_) -> None:
+    """With the Gram matrix of all, of none or of the first columns at hand a run selects the same features, up to rounding."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(120, 300)) + rng.normal(size=(120, 1))
+    y = X[:, :40] @ rng.normal(size=40) + rng.normal(size=120)
+    found = []
+    for most in (320, 30, 0):
+        monkeypatch.setattr("fastomp_nvm.objectives.known_columns.MOST_COLUMNS", most)
+        found.append(fo.select(X, y, k=25, **request_))
+    for other in found[1:]:
+        assert other.indices.tolist() == found[0].indices.tolist()
+        assert other.score == pytest.approx(found[0].score, abs=1e-10)
 
 
 @pytest.mark.parametrize("name", ["logistic", "poisson"])

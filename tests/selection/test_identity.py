@@ -71,7 +71,7 @@ def test_the_byte_budget_does_not_change_the_answer(stores, request_, tier) -> N
         chunked = fo.select(stores["mmap"], gather_bytes=columns * column + 1, **request_)
         assert bits(kept)[:4] == bits(chunked)[:4]
         read.append(chunked.bytes_read)
-    assert read == sorted(read)
+    assert read[0] == min(read)
     assert read[-1] > read[0]
 
 

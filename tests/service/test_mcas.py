@@ -79,12 +79,22 @@ def server(tmp_path: Path) -> Iterator[RunningMcas]:
     server.kill()
 
 
+@pytest.fixture(scope="module")
+def real() -> Iterator[str]:
+    """Keep the pool of a real server open: every start of its helper process may hang, and the server with it."""
+    host, _, port = os.environ["FASTOMP_TEST_MCAS"].rpartition(":")
+    keeper = McasSession(host, int(port))
+    keeper.open("fastomp_test", 60, create=1 << 30)
+    yield f"mcas://{host}:{port}/fastomp_test"
+    keeper.close()
+
+
 @pytest.fixture(params=["double", *(["real"] if os.environ.get("FASTOMP_TEST_MCAS") else [])])
 def url(request: pytest.FixtureRequest) -> str:
     """Address of a key that does not exist yet."""
     key = f"k{uuid.uuid4().hex[:8]}"
     if request.param == "real":
-        return f"mcas://{os.environ['FASTOMP_TEST_MCAS']}/fastomp_test/{key}"
+        return f"{request.getfixturevalue('real')}/{key}"
     return f"{request.getfixturevalue('shared').url}/{key}"
 
 

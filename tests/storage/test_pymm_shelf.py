@@ -66,11 +66,46 @@ if os.environ.get("FASTOMP_TEST_PYMM"):
             return f"shelf://{directory}/shelf#store"
 
 
-def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a process of its own that has the double."""
-    environment = {**os.environ, "PYTHONPATH": f"{DOUBLES}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-c", textwrap.dedent(code), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+class Processes:
+    """Runs code in processes of their own, over the double or over the real pymm."""
+
+    def __init__(self, kind: str) -> None:
+        self._environment = {**os.environ, "PYTHONPATH": f"{DOUBLES}{os.pathsep}{ROOT}" if kind == "double" else str(ROOT)}
+
+    def __call__(self, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._command(code, words), env=self._environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def start(self, code: str, *words: str) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(self._command(code, words), env=self._environment, **pipes)
+
+    def _command(self, code: str, words: tuple[str, ...]) -> list[str]:
+        return [sys.executable, "-c", textwrap.dedent(code), *words]
+
+
+@pytest.fixture(params=["double", *(["real"] if os.environ.get("FASTOMP_TEST_PYMM") else [])])
+def run(request: pytest.FixtureRequest) -> Processes:
+    """Return what runs code in a process of its own."""
+    return Processes(request.param)
+
+
+CREATE = """
+import sys, numpy as np
+from fastomp_nvm import create_store
+values = np.random.default_rng(3).normal(size=(60, 700))
+create_store(sys.argv[1], values, values[:, :6].sum(axis=1)).close()
+"""
+
+VERIFY = """
+import sys
+from fastomp_nvm import open_store
+try:
+    open_store(sys.argv[1]).verify()
+except Exception as error:
+    print(error)
+"""
 
 
 @pytest.fixture
@@ -103,20 +138,20 @@ def test_a_shelf_is_never_filled(tmp_path: Path, values: np.ndarray) -> None:
         store.verify()
 
 
-def test_an_array_that_missed_the_shelf_is_an_error(tmp_path: Path) -> None:
+def test_an_array_that_missed_the_shelf_is_an_error(tmp_path: Path, run: Processes) -> None:
     """Should pymm run full all the same, the array in ordinary memory is not used."""
     code = """
     import sys, numpy as np
     from storage_backends import pymm_directory
     from fastomp_nvm import create_store
-    pymm_directory._OVERHEAD = 1.0
+    pymm_directory._OVERHEAD = 0.01
     pymm_directory.room_for = lambda length: 1
     from storage_backends import pymm_shelf
     pymm_shelf.room_for = lambda length: 1
     try:
-        create_store(f"shelf://{sys.argv[1]}/s#a", np.ones((600, 300)))
+        create_store(f"shelf://{sys.argv[1]}/s#a", np.ones((1000, 9000), dtype=np.float32))  # pymm makes it 32 MiB
     except Exception as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, error, flush=True)
     """
     done = run(code, str(tmp_path))
     assert "MediumError" in done.stdout
@@ -126,37 +161,91 @@ def test_an_array_that_missed_the_shelf_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("pymm_double")
 def test_two_shelves_of_a_process_have_addresses_of_their_own(tmp_path: Path, values: np.ndarray) -> None:
     """Stores in two directories, and two stores of one, do not overwrite each other; equal addresses are refused."""
-    urls = [f"shelf://{tmp_path}/one#a", f"shelf://{tmp_path}/one#b", f"shelf://{tmp_path}/two#a"]
+    urls = [f"shelf://{tmp_path}/one#a", f"shelf://{tmp_path}/one#b", f"shelf://{tmp_path}/two#b"]
     stores = [create_store(url, values + number) for number, url in enumerate(urls)]
     for store in stores:
         store.verify()
+    url = f"shelf://{tmp_path}/two#a"
+    assert Processes("double")(CREATE, url).returncode == 0
     first, last = (tmp_path / "one" / "a.json", tmp_path / "two" / "a.json")
-    stores[2].close()
     last.write_text(json.dumps({**json.loads(last.read_text()), "address": json.loads(first.read_text())["address"]}))
     with pytest.raises(StoreError, match="want the same addresses"):
-        open_store(urls[2])
+        open_store(url)
     for store in stores:
         store.close()
 
 
-@pytest.mark.usefixtures("pymm_double")
-def test_a_second_process_gets_an_error_and_not_a_signal(tmp_path: Path, values: np.ndarray) -> None:
-    """A shelf open here, or of which a view is alive here, is refused there with a sentence; afterwards it opens."""
+def test_a_second_process_gets_an_error_and_not_a_signal(tmp_path: Path, run: Processes) -> None:
+    """A shelf that another process opened, closed there or not, is refused with a sentence until that process ends."""
     url = f"shelf://{tmp_path}/s#a"
-    code = "import sys; from fastomp_nvm import open_store\ntry: open_store(sys.argv[1]).verify()\nexcept Exception as e: print(e)"
-    store = create_store(url, values)
-    view = store.matrix[3]
-    assert "open in another process" in run(code, url).stdout
-    store.close()
-    assert "open in another process" in run(code, url).stdout
-    del view, store
-    gc.collect()
-    done = run(code, url)
+    code = """
+    import os, sys, numpy as np
+    from fastomp_nvm import create_store, open_store
+    store = create_store(sys.argv[1], np.random.default_rng(0).normal(size=(60, 700)))
+    for step in (lambda: None, store.close, lambda: open_store(sys.argv[1]).verify()):
+        step()
+        os.write(1, b".")
+        sys.stdin.read(1)
+    """
+    with run.start(code, url) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        for _ in range(3):
+            assert owner.stdout.read(1) == b"."
+            refused = run(VERIFY, url)
+            assert refused.returncode == 0
+            assert "belongs to another process" in refused.stdout
+            owner.stdin.write(b".")
+            owner.stdin.flush()
+    assert owner.returncode == 0
+    done = run(VERIFY, url)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_forked_child_is_refused(tmp_path: Path) -> None:
-    """Matrix and regions of a store opened before a fork are refused in the child, which lives to say so."""
+def test_a_process_without_our_lock_is_respected(tmp_path: Path, run: Processes) -> None:
+    """A shelf that a program of somebody else has open through pymm is refused with a sentence, not with a signal."""
+    url = f"shelf://{tmp_path}/s#a"
+    assert run(CREATE, url).returncode == 0
+    (data,) = tmp_path.glob("s/a.*/*.data")
+    code = """
+    import os, sys, pymm
+    pymm.shelf(sys.argv[1], pmem_path=sys.argv[2])
+    os.write(1, b"!ready")
+    sys.stdin.read()
+    """
+    with run.start(code, data.stem, str(data.parent)) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        seen = b""
+        while not seen.endswith(b"!ready"):
+            piece = owner.stdout.read1()
+            assert piece, seen
+            seen += piece
+        assert "belongs to another process" in run(VERIFY, url).stdout
+        owner.stdin.close()
+    assert run(VERIFY, url).stdout == ""
+
+
+@pytest.mark.usefixtures("pymm_double")
+def test_the_memory_of_a_replaced_store_is_given_back(tmp_path: Path, values: np.ndarray) -> None:
+    """A removed shelf stays mapped; its pages go all the same, once nobody has a view of them."""
+    url = f"shelf://{tmp_path}/s#a"
+    store = create_store(url, values)
+    (data,) = tmp_path.glob("s/a.*/*.data")
+    with open(data, "rb") as file:
+        view = store.matrix[3]
+        expected = view.copy()
+        create_store(url, values, replace=True).close()
+        assert (view == expected).all()
+        del view
+        assert os.fstat(file.fileno()).st_blocks > 0
+        store.close()
+        assert not data.exists()
+        assert os.fstat(file.fileno()).st_blocks == 0
+
+
+def test_a_forked_child_is_refused(tmp_path: Path, run: Processes) -> None:
+    """Matrix and regions of a store opened before a fork are refused in the child, which lives to say so and ends as it wants."""
     code = """
     import os, sys, numpy as np
     from fastomp_nvm import create_store
@@ -170,14 +259,14 @@ def test_a_forked_child_is_refused(tmp_path: Path) -> None:
                 attempt()
             except Exception as error:
                 seen.append("forked" in str(error))
-        os._exit(0 if seen == [True] * 3 else 1)
+        sys.exit(0 if seen == [True] * 3 else 1)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     done = run(code, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
-def test_noise_does_not_reach_our_output(tmp_path: Path) -> None:
+def test_noise_does_not_reach_our_output(tmp_path: Path, run: Processes) -> None:
     """The JSON of the command line stays one object, whatever pymm prints from Python or from C."""
     np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(30, 20)))
     code = "import sys; from fastomp_nvm.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -208,7 +297,7 @@ def test_names_that_break_a_shelf_are_refused(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.crash
-def test_a_killed_build_leaves_no_store_and_is_swept(tmp_path: Path) -> None:
+def test_a_killed_build_leaves_no_store_and_is_swept(tmp_path: Path, run: Processes) -> None:
     """After SIGKILL in the middle of a build there is no store, and the next build removes what was left."""
     code = """
     import os, signal, sys, numpy as np
@@ -231,12 +320,10 @@ def test_a_killed_build_leaves_no_store_and_is_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.usefixtures("pymm_double")
-def test_a_run_killed_on_a_shelf_is_resumed(tmp_path: Path, values: np.ndarray) -> None:
+def test_a_run_killed_on_a_shelf_is_resumed(tmp_path: Path, run: Processes) -> None:
     """A durable run whose process is killed goes on from the journal on the shelf, with the answer of an undisturbed one."""
     url = f"shelf://{tmp_path}/s#a"
-    create_store(url, values, values[:, :6].sum(axis=1)).close()
-    gc.collect()
+    assert run(CREATE, url).returncode == 0
     code = """
     import json, os, signal, sys
     os.environ["FASTOMP_HOME"] = sys.argv[2]

@@ -1,9 +1,10 @@
 """A double of upstream's ``pymm``: shelves as mapped files, with the real one's habits.
 
-It prints; a full shelf puts arrays into ordinary memory (address 0x0), and the process then dies at its end and the shelf does not
-open again; a directory open in another process is SIGABRT; two shelves at one address overwrite each other; assigning a shelved
-array does nothing; a missing name is None; an empty array or a name ending in -tx keeps the shelf from opening again; a wrong
-backend is SIGSEGV; a fork does not inherit the mapping.
+It prints, also when a shelf is dropped, and warns when it is imported; a full shelf puts arrays into ordinary memory (address 0x0),
+and the process then dies at its end and the shelf does not open again; a directory stays mapped and locked until the process ends,
+whatever is dropped; one that another process has is SIGABRT; two shelves of one name are SIGSEGV, and at one address overwrite each
+other; assigning a shelved array does nothing; a missing name is None; an empty array or a name ending in -tx keeps the shelf from
+opening again; a wrong backend is SIGSEGV; a fork does not inherit the mapping, and an array destroyed there is SIGSEGV.
 """
 
 # ruff: noqa: N801
@@ -16,7 +17,7 @@ import mmap
 import os
 import signal
 import sys
-import weakref
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +25,45 @@ import numpy as np
 
 __all__ = ["ndarray", "shelf", "shelved_ndarray"]
 
-_mapped: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()
+warnings.warn("`np.float` is a deprecated alias", DeprecationWarning, stacklevel=2)
+
+_opened: dict[Path, _Memory] = {}  # never given back
 _OVERHEAD = 2.05  # of a shelf's size, per byte of array: 31 arrays of a megabyte fit 64
 
 
 class _Memory:
-    """The mapping of one shelf; lives as long as any array on it."""
+    """The mapping of one shelf; lives as long as the process."""
 
     def __init__(self, path: Path, name: str, size_mb: int, load_addr: str) -> None:
         if not path.is_dir():
             raise RuntimeError("shelf initialization failed: no such directory")
-        self._lock = os.open(path, os.O_RDONLY)
+        if any(name == other.map.stem for other in _opened.values()):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        self.map = path / f"{name}.map"
+        fresh = not self.map.exists()
+        file = os.open(path / f"{name}.data", os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.abort()
-        self.map = path / f"{name}.map"
-        if not self.map.exists():
-            with open(path / f"{name}.data", "wb") as file:
-                file.truncate(size_mb << 20)
+        size_mb = -(-size_mb // 32) * 32
+        if fresh:
+            os.ftruncate(file, size_mb << 20)
             self.map.write_text(json.dumps({"address": load_addr, "size": size_mb << 20, "next": 8, "items": {}}))
         self.known = json.loads(self.map.read_text())
         if self.known.get("broken"):
             raise RuntimeError("shelf initialization failed: recovery")
-        with open(path / f"{name}.data", "r+b") as file:
-            self.bytes = mmap.mmap(file.fileno(), self.known["size"])
+        self.bytes = mmap.mmap(file, self.known["size"])
         self.bytes.madvise(mmap.MADV_DONTFORK)
-        address = int(self.known["address"], 16)
-        other = _mapped.get(address)
-        if other is not None:
-            other.bytes[: len(self.bytes)] = self.bytes[: len(other.bytes)]  # MAP_FIXED: what was there is gone
-        _mapped[address] = self
+        for other in _opened.values():
+            if other.known["address"] == self.known["address"]:
+                other.bytes[: len(self.bytes)] = self.bytes[: len(other.bytes)]  # MAP_FIXED: what was there is gone
+        _opened[path] = self
 
     def save(self) -> None:
         partial = self.map.with_suffix(".partial")
         partial.write_text(json.dumps(self.known))
         os.replace(partial, self.map)
-
-    def __del__(self) -> None:
-        os.close(self._lock)
 
 
 class ndarray:
@@ -78,6 +79,11 @@ class shelved_ndarray(np.ndarray):
 
     _memory: Any = None
     _address = "0x0"
+    _process = 0
+
+    def __del__(self) -> None:
+        if self._process and self._process != os.getpid():
+            os.kill(os.getpid(), signal.SIGSEGV)  # the cache flush of memory that is not there
 
     @property
     def addr(self) -> tuple[str, int]:
@@ -113,10 +119,13 @@ class shelf:
         os.write(2, b"[pymm double] noise from below\n")
         if not isinstance(load_addr, str):
             raise RuntimeError("load_addr is a str")
-        self.__dict__["_memory"] = _Memory(Path(pmem_path), name, size_mb, load_addr)
+        self.__dict__["_memory"] = _opened.get(Path(pmem_path)) or _Memory(Path(pmem_path), name, size_mb, load_addr)
         for item, (offset, shape, dtype) in self._memory.known["items"].items():
             self.__dict__[item] = self._make(tuple(shape), np.dtype(dtype), offset)
             print(f"Value '{item}' has been made available on shelf '{name}'!")
+
+    def __del__(self) -> None:
+        print("WARNING: deleting shelf with outstanding reference", flush=True)
 
     @property
     def items(self) -> list[str]:
@@ -170,5 +179,6 @@ class shelf:
     def _make(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> shelved_ndarray:
         array = np.ndarray.__new__(shelved_ndarray, shape, dtype, buffer=self._memory.bytes, offset=offset)
         array._memory = self._memory
+        array._process = os.getpid()
         array._address = hex(int(self._memory.known["address"], 16) + offset)
         return array

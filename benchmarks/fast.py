@@ -1,0 +1,250 @@
+"""FAST_OMP's whole run against scikit-learn's OMP and our SDS_OMP at equal k, and how much of it is not products, in one run.
+
+``fastomp bench fast`` prints ratios of times measured side by side and ends with 1 when a bar is missed. scikit-learn is called as
+people call it, on a float64 array in C order, and as it is quickest, in Fortran order; in float32 it may stop early, so the number
+of features is printed. Building stores is not timed, the tier included. *Bookkeeping* is all of a run that is neither a sweep, nor
+a gather, nor a product of gathered columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+import fastomp_nvm as fo
+from benchmarks.machine import Bar, fingerprint, interleaved, show_bars
+from benchmarks.peers import refit_score
+from fastomp_nvm.objectives.known_columns import KnownColumns
+from fastomp_nvm.sweep import Sweeper
+from fastomp_nvm.synthetic import sparse_design
+
+__all__ = ["main"]
+
+#: What counts as the work itself: sweeps, gathers, and products of gathered columns with each other.
+WORK = ((Sweeper, "dots"), (Sweeper, "dots_at"), (Sweeper, "dots_int8"), (Sweeper, "gather"), (KnownColumns, "_add"))
+
+#: Bytes scikit-learn takes per entry of X at its peak: our float32, its float64 and the copy it centres.
+PEAK_BYTES = 22
+
+
+@contextmanager
+def work_timed() -> Iterator[list[float]]:
+    """Add up the seconds inside what counts as work, the outermost call of nested ones; the list has one entry."""
+    spent, inside = [0.0], [False]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in WORK]
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if inside[0]:
+                return function(*arguments, **options)
+            inside[0], started = True, time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                inside[0] = False
+                spent[0] += time.perf_counter() - started
+
+        return call
+
+    for owner, name, function in originals:
+        setattr(owner, name, timed(function))
+    try:
+        yield spent
+    finally:
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+
+
+def bookkeeping(run: Callable[[], Any], repeats: int) -> float:
+    """Return the median share of ``run`` that is not work."""
+    shares = []
+    for _ in range(repeats):
+        with work_timed() as spent:
+            started = time.perf_counter()
+            run()
+            shares.append(1.0 - spent[0] / (time.perf_counter() - started))
+    return statistics.median(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A problem and its bars: times faster than scikit-learn's C order and Fortran order, and with the tier than C order."""
+
+    n_obs: int
+    n_features: int
+    k: int
+    c_order: float
+    fortran: float | None
+    tier: float | None
+
+
+SIZES = (Size(2000, 20_000, 100, 12.0, 6.0, None), Size(5000, 100_000, 100, 15.0, None, 25.0))
+QUICK_SIZES = (Size(200, 2000, 10, 12.0, 6.0, None), Size(300, 3000, 10, 15.0, None, 25.0))
+
+
+PARTS = ("small", "large", "logistic")
+
+
+def _sklearn(X: np.ndarray, y: np.ndarray, k: int) -> np.ndarray:
+    """Fit scikit-learn's OMP as people do; return what it selected."""
+    from sklearn.linear_model import OrthogonalMatchingPursuit
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in float32 it warns that it stopped early; the count says so
+        return np.flatnonzero(OrthogonalMatchingPursuit(n_nonzero_coefs=k).fit(X, y).coef_)
+
+
+def linear(size: Size, repeats: int) -> dict[str, Any]:
+    """Time the contestants on one problem; scikit-learn once where it takes long, ours every time around it."""
+    X, y = sparse_design(size.n_obs, size.n_features, 2 * size.k, 0.1)
+    _sklearn(X[:50, :50], y[:50], 2)  # first use: imports
+    store = fo.create_store("dram:benchmark-fast", X, y, tier="int8", replace=True)
+    X = store.matrix.T  # the same numbers: one copy of them less
+    ours = {
+        "FAST_OMP": lambda: fo.select(store, k=size.k, tier="exact").indices,
+        "FAST_OMP, int8 tier": lambda: fo.select(store, k=size.k, tier="int8").indices,
+    }
+    forms: dict[str, tuple[str, Any]] = {
+        "scikit-learn, float64 C order": ("C", np.float64),
+        "scikit-learn, float64 Fortran": ("F", np.float64),
+        "scikit-learn, float32 Fortran": ("F", np.float32),
+    }
+    rows: dict[str, dict[str, Any]] = {}
+    skipped = ""
+    if psutil.virtual_memory().available < PEAK_BYTES * X.size:
+        skipped = f"scikit-learn needs {PEAK_BYTES * X.size / 1e9:.0f} GB at its peak"
+        forms = {}
+    times: dict[str, list[float]] = {name: [] for name in (*ours, *forms)}
+    chosen: dict[str, np.ndarray] = {}
+    for name, (order, dtype) in forms.items():
+        data = np.array(X, dtype=dtype, order=order)  # type: ignore[call-overload]
+        again = repeats if size.fortran is not None else 1
+        target = y.astype(dtype)
+        seconds, found = interleaved({**ours, name: lambda d=data, t=target: _sklearn(d, t, size.k)}, again)
+        del data
+        for each, took in seconds.items():
+            times[each].append(took)
+        chosen.update(found)
+    seconds, found = interleaved(ours, repeats)
+    for each, took in seconds.items():
+        times[each].append(took)
+    chosen.update(found)
+    for name, indices in chosen.items():
+        best = min(times[name])
+        rows[name] = {"seconds": best, "selected": len(indices), "r2": refit_score(X, y, indices)}
+    share = bookkeeping(ours["FAST_OMP"], repeats)
+    store.close()
+    return {"size": asdict(size), "rows": rows, "bookkeeping": share, "skipped": skipped}
+
+
+def logistic(n_obs: int, n_features: int, k: int, repeats: int) -> dict[str, Any]:
+    """Time FAST_OMP and SDS_OMP on a logistic problem."""
+    X, eta = sparse_design(n_obs, n_features, k, 0.1)
+    y = (np.random.default_rng(1).random(n_obs) < 1.0 / (1.0 + np.exp(-4.0 * eta / eta.std()))).astype(np.int64)
+    store = fo.create_store("dram:benchmark-fast", X, y, tier="none", replace=True)
+    runs = {name: lambda name=name: fo.select(store, k=k, objective="logistic", algorithm=name) for name in ("fast_omp", "sds_omp")}
+    seconds, found = interleaved(runs, repeats)
+    store.close()
+    likelihood = {name: result.score for name, result in found.items()}
+    return {
+        "shape": [n_obs, n_features],
+        "k": k,
+        "seconds": seconds,
+        "selected": {name: len(result.indices) for name, result in found.items()},
+        "log_likelihood": likelihood,
+        # Both are negative: at least 0.98 means at most 2 % worse.
+        "likelihood_ratio": likelihood["sds_omp"] / likelihood["fast_omp"],
+    }
+
+
+def _linear_bars(run: dict[str, Any]) -> list[Bar]:
+    """Judge the figures of one problem."""
+    size, rows, bars = run["size"], run["rows"], []
+    name = f"{size['n_obs']} x {size['n_features']}"
+    fast, tier = rows["FAST_OMP"], rows["FAST_OMP, int8 tier"]
+    if not run["skipped"]:
+        people, best = rows["scikit-learn, float64 C order"], rows["scikit-learn, float64 Fortran"]
+        faster = people["seconds"] / fast["seconds"]
+        bars.append(Bar(f"{name}: times faster than scikit-learn, C order", faster, size["c_order"]))
+        if size["fortran"] is not None:
+            bars.append(Bar(f"{name}: and than its Fortran order", best["seconds"] / fast["seconds"], size["fortran"]))
+        if size["tier"] is not None:
+            bars.append(Bar(f"{name}: with the int8 tier", people["seconds"] / tier["seconds"], size["tier"]))
+        bars.append(Bar(f"{name}: R^2 over scikit-learn's", fast["r2"] / people["r2"], 1.0))
+        bars.append(Bar(f"{name}: features over scikit-learn's", fast["selected"] / people["selected"], 1.0))
+    return [*bars, Bar(f"{name}: bookkeeping as a share of FAST_OMP", run["bookkeeping"], 0.25, at_most=True)]
+
+
+def _logistic_bars(classes: dict[str, Any]) -> list[Bar]:
+    """Judge the figures of the logistic problem."""
+    seconds = classes["seconds"]
+    return [
+        Bar("logistic: times faster than SDS_OMP", seconds["sds_omp"] / seconds["fast_omp"], 10.0),
+        Bar("logistic: SDS_OMP's log-likelihood over its own", classes["likelihood_ratio"], 0.98),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, print, judge."""
+    parser = argparse.ArgumentParser(prog="fastomp bench fast", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller data: a smoke test, not a measurement")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    parts = arguments.part or PARTS
+    console = Console(width=120, highlight=False, markup=False, quiet=arguments.json)
+    machine = fingerprint()
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, numpy {machine['numpy']}, kernel {machine['kernel']}")
+    runs, classes, bars = [], None, []
+    for part, size in zip(PARTS, QUICK_SIZES if arguments.quick else SIZES, strict=False):
+        if part in parts:
+            runs.append(linear(size, 1 if arguments.quick else 5))
+            _show_linear(console, runs[-1])
+            bars += _linear_bars(runs[-1])
+    if PARTS[-1] in parts:
+        classes = logistic(*((200, 1000, 8, 1) if arguments.quick else (800, 20_000, 50, 3)))
+        _show_logistic(console, classes)
+        bars += _logistic_bars(classes)
+    show_bars(console, bars)
+    if arguments.json:
+        figures = {"linear": runs, "logistic": classes, "bars": [{**asdict(bar), "met": bar.met} for bar in bars]}
+        print(json.dumps({"machine": machine, **figures}))
+    return 0 if arguments.quick or all(bar.met for bar in bars) else 1
+
+
+def _show_linear(console: Console, run: dict[str, Any]) -> None:
+    """Print the table of one problem."""
+    size = run["size"]
+    title = f"{size['n_obs']} x {size['n_features']}, k = {size['k']}"
+    table = Table("contestant", "seconds", "times FAST_OMP's", "selected", "R^2 of a refit", title=title)
+    own = run["rows"]["FAST_OMP"]["seconds"]
+    for name, row in run["rows"].items():
+        table.add_row(name, f"{row['seconds']:.4f}", f"{row['seconds'] / own:.2f}", str(row["selected"]), f"{row['r2']:.4f}")
+    console.print(table)
+    if run["skipped"]:
+        console.print(f"skipped: {run['skipped']}")
+
+
+def _show_logistic(console: Console, classes: dict[str, Any]) -> None:
+    """Print the table of the logistic problem."""
+    title = f"logistic, {classes['shape'][0]} x {classes['shape'][1]}, k = {classes['k']}"
+    table = Table("algorithm", "seconds", "selected", "mean log-likelihood", title=title)
+    for name, took in classes["seconds"].items():
+        table.add_row(name, f"{took:.3f}", str(classes["selected"][name]), f"{classes['log_likelihood'][name]:.4f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

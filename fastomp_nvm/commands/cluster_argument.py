@@ -1,0 +1,26 @@
+"""Arguments that concern shards, shared by several commands."""
+
+from __future__ import annotations
+
+import argparse
+
+from fastomp_nvm.errors import RequestError
+
+__all__ = ["add_ray_argument", "shard_counts"]
+
+
+def add_ray_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare where the shards of a ``cluster://`` store are asked."""
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="Ray cluster to ask the shards of a cluster:// store (HOST:PORT, or auto); otherwise Ray is started on this machine",
+    )
+
+
+def shard_counts(text: str) -> int | list[float]:
+    """Read how many shards to make, or the share of each."""
+    try:
+        return [float(part) for part in text.split(",")] if "," in text else int(text)
+    except ValueError as error:
+        raise RequestError(f"{text!r} does not say how many shards to make: expected a number, or shares such as 2,1,1") from error

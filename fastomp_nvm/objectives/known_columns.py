@@ -1,0 +1,82 @@
+"""The columns a run has met, as long as they are few: dense in float64, with their Gram matrix.
+
+A few hundred columns cost less to multiply with each other once than to multiply again in every round. Which columns come, and in
+which order, is up to the algorithm alone: not to medium, threads, budget or company. So BLAS may compute their products, whose bits
+depend on shapes, and the answer is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.columns import Columns
+
+__all__ = ["MOST_ENTRIES", "KnownColumns"]
+
+#: Columns that count as few.
+MOST_COLUMNS = 320
+
+#: Entries of dense columns held, or made, at once: 64 MB.
+MOST_ENTRIES = 1 << 23
+
+
+class KnownColumns:
+    """Columns of features that were asked for, each computed once.
+
+    Parameters
+    ----------
+    n_obs : int
+    weighted : callable
+        Scales each observation of (n_obs, c) columns by the root of its weight.
+
+    Attributes
+    ----------
+    rows : (capacity, n_obs) float64
+        One standardised and weighted column each.
+    """
+
+    def __init__(self, n_obs: int, weighted: Callable[[Float64Array], Float64Array]) -> None:
+        self.rows = np.empty((0, n_obs))
+        self._weighted = weighted
+        self._gram = np.empty((0, 0))
+        self._first: dict[int, int] = {}  # feature -> the place of its first column
+        self._used = 0
+
+    def places(self, columns: Columns) -> IndexArray | None:
+        """Return the rows that are ``columns``, computed where they are new; None when they would be too many."""
+        offsets, features = columns.standardisation.offsets, columns.features.tolist()
+        new = np.array([position for position, feature in enumerate(features) if feature not in self._first], dtype=np.int64)
+        count = int((offsets[new + 1] - offsets[new]).sum())
+        if self._used + count > min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1]):
+            return None
+        if count:
+            self._add(columns, new, count)
+        first = np.array([self._first[feature] for feature in features], dtype=np.int64)
+        if len(features) == offsets[-1]:  # one column each
+            return first
+        return np.asarray(np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1]), dtype=np.int64)
+
+    def gram(self, rows: IndexArray, columns: IndexArray) -> Float64Array:
+        """Return a copy of the products of the columns at places ``rows`` with those at places ``columns``."""
+        return self._gram.take(rows, axis=0).take(columns, axis=1)
+
+    def _add(self, columns: Columns, positions: IndexArray, count: int) -> None:
+        """Compute ``count`` columns, of the features at ``positions``, and their products with all that are here."""
+        if not len(self.rows):
+            capacity = min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1])
+            self.rows, self._gram = np.empty((capacity, self.rows.shape[1])), np.empty((capacity, capacity))
+        old, new = slice(self._used), slice(self._used, self._used + count)
+        self.rows[new] = self._weighted(columns.dense(positions)).T
+        fresh = self.rows[new]
+        self._gram[new, new] = fresh @ fresh.T
+        if self._used:
+            self._gram[new, old] = fresh @ self.rows[old].T
+            self._gram[old, new] = self._gram[new, old].T
+        offsets = columns.standardisation.offsets
+        ends = self._used + np.cumsum(offsets[positions + 1] - offsets[positions])
+        firsts = ends - (offsets[positions + 1] - offsets[positions])
+        self._first.update(zip(columns.features[positions].tolist(), firsts.tolist(), strict=True))
+        self._used += count

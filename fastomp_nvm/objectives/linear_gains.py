@@ -1,0 +1,129 @@
+"""Exact gains of a linear model, ``g^2 / d`` per feature, without refits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.columns import Columns
+from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.objectives.base import GainTracker
+from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
+
+if TYPE_CHECKING:
+    from fastomp_nvm.objectives.linear import Linear
+
+__all__ = ["SMALLEST_PIVOT", "LinearGains", "exact_gains"]
+
+#: Squared remainder below which an exact gain is not computed: products in float32 do not carry it.
+SMALLEST_PIVOT = 1e-6
+
+#: Columns of the Gram matrix computed at once when the greedy meets one it does not have: few where they cost only time, many where
+#: every product reads columns again.
+GRAM_BLOCK, READING_BLOCK = 16, 32
+
+
+def exact_gains(
+    standardisation: Standardisation, gradient: Float64Array, pivot: Float64Array, groups: Sequence[Float64Array]
+) -> Float64Array:
+    """Return (n_features,): ``g^2 / d`` of each feature, ``g' D^+ g`` for several columns; 0 where nothing remains.
+
+    Parameters
+    ----------
+    standardisation : Standardisation
+    gradient, pivot : (n_columns,) float64
+    groups : sequence of (f, d, d) float64
+        One array per whitener.
+    """
+    gains = np.zeros(len(gradient))
+    np.divide(gradient * gradient, pivot, out=gains, where=pivot > SMALLEST_PIVOT)
+    if not standardisation.whiteners:
+        return gains
+    per_feature = gains[standardisation.offsets[:-1]]
+    for group, pivots in zip(standardisation.whiteners, groups, strict=True):
+        values, bases = np.linalg.eigh(pivots)
+        rotated = np.einsum("fji,fj->fi", bases, gradient[group.columns])
+        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > SMALLEST_PIVOT)
+        per_feature[group.features] = (rotated**2 * inverse).sum(axis=1)
+    return per_feature
+
+
+class LinearGains(GainTracker):
+    """Exact gains ``g^2 / d`` over columns in memory, no refits.
+
+    ``g`` is the gradient and ``d`` the squared remainder of each column; a new direction in which the columns have coordinates
+    ``l`` gives ``g -= l z`` and ``d -= l^2``. The coordinates follow from columns of the Gram matrix, computed in blocks. A feature
+    of several columns keeps a small matrix for ``d``.
+    """
+
+    def __init__(self, objective: Linear, columns: Columns, likely: IndexArray) -> None:
+        self._objective, self._columns = objective, columns
+        self._offsets = columns.standardisation.offsets
+        self._gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
+        self._pivot, self._groups = objective.remainders(columns.standardisation, columns)
+        self._directions: Float64Array = np.empty((64, len(self._gradient)))
+        self._size, self._value = 0, 0.0
+        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
+        places = objective.known.places(columns)
+        if places is not None:
+            self._gram = dict(enumerate(objective.known.gram(places, places)))
+        else:
+            self._compute(likely)
+
+    @property
+    def value(self) -> float:
+        """F of the set so far."""
+        return self._value
+
+    def gains(self) -> Float64Array:
+        """Return the exact gain of each feature; 0 for dependent ones."""
+        return exact_gains(self._columns.standardisation, self._gradient, self._pivot, self._groups)
+
+    def add(self, position: int) -> None:
+        """Add the feature at ``position``, one direction per column that is not dependent."""
+        first, last = int(self._offsets[position]), int(self._offsets[position + 1])
+        if first not in self._gram:
+            block = GRAM_BLOCK if self._columns.held else READING_BLOCK
+            gains = self.gains()
+            best = [other for other in np.argsort(-gains, kind="stable")[: 2 * block].tolist() if gains[other] > 0]
+            others = [other for other in best if int(self._offsets[other]) not in self._gram and other != position]
+            self._compute(np.array([position, *others[: block - 1]]))
+        for column in range(first, last):
+            pivot = float(self._pivot[column])
+            if pivot <= SMALLEST_PIVOT:
+                continue
+            root = math.sqrt(pivot)
+            move = float(self._gradient[column]) / root
+            direction = self._next_direction()
+            used = self._directions[: self._size]
+            np.subtract(self._gram.pop(column), used[:, column] @ used, out=direction)
+            direction /= root
+            direction[column] = root
+            self._gradient -= direction * move
+            self._pivot -= direction * direction
+            for group, pivots in zip(self._columns.standardisation.whiteners, self._groups, strict=True):
+                part = direction[group.columns]
+                pivots -= part[:, :, None] * part[:, None, :]
+            self._value += move * move
+            self._size += 1
+
+    def _next_direction(self) -> Float64Array:
+        """Return the row for the coordinates of all columns in the next direction."""
+        if self._size == len(self._directions):
+            grown = np.empty((2 * self._size, len(self._gradient)))
+            grown[: self._size] = self._directions
+            self._directions = grown
+        return np.asarray(self._directions[self._size])
+
+    def _compute(self, positions: IndexArray) -> None:
+        """Compute the Gram columns of the features at ``positions``: products of all columns with theirs."""
+        at_once = max(MOST_ENTRIES // len(self._objective.response), 1)
+        for first in range(0, len(positions), at_once):
+            some = positions[first : first + at_once]
+            dense = self._objective.weighted(self._objective.weighted(self._columns.dense(some)))
+            products = np.ascontiguousarray(self._columns.products(dense).T)
+            self._gram.update(zip(column_index(self._offsets, some).tolist(), products, strict=True))

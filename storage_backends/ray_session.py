@@ -1,0 +1,257 @@
+"""Ray for the time of a command: joined where an address is given, otherwise started on this machine and ended again.
+
+A Ray that is started here listens on the loopback interface alone, asks for a token that is drawn for it, has no dashboard, sends
+no usage statistics and keeps its files in a private directory that goes with it. A Ray that the program runs already is used as it
+is and left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import glob
+import importlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
+
+__all__ = ["RaySession", "session"]
+
+#: Bytes of the object store of a Ray started here: vectors, and a few answers on their way.
+OBJECT_STORE_BYTES = 512 << 20
+
+#: Directories of Rays started here, and how long the name of their parent may be: the sockets below must stay under 107 bytes.
+_PREFIX, _LONGEST_PARENT = "fastomp-ray.", 12
+
+#: Before Ray is imported: loopback alone (its own switch for machines that must not be reachable), no statistics, a quiet log.
+_LOCAL_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+#: Of every Ray started by this process: Ray reads it once.
+_TOKEN = secrets.token_hex(32)
+
+#: With any Ray: errors that nobody fetches are those of pulses, which may fail.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
+
+
+class RaySession:
+    """A connection to Ray, shared by all who ask for the same one.
+
+    Attributes
+    ----------
+    ray : module
+    address : str
+        What was joined; empty when Ray was started here.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._users = 0
+        self._directory: _Locked | None = None
+        self._environment: dict[str, str | None] = {}
+        self._started = False
+        self._printing: Any = None
+        self._loopback_alone = False
+        try:
+            self.ray = self._join(address) if address else self._start()
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def __enter__(self) -> RaySession:
+        self._users += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        if not self._users:
+            self.end()
+
+    def end(self) -> None:
+        """End the connection, and Ray itself where it was started here."""
+        global _current
+        if _current is self:
+            _current = None
+        if self._started:
+            self._started = False
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Ray leaves pipes of its processes to the garbage collector
+                self.ray.shutdown()
+        self._clean_up()
+
+    def _join(self, address: str) -> Any:
+        """Connect to a running cluster."""
+        self._set(_ENVIRONMENT)
+        ray = _import_ray()
+        if ray.is_initialized():
+            return ray
+        try:
+            with _quiet():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UnreachableError(
+                f"no Ray cluster answers at {address!r} ({reason}): check the address, the firewall and its token (RAY_AUTH_TOKEN)"
+            ) from error
+        except Exception as error:  # Ray's own exceptions share no base with these
+            reason = " ".join(str(error).split())[:200]
+            raise UnreachableError(f"the Ray cluster at {address!r} refused this program: {reason}") from error
+        self._started = True
+        self._keep_stdout_clean()
+        if not _asks_for_a_token():
+            print(
+                f"fastomp: the Ray cluster at {address} asks for no token, so whoever reaches its ports can run programs on it: "
+                "start it with RAY_AUTH_MODE=token",
+                file=sys.stderr,
+            )
+        return ray
+
+    def _start(self) -> Any:
+        """Start Ray on this machine."""
+        running = sys.modules.get("ray")
+        if running is not None and running.is_initialized():
+            return running
+        self._set({**_ENVIRONMENT, **_LOCAL_ENVIRONMENT, "RAY_AUTH_TOKEN": _TOKEN})
+        ray = _import_ray()
+        self._loopback_alone = True
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # read when Ray was imported, which may be long ago
+        cores = len(os.sched_getaffinity(0))
+        print(
+            f"fastomp: no Ray cluster was named, so Ray is started here for this command ({cores} cores, loopback only); "
+            "--ray ADDRESS joins a cluster",
+            file=sys.stderr,
+        )
+        self._directory = _private_directory()
+        try:
+            with _quiet():
+                ray.init(
+                    address="local",
+                    num_cpus=cores,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    _temp_dir=f"{self._directory.path}/r",
+                )
+        except Exception as error:  # whatever kept it from starting
+            raise UnavailableError(f"Ray does not start on this machine: {' '.join(str(error).split())[:300]}") from error
+        self._started = True
+        self._keep_stdout_clean()
+        return ray
+
+    def _keep_stdout_clean(self) -> None:
+        """Keep Ray's reports of dead processes to itself: it prints them on stdout, where a result belongs, whatever it is told."""
+        worker: Any = importlib.import_module("ray._private.worker")
+        if hasattr(worker, "print_to_stdstream"):
+            self._printing = worker.print_to_stdstream
+            worker.print_to_stdstream = lambda *_, **__: None
+
+    def _set(self, variables: dict[str, str]) -> None:
+        """Set environment variables until the session ends."""
+        for name, value in variables.items():
+            self._environment.setdefault(name, os.environ.get(name))
+            os.environ[name] = value
+
+    def _clean_up(self) -> None:
+        """Put everything back and remove the files of a Ray started here."""
+        if self._printing is not None:
+            worker: Any = importlib.import_module("ray._private.worker")
+            worker.print_to_stdstream = self._printing
+            self._printing = None
+        if self._loopback_alone:
+            self._loopback_alone = False
+            importlib.import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = True  # type: ignore[attr-defined]
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._environment = {}
+        if self._directory is not None:
+            shutil.rmtree(self._directory.path, ignore_errors=True)
+            os.close(self._directory.descriptor)
+            self._directory = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """A directory and a descriptor of it, whose lock ends with this process."""
+
+    path: str
+    descriptor: int
+
+
+def _private_directory() -> _Locked:
+    """Make a directory that no other user can enter (Ray opens its own to all), having removed what killed processes left."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_PARENT:
+        parent = "/tmp"
+    for leftover in glob.glob(f"{parent}/{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return _Locked(path, descriptor)
+
+
+_current: RaySession | None = None
+
+
+def session(address: str) -> RaySession:
+    """Return the connection of this process to the cluster at ``address`` (to one of its own when empty)."""
+    global _current
+    if _current is None:
+        _current = RaySession(address)
+        atexit.register(_current.end)
+    elif _current.address != address:
+        raise RequestError(
+            f"this process is connected to the Ray cluster {_current.address or 'it started'!r} and can reach no other meanwhile"
+        )
+    return _current
+
+
+def _import_ray() -> Any:
+    """Import Ray."""
+    with _quiet():
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise UnavailableError(
+                "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
+            ) from error
+    return ray
+
+
+def _asks_for_a_token() -> bool:
+    """Tell whether the Ray this process is connected to has its token authentication on."""
+    try:
+        enabled = importlib.import_module("ray._private.authentication.authentication_utils").is_token_auth_enabled
+    except (ImportError, AttributeError):  # not there in this release of Ray: then nothing can be said
+        return True
+    return bool(enabled())
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Keep Ray's warnings to programmers from the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

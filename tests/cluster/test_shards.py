@@ -1,0 +1,365 @@
+"""A selection over shards is the selection over the one store, bit for bit; shards that are not the right ones are refused by name.
+
+The shards answer in this process, through pickle; ``test_ray.py`` has them answer in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastomp_nvm as fo
+from fastomp_nvm.candidate_sets import decode_candidates, encode_candidates
+from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError
+from fastomp_nvm.many import cross_validate, stability
+from fastomp_nvm.stores import FeatureStore
+from storage_backends.manifest import read_manifest
+from storage_backends.sharding import block_ranges, cut
+from tests.cluster.in_process import open_in_process
+
+CUTS: dict[str, Any] = {"1": 1, "2": 2, "3": 3, "7": 7, "uneven": [5, 1, 2]}
+
+#: An intersection of a matroid and a knapsack over features of one and of several columns.
+GENERAL = {
+    "all": [
+        {"partition": {"groups": {"wide": ["g*"], "narrow": ["f*"]}, "caps": {"wide": 4, "narrow": 7}}},
+        {"knapsack": {"costs": {"f4*": 3.0}, "default": 1.0, "budget": 14}},
+    ]
+}
+
+
+def make_store(url: str, n_obs: int = 90, n_columns: int = 1900, **options: Any) -> FeatureStore:
+    """Build a store with features of one, two and four columns, some of them with means far from 0, some constant."""
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((n_obs, n_columns)).astype(np.float32)
+    X[:, 500:520] += 3000.0
+    X[:, 700] = 2.5
+    eta = X[:, 800:830] @ rng.standard_normal(30) + X[:, :4].sum(axis=1)
+    groups = {f"g{start}": list(range(start, start + 2 + start % 3)) for start in range(0, 450, 5)}
+    y = {"y": eta + rng.standard_normal(n_obs), "c": (eta > np.median(eta)).astype(int).astype(str)}
+    return fo.create_store(url, X, y, groups=groups, **options)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shards")
+
+
+@pytest.fixture(scope="module")
+def store(place: Path) -> FeatureStore:
+    return make_store(f"mmap://{place}/whole")
+
+
+@pytest.fixture(scope="module", params=list(CUTS))
+def manifest(request: pytest.FixtureRequest, place: Path, store: FeatureStore) -> Path:
+    return cut(store, f"{place}/cut-{request.param}", CUTS[request.param])
+
+
+@pytest.fixture(scope="module")
+def uneven(place: Path, store: FeatureStore) -> Path:
+    return cut(store, f"{place}/uneven", [5, 1, 2])
+
+
+def same(one: fo.Selection, other: fo.Selection) -> None:
+    """Assert that two answers are equal, bit for bit."""
+    assert one.indices.tolist() == other.indices.tolist()
+    assert [part.tobytes() for part in one.coef] == [part.tobytes() for part in other.coef]
+    assert (one.intercept, one.score) == (other.intercept, other.score)
+    assert one.details["gradient_rounds"] == other.details["gradient_rounds"]
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
+@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp", "sds_ma", "top_k", "random"])
+def test_every_algorithm_under_a_general_constraint_answers_alike(
+    store: FeatureStore, manifest: Path, algorithm: str, tier: str
+) -> None:
+    """1, 2, 3, 7 and uneven shards select what the one store selects, with and without the tier."""
+    request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "target": "y"}
+    with open_in_process(manifest) as sharded:
+        same(fo.select(store, **request), fo.select(sharded, **request))
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
+@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
+def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, algorithm: str, tier: str) -> None:
+    """So do selections with another objective."""
+    request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "objective": "logistic", "target": "c"}
+    with open_in_process(manifest) as sharded:
+        same(fo.select(store, **request), fo.select(sharded, **request))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tau": "auto"},
+        {"certificate": True, "constraint": {"partition": {"groups": {"a": ["g*"]}, "caps": {"a": 3}}}},
+        {"standardize": False},
+        {"test_fraction": 0.3, "tier": "int8"},
+        {"algorithm": "dash", "k": 3},
+        {"algorithm": "fast"},
+        {"algorithm": "isk", "k": 3},
+        {"algorithm": "lasso"},
+        {"exclude": ["f801", "g5"], "until": "full"},
+        {"gather_bytes": 4000},
+        {"target": "f900"},
+    ],
+    ids=lambda fields: "-".join(f"{name}" for name in fields),
+)
+def test_every_other_setting_answers_alike(store: FeatureStore, uneven: Path, fields: dict[str, Any]) -> None:
+    """So do the settings that reach the matrix in a way of their own."""
+    if fields.get("algorithm") == "lasso":
+        pytest.importorskip("sklearn", reason="lasso needs scikit-learn")
+    request = {"k": 8, "target": "y", **fields}
+    with open_in_process(uneven) as sharded:
+        same(fo.select(store, **request), fo.select(sharded, **request))
+
+
+def test_cross_validation_and_stability_answer_alike(store: FeatureStore, uneven: Path) -> None:
+    """Folds and subsamples have their moments computed by the shards, to the same bits."""
+    with open_in_process(uneven) as sharded:
+        one, other = (cross_validate(data, folds=3, ks=[3, 6], target="y", tier="exact") for data in (store, sharded))
+        assert one.scores.tobytes() == other.scores.tobytes()
+        same(one.selection, other.selection)
+        one_half, other_half = (stability(data, subsamples=4, k=5, target="y") for data in (store, sharded))
+        assert one_half.frequencies.tobytes() == other_half.frequencies.tobytes()
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
+def test_a_shard_that_forgets_everything_between_calls_changes_nothing(store: FeatureStore, place: Path, tier: str) -> None:
+    """Questions carry all that their answer depends on, so that a restarted shard is harmless, whenever it happens."""
+    manifest = cut(store, f"{place}/forgetful-{tier}", 2)
+    request: dict[str, Any] = {"k": 6, "target": "y", "tier": tier, "test_fraction": 0.2}
+    with open_in_process(manifest, forgetful=True) as sharded:
+        same(fo.select(store, **request), fo.select(sharded, **request))
+
+
+def test_shards_with_their_tier_in_memory_answer_alike(store: FeatureStore, place: Path) -> None:
+    """``--tier-load dram`` copies each tier into the memory of its own machine."""
+    with open_in_process(cut(store, f"{place}/tiers", 2)) as sharded:
+        sharded.load_tier()
+        same(fo.select(store, k=6, target="y", tier="int8"), fo.select(sharded, k=6, target="y", tier="int8"))
+
+
+def test_a_sharded_store_counts_what_the_one_store_counts(store: FeatureStore, manifest: Path) -> None:
+    """Without the tier the bytes read are the same; with it shards may read more columns exactly, r each instead of r."""
+    with open_in_process(manifest) as sharded:
+        for tier in ("exact", "int8"):
+            one, other = (fo.select(data, k=10, target="y", tier=tier).details for data in (store, sharded))
+            if tier == "exact":
+                assert [one[name] for name in ("sweeps", "bytes_read", "full_passes")] == [
+                    other[name] for name in ("sweeps", "bytes_read", "full_passes")
+                ]
+            else:
+                assert one["bytes_read_tier"] == other["bytes_read_tier"]
+
+
+def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -> None:
+    """Ten times the features, the same vectors and decisions: the same order of bytes, but for the columns that are gathered."""
+    crossed = []
+    for n_columns in (2560, 25600):
+        rng = np.random.default_rng(1)
+        X = rng.standard_normal((64, n_columns)).astype(np.float32)
+        y = X[:, :5].sum(axis=1)
+        with fo.create_store(f"mmap://{place}/wide-{n_columns}", X, y) as whole:
+            manifest = cut(whole, f"{place}/wide-cut-{n_columns}", 2)
+        with open_in_process(manifest) as sharded:
+            request: dict[str, Any] = {
+                "k": 20,
+                "algorithm": "sds_omp",
+                "constraint": {"partition": {"groups": {"a": ["f1*"]}, "caps": {"a": 2}}},
+            }
+            found = fo.select(sharded, **request).details
+        crossed.append(found["bytes_sent"] + found["bytes_received"] - found["bytes_received_columns"])
+    assert crossed[1] < 2 * crossed[0]
+    assert crossed[1] < 8 * 25600  # less than one number per feature, over twenty rounds
+
+
+@given(st.integers(1, 400), st.data())
+def test_candidate_sets_survive_the_wire(count: int, data: st.DataObject) -> None:
+    """Whatever form is shortest, the set comes out as it went in, and takes no more than a bit per feature and a little."""
+    usable = np.flatnonzero(np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count))))
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(usable), max_size=len(usable))), dtype=np.bool_)
+    encoded = encode_candidates(usable[kept], usable)
+    assert decode_candidates(encoded, usable).tolist() == usable[kept].tolist()
+    assert len(encoded) <= len(usable) // 8 + 70
+
+
+@given(st.integers(1, 60), st.one_of(st.integers(1, 60), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20)))
+def test_shards_are_a_partition_of_the_blocks(n_blocks: int, into: Any) -> None:
+    """Every block lies in one shard, every shard has one, their order is kept; more shards than blocks are refused."""
+    wanted = into if isinstance(into, int) else len(into)
+    if wanted > n_blocks:
+        with pytest.raises(RequestError, match="cannot be made"):
+            block_ranges(n_blocks, into)
+        return
+    ranges = block_ranges(n_blocks, into)
+    assert len(ranges) == wanted
+    assert [block for first, last in ranges for block in range(first, last)] == list(range(n_blocks))
+    assert all(first < last for first, last in ranges)
+
+
+def test_shards_are_ordinary_stores_and_keep_features_whole(store: FeatureStore, manifest: Path) -> None:
+    """Each opens by itself, passes its checks and holds its features' bytes; together they have the whole's fingerprint."""
+    found = read_manifest(manifest)
+    assert found.fingerprint == store.layout.fingerprint
+    for address in found.shards:
+        with fo.open_store(address.url) as shard:
+            shard.verify()
+            assert list(shard.names) == list(store.names[slice(*address.features)])
+            assert np.array_equal(shard.matrix, store.matrix[slice(*address.columns)])
+            assert shard.tier is not None
+            assert store.tier is not None
+            assert np.array_equal(shard.tier.codes, store.tier.codes[slice(*address.columns)])
+    with open_in_process(manifest) as sharded:
+        sharded.verify()
+        assert list(sharded.names) == list(store.names)
+        assert np.array_equal(sharded.layout.offsets, store.layout.offsets)
+
+
+def test_a_missing_stale_or_foreign_shard_is_refused_by_name(store: FeatureStore, place: Path, tmp_path: Path) -> None:
+    """At open, before anything is computed."""
+    good = cut(store, f"{tmp_path}/cut", 3).parent
+    other = cut(make_store(f"mmap://{tmp_path}/other", dtype="float64"), f"{tmp_path}/other-cut", 3).parent
+
+    def refused(change: Any, words: str, error: type[FastompError] = StoreError) -> None:
+        bad = tmp_path / "bad"
+        shutil.rmtree(bad, ignore_errors=True)
+        shutil.copytree(good, bad)
+        change(bad)
+        with pytest.raises(error, match=words):
+            open_in_process(bad / "manifest.yaml")
+
+    def swap(bad: Path) -> None:
+        shutil.rmtree(bad / "shard-2")
+        shutil.copytree(other / "shard-2", bad / "shard-2")
+
+    def stale(bad: Path) -> None:
+        with fo.open_store(f"mmap://{bad}/shard-1") as shard:
+            values = np.array(shard.matrix)
+        values[3, 3] += 1.0
+        fo.create_store(f"mmap://{bad}/shard-1", values, rows="features", replace=True).close()
+
+    def edited(old: str, new: str) -> Any:
+        def change(bad: Path) -> None:
+            path = bad / "manifest.yaml"
+            text = path.read_text()
+            assert old in text
+            path.write_text(text.replace(old, new, 1))
+
+        return change
+
+    refused(lambda bad: shutil.rmtree(bad / "shard-1"), r"shard 1 .*missing")
+    refused(lambda bad: (bad / "shard-0" / "matrix.npy").unlink(), r"shard 0 .*damaged")
+    refused(swap, r"shard 2 .*foreign")
+    refused(stale, r"shard 1 .*stale")
+    refused(edited("url: shard-2", "url: shard-1"), r"shard 2 .*foreign")
+    refused(edited(store.layout.fingerprint, "f" * 32), "the manifest was changed")
+    refused(edited("version: 1", "version: 9"), "version 9")
+    refused(edited("features: [0,", "features: [1,"), "gap")
+    refused(lambda bad: (bad / "manifest.yaml").write_text("format: [", encoding="utf-8"), "not readable YAML")
+    refused(lambda bad: (bad / "manifest.yaml").unlink(), "no manifest", StoreURLError)
+    refused(lambda bad: os.truncate(bad / "manifest.yaml", 200), "manifest")
+
+
+def test_a_cut_that_is_killed_leaves_nothing_that_opens(store: FeatureStore, place: Path, tmp_path: Path) -> None:
+    """SIGKILL at any moment: the directory has its name with all shards and the manifest, or not at all; a second try succeeds."""
+    code = "import sys; from storage_backends.sharding import cut; print('go', flush=True); cut(sys.argv[1], sys.argv[2], 4)"
+    out = tmp_path / "cut"
+    for delay in (0.003, 0.02):
+        process = subprocess.Popen([sys.executable, "-c", code, store.url, str(out)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout:
+            process.stdout.readline()
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if out.exists():
+            with open_in_process(out) as sharded:
+                sharded.verify()
+            shutil.rmtree(out)
+    with open_in_process(cut(store, str(out), 4)) as sharded:
+        sharded.verify()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut"]
+
+
+def test_places_that_are_taken_are_refused(store: FeatureStore, tmp_path: Path) -> None:
+    """A directory of something else is never replaced, one of shards only when asked for; too many shards are refused."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("keep")
+    with pytest.raises(StoreURLError, match="not a sharded store"):
+        cut(store, str(tmp_path / "mine"), 2, replace_existing=True)
+    cut(store, str(tmp_path / "cut"), 2)
+    with pytest.raises(StoreURLError, match="--replace"):
+        cut(store, str(tmp_path / "cut"), 3)
+    assert len(read_manifest(cut(store, str(tmp_path / "cut"), 3, replace_existing=True)).shards) == 3
+    with pytest.raises(RequestError, match="ask for at most"):
+        cut(store, str(tmp_path / "more"), 100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "mine"]
+
+
+def test_ingest_builds_shards_and_leaves_no_second_copy(tmp_path: Path) -> None:
+    """``ingest --shards`` leaves the shards of the same store, and nothing else."""
+    from fastomp_nvm.cli import main
+
+    X = np.random.default_rng(2).standard_normal((30, 800))
+    np.save(tmp_path / "x.npy", X)
+    assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "one"), "--target", "0"]) == 0
+    assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "many"), "--target", "0", "--shards", "3"]) == 0
+    with fo.open_store(str(tmp_path / "one")) as one, open_in_process(tmp_path / "many") as many:
+        assert one.layout.fingerprint == many.layout.fingerprint
+        same(fo.select(one, k=4), fo.select(many, k=4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "one", "x.npy"]
+
+
+def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled half way it is resumed, to the answer of the one store; its state lies beside the manifest."""
+    from fastomp_nvm import durable_runs
+    from fastomp_nvm.errors import CancelledError
+    from fastomp_nvm.stores import StoreURL
+
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    manifest = cut(store, f"{place}/durable", 3)
+    request: dict[str, Any] = {"k": 8, "target": "y", "algorithm": "sds_omp"}
+    rounds = 0
+
+    def cancelled() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds > 5
+
+    with open_in_process(manifest) as sharded, pytest.raises(CancelledError):
+        durable_runs.start("half", sharded, cancelled=cancelled, **request)
+    assert list((manifest.parent / "regions").iterdir())
+    monkeypatch.setattr(durable_runs, "open_store", lambda url: open_in_process(StoreURL.parse(url).path))
+    same(fo.select(store, **request), durable_runs.resume("half"))
+    assert not list((manifest.parent / "regions").iterdir())
+
+
+def test_the_matrix_of_a_cluster_is_not_pulled_to_one_machine(store: FeatureStore, place: Path) -> None:
+    """Copying it into memory is refused in one sentence; building one at its address says what to do instead."""
+    from fastomp_nvm.dataset import Dataset
+
+    with open_in_process(cut(store, f"{place}/stays", 2)) as sharded, pytest.raises(RequestError, match="--load"):
+        Dataset.of_store(sharded).loaded("x")
+    with pytest.raises(StoreURLError, match="fastomp shard"):
+        fo.create_store(f"cluster://{place}/new", np.ones((3, 3)))
+
+
+def test_an_infeasible_query_parameter_is_refused(place: Path) -> None:
+    """A parameter nobody knows, or a timeout that is none, is named."""
+    with pytest.raises(StoreURLError, match="unknown parameter 'rays'"):
+        fo.open_store(f"cluster://{place}/x?rays=1")
+    with pytest.raises(StoreURLError, match="timeout"):
+        fo.open_store(f"cluster://{place}/x?timeout=soon")

@@ -1,0 +1,67 @@
+"""Run inside a network namespace of its own: a cluster of two nodes, one of which is killed in the middle of a selection.
+
+Prints one JSON object: the answers with the node killed, and how the run ends for whose shard there is no spare node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from storage_backends import ray_cluster
+from storage_backends.ray_session import _LOCAL_ENVIRONMENT
+
+os.environ |= {**_LOCAL_ENVIRONMENT, "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_health_check_failure_threshold": "2"}
+os.environ |= {"RAY_health_check_period_ms": "500", "RAY_health_check_initial_delay_ms": "500"}
+
+ray_cluster.PULSE_SECONDS = 0.05
+
+
+def main(manifest: str, pinned: str) -> None:
+    """Start head and second node, and kill the second one twice."""
+    from ray.cluster_utils import Cluster
+
+    import fastomp_nvm as fo
+    from fastomp_nvm.errors import UnreachableError
+
+    memory = 100 << 20
+    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": memory, "resources": {"shard-0": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["FASTOMP_RAY"] = cluster.address
+    found: dict[str, Any] = {}
+
+    def killing(url: str, **request: Any) -> fo.Selection:
+        """Select, and kill the second node after the third round."""
+        node = cluster.add_node(num_cpus=2, object_store_memory=memory, resources={"shard-1": 1})
+        cluster.wait_for_nodes()
+        alive = True
+
+        def observe(step: Any) -> None:
+            nonlocal alive
+            if alive and step.round >= 3:
+                alive = False
+                cluster.remove_node(node, allow_graceful=False)
+
+        selection = fo.select(url, observer=observe, **request)
+        assert not alive, "the node was never killed"
+        return selection
+
+    with fo.open_store(f"cluster://{manifest}") as store:
+        answer = killing(store, k=12, algorithm="sds_omp")  # type: ignore[arg-type]
+        found["indices"], found["coef"] = answer.indices.tolist(), [part.tolist() for part in answer.coef]
+    started = time.monotonic()
+    try:
+        killing(f"cluster://{pinned}?timeout=12", k=12, algorithm="sds_omp")
+    except UnreachableError as error:
+        found["error"], found["seconds"] = str(error), time.monotonic() - started
+    print(json.dumps(found), flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    main(sys.argv[1], sys.argv[2])
