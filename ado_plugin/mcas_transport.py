@@ -52,6 +52,8 @@ _INDEX_ATTEMPTS = 5
 _LARGEST_REQUEST = 1 << 30
 _MOST_FAILURES = 3
 _LOCK_POLL_SECONDS = 0.2
+#: Seconds after which a lock is more likely a dead helper's than another driver's, whose slices are shorter.
+_REOPEN_SECONDS = 2.5 * SLICE_SECONDS
 #: Bytes of a pool made by the first upload into it, unless FASTOMP_MCAS_POOL_BYTES says otherwise or the data needs more.
 _POOL_BYTES = 1 << 30
 
@@ -325,9 +327,11 @@ class McasTransport:
                 f"the run {job!r} stays locked ({error}): the server's helper process died; close the pool {pool!r} in all clients"
             )
         time.sleep(_LOCK_POLL_SECONDS)
-        # Closing the pool is what makes the server start a new helper, once no other client has it open.
-        self._session.close()
-        self._session.open(pool, self._timeout)
+        if time.monotonic() - since > _REOPEN_SECONDS:
+            # Closing the pool is what makes the server start a new helper, once no other client has it open. Not before it must be:
+            # every connection takes a second, and many in a row were seen to hang.
+            self._session.close()
+            self._session.open(pool, self._timeout)
         return {}
 
     def _step(self, number: int, standing: Mapping[str, Any]) -> dict[str, Any]:

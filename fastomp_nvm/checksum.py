@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +13,11 @@ __all__ = ["crc32"]
 
 def _quickest() -> Callable[..., int]:
     """Return isal's function where it is installed, which is several times quicker, otherwise that of zlib."""
-    try:
-        from isal.isal_zlib import crc32 as found
-    except ImportError:
-        from zlib import crc32 as found
-    return found  # type: ignore[no-any-return]
+    module: Any = zlib
+    with contextlib.suppress(ImportError):
+        module = importlib.import_module("isal.isal_zlib")
+    found: Callable[..., int] = module.crc32
+    return found
 
 
 _crc32 = _quickest()

@@ -1,8 +1,8 @@
 """Devices this machine does not have, imitated by waiting: reads are held back to what a published device delivers.
 
 Only time is imitated, and only that of reading: bytes come from wherever they are, and whoever asked for them waits until the
-device could have delivered them. A device quicker than this machine's memory therefore shows no difference. Results say that a medium is
-emulated and with which profile.
+device could have delivered them. A device quicker than this machine's memory therefore shows no difference. Results say that a
+medium is emulated and with which profile.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.crash
 @pytest.fixture(scope="module", autouse=True)
 def doubles_in_reach() -> Iterator[None]:
     """Let the children of a session find the doubles, for these tests alone: elsewhere they would pass for the real modules."""
-    sys.path.append(str(DOUBLES))
+    sys.path.insert(0, str(DOUBLES))
     yield
     sys.path.remove(str(DOUBLES))
 
@@ -84,17 +84,21 @@ def real() -> Iterator[str]:
     """Keep the pool of a real server open: every start of its helper process may hang, and the server with it."""
     host, _, port = os.environ["FASTOMP_TEST_MCAS"].rpartition(":")
     keeper = McasSession(host, int(port))
+    sys.path.remove(str(DOUBLES))
     keeper.open("fastomp_test", 60, create=1 << 30)
+    sys.path.insert(0, str(DOUBLES))
     yield f"mcas://{host}:{port}/fastomp_test"
     keeper.close()
 
 
 @pytest.fixture(params=["double", *(["real"] if os.environ.get("FASTOMP_TEST_MCAS") else [])])
-def url(request: pytest.FixtureRequest) -> str:
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Address of a key that does not exist yet."""
     key = f"k{uuid.uuid4().hex[:8]}"
     if request.param == "real":
-        return f"{request.getfixturevalue('real')}/{key}"
+        place = request.getfixturevalue("real")
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(DOUBLES)])
+        return f"{place}/{key}"
     return f"{request.getfixturevalue('shared').url}/{key}"
 
 
