@@ -87,14 +87,14 @@ class Cell:
     algorithm : str
     tier : {"exact", "int8"}
     k, repeats : int
-    asked : dict
-        Further fields of the request.
     load : {"", "dram", "tier"}
         What is copied into memory first: everything, or the tier.
     cold : bool
         Drop the files from memory before every repetition.
     allowed : int
         Bytes of memory the process may use; 0 for no limit.
+    asked : dict
+        Further fields of the request.
     """
 
     data: str
@@ -104,10 +104,10 @@ class Cell:
     tier: str
     k: int
     repeats: int
-    asked: dict[str, Any] = field(default_factory=dict)
     load: str = ""
     cold: bool = False
     allowed: int = 0
+    asked: dict[str, Any] = field(default_factory=dict)
 
 
 def main(argv: list[str] | None = None) -> int:
