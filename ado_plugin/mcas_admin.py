@@ -41,7 +41,10 @@ _CHOICES = {"backend": ("hstore", "mapstore"), "provider": ("sockets", "verbs")}
 _CALLS = 80
 
 _NO_CONNECTION = "server down, wrong port, or wrong network device: set FASTOMP_MCAS_DEVICE, and FABRIC_SERVER_ADDR at the server"
-_NO_POOL = "mapstore with an ADO needs the XPMEM kernel module; hstore needs its dax_config path to exist, with room"
+_NO_POOL = (
+    "mapstore with an ADO needs the XPMEM kernel module; hstore needs its dax_config path to exist, with room; or the ADO hung at "
+    "its start ('long-wait for connection' in the server's log), and the server with it: start it again"
+)
 _NO_ANSWER = (
     "the personality did not load (a declaration with 3 arguments against a definition with 4, or its hard-coded libpython path), "
     "or the ADO hung at its start, which happens with address-space randomisation on: start the server under 'setarch -R'"

@@ -21,10 +21,16 @@ from ado_plugin.mcas_worker import FRAME, write_frame
 from fastomp_nvm.addresses import is_loopback
 from fastomp_nvm.errors import CallFailedError, LockedError, ServerError, UnavailableError, UnreachableError
 
-__all__ = ["LARGEST_VALUE", "McasSession"]
+__all__ = ["LARGEST_VALUE", "LOCK_POLL_SECONDS", "REOPEN_SECONDS", "McasSession"]
 
 #: Bytes of one value: upstream takes 1.9 GiB and fails above 2.
 LARGEST_VALUE = int(1.9 * 2**30)
+
+#: Seconds between two looks at a lock.
+LOCK_POLL_SECONDS = 0.2
+
+#: Seconds after which a lock is more likely that of a dead helper process than of a slice, which is shorter.
+REOPEN_SECONDS = 7.5
 
 _CONNECT_SECONDS = 30.0
 
@@ -62,9 +68,27 @@ class McasSession:
         self._call({"operation": "put_file", "pool": pool, "key": key, **place}, prefix, timeout)
 
     def get(self, pool: str, key: str, timeout: float) -> bytes | None:
-        """Return a value, or None where there is none."""
-        reply, data = self._call({"operation": "get", "pool": pool, "key": key}, b"", timeout)
-        return data if reply["found"] else None
+        """Return a value, or None where there is none; a call that runs has its values locked, and is waited for."""
+        began = time.monotonic()
+        while True:
+            left = began + timeout - time.monotonic()
+            try:
+                reply, data = self._call({"operation": "get", "pool": pool, "key": key}, b"", left)
+                return data if reply["found"] else None
+            except LockedError:
+                if left < LOCK_POLL_SECONDS:
+                    raise
+            if time.monotonic() - began > REOPEN_SECONDS:
+                self.reopen(pool, left)
+            time.sleep(LOCK_POLL_SECONDS)
+
+    def reopen(self, pool: str, timeout: float) -> None:
+        """Close the pool and open it again, so that the server starts a new helper once no other client has it open.
+
+        Only when it must be: a connection takes a second, and many in a row were seen to hang.
+        """
+        self.close()
+        self.open(pool, timeout)
 
     def has(self, pool: str, key: str, timeout: float) -> bool:
         """Tell whether there is a value: to be asked before every ``invoke``, which would create a junk one and then break."""

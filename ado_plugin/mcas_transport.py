@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ado_plugin.mcas_message import data_of, invoke_message, read_reply, value_of
-from ado_plugin.mcas_session import LARGEST_VALUE, McasSession
+from ado_plugin.mcas_session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SECONDS, McasSession
 from ado_plugin.mcas_slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas_staging import MANIFEST_BYTES, Staging, padded_json, values_of_store
 from ado_plugin.mcas_stub import fastomp_slice
@@ -51,9 +51,6 @@ _INDEX_BYTES = 256 << 10
 _INDEX_ATTEMPTS = 5
 _LARGEST_REQUEST = 1 << 30
 _MOST_FAILURES = 3
-_LOCK_POLL_SECONDS = 0.2
-#: Seconds after which a lock is more likely a dead helper's than another driver's, whose slices are shorter.
-_REOPEN_SECONDS = 2.5 * SLICE_SECONDS
 #: Bytes of a pool made by the first upload into it, unless FASTOMP_MCAS_POOL_BYTES says otherwise or the data needs more.
 _POOL_BYTES = 1 << 30
 
@@ -326,12 +323,9 @@ class McasTransport:
             raise UnreachableError(
                 f"the run {job!r} stays locked ({error}): the server's helper process died; close the pool {pool!r} in all clients"
             )
-        time.sleep(_LOCK_POLL_SECONDS)
-        if time.monotonic() - since > _REOPEN_SECONDS:
-            # Closing the pool is what makes the server start a new helper, once no other client has it open. Not before it must be:
-            # every connection takes a second, and many in a row were seen to hang.
-            self._session.close()
-            self._session.open(pool, self._timeout)
+        time.sleep(LOCK_POLL_SECONDS)
+        if time.monotonic() - since > REOPEN_SECONDS:
+            self._session.reopen(pool, self._timeout)
         return {}
 
     def _step(self, number: int, standing: Mapping[str, Any]) -> dict[str, Any]:

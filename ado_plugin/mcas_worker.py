@@ -19,7 +19,7 @@ __all__ = ["FRAME", "main", "write_frame"]
 FRAME = struct.Struct("<IQ")
 
 _MISSING = ("[status:-52]", "[status:-4]")  # E_KEY_NOT_FOUND, E_NOT_FOUND
-_LOCKED = "(-33)"
+_LOCKED = ("(-33)", "[status:-33]")  # of an invoke, of everything else
 _ORIGIN = "the real one is built from https://github.com/IBM/mcas (src/python/mcas-python-api); PyPI does not have it"
 
 
@@ -57,7 +57,9 @@ class _Upstream:
         except _ModuleError as error:
             return {"failed": "module", "message": str(error)}, b""
         except Exception as error:
-            kind = "locked" if _LOCKED in str(error) else "connect" if request["operation"] == "connect" else "call"
+            kind = "connect" if request["operation"] == "connect" else "call"
+            if any(status in str(error) for status in _LOCKED):
+                kind = "locked"
             return {"failed": kind, "message": f"{request['operation']}: {error}"}, b""
 
     def _connect(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -104,7 +106,10 @@ class _Upstream:
         if not self._size(request):
             return {"found": False}, b""
         pool = self._pools[request["pool"]]
-        view = pool.get_direct(request["key"])
+        try:
+            view = pool.get_direct(request["key"])
+        except RuntimeError as error:  # "-1" of a value that is there, as its size says: a call that is running has it locked
+            raise RuntimeError(f"{error} {_LOCKED[0]}") from error
         value = bytes(view)
         pool.free_direct_memory(view)
         return {"found": True}, value

@@ -181,6 +181,8 @@ class Server:
         found = pool.get(key)
         if found is None:
             return {"status": _KEY_NOT_FOUND}, b""
+        if call == "get_direct" and key in pool.locks:
+            return {"status": _FAIL}, b""
         return {"status": 0, "size": len(found)}, found if call == "get_direct" else b""
 
     def close(self, me: int, name: str) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin import mcas_staging, mcas_transport
+from ado_plugin import mcas_session, mcas_staging, mcas_transport
 from ado_plugin.mcas_message import array_prefix, data_of, invoke_message, read_reply, value_of
 from ado_plugin.mcas_session import McasSession
 from ado_plugin.mcas_stub import fastomp_slice
@@ -54,7 +54,9 @@ def doubles_in_reach() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's 30 seconds, shortened; small pools."""
+    """Upstream's 30 seconds and our patience with a lock, shortened; small pools."""
+    for module in (mcas_session, mcas_transport):
+        monkeypatch.setattr(module, "REOPEN_SECONDS", 1.0)
     monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "2")
     monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(256 << 20))
     monkeypatch.delenv("FASTOMP_TOKEN", raising=False)
