@@ -19,9 +19,9 @@ $(STAMP): pyproject.toml fastomp_nvm/kernels/_native.c fastomp_nvm/_lost_pages.c
 demo: install
 	$(BIN)/fastomp demo
 
-# Lint, types, dependency direction, then every test.
+# Lint, types, dependency direction, then every test; files are shared out, because many of them build what all their tests use.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-fast: install
 	$(BIN)/python -m pytest -m 'not slow'
