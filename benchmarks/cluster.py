@@ -3,7 +3,8 @@
 The overhead of a round is the difference of the two wall times divided by the rounds that ask something; the bar is 25 ms at two
 shards, the broadcast of the vectors not counted. It is given as the median over pairs with the quartiles, because a busy machine
 makes single pairs worthless, and as the best of the one against the best of the other, which is what an idle machine would show.
-``put`` is the time to hand one round's vectors to the object store; small ones travel with the question instead.
+``put`` is the time to hand one round's vectors to the object store; small ones travel with the question instead. ``columns`` is the
+time that the bytes of a round's gathered columns take on their way: a gather of as many columns less a gather of one.
 
 Bytes are those of the payloads, counted where they are sent and received, next to what the formula says:
 
@@ -93,6 +94,8 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
         started = time.perf_counter()
         rows._connection.transport._ray.put(vectors)
         puts.append(time.perf_counter() - started)
+    each = max(int(found.details["bytes_received_columns"]) // seen["rounds"] // int(store.matrix[0].nbytes), 1)
+    moving = [_gather_seconds(rows, each) - _gather_seconds(rows, 1) for _ in range(9)]
     extra = [1e3 * (shards - one) / seen["rounds"] for one, shards in zip(wall["one"], wall["shards"], strict=True)]
     details, shards = found.details, len(rows.addresses)
     return {
@@ -106,6 +109,7 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
         "overhead_quartiles_ms": quantiles(extra, n=4)[::2],
         "overhead_best_ms": 1e3 * (min(wall["shards"]) - min(wall["one"])) / seen["rounds"],
         "put_ms": 1e3 * median(puts),
+        "columns_ms": 1e3 * median(moving),
         "sent": details["bytes_sent"],
         "sent_formula": shards * 8 * store.layout.n_obs * seen["vectors"],
         "received": details["bytes_received"] - details["bytes_received_columns"],
@@ -113,6 +117,15 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
         "columns": details["bytes_received_columns"],
         "matrix": int(store.matrix.nbytes),
     }
+
+
+def _gather_seconds(rows: Any, count: int) -> float:
+    """Return the seconds of gathering ``count`` columns, spread over the shards, into memory that was used before."""
+    columns = np.linspace(0, len(rows) - 1, count).astype(np.int64)
+    out = np.zeros((count, rows.shape[1]), dtype=rows.dtype)
+    started = time.perf_counter()
+    rows.gather(columns, out)
+    return time.perf_counter() - started
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -144,7 +157,7 @@ def main(words: Sequence[str] | None = None) -> int:
             f"{name:8} {figures['rounds']:3} rounds, {figures['calls']} calls  one store {figures['one']:.3f} s, shards "
             f"{figures['shards']:.3f} s, ratio {figures['ratio']:.2f}  overhead per round {figures['overhead_ms']:.1f} ms "
             f"(median of {repeats} pairs, quartiles {low:.1f} to {high:.1f}; best against best "
-            f"{figures['overhead_best_ms']:.1f} ms; put {figures['put_ms']:.1f} ms)  "
+            f"{figures['overhead_best_ms']:.1f} ms; put {figures['put_ms']:.1f} ms, columns {figures['columns_ms']:.1f} ms)  "
             f"{'same bits' if figures['same'] else 'ANOTHER ANSWER'}\n"
             f"{'':8} sent {figures['sent']:,} bytes, formula {figures['sent_formula']:,}; received {figures['received']:,}, "
             f"formula {figures['received_formula']:,}, and columns {figures['columns']:,} of a matrix of {figures['matrix']:,}"
