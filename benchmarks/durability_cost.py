@@ -7,6 +7,9 @@ and of a day, so a run that is over in less than half a second or so cannot meet
 thread of their own, whose processor time the ratio of wall times feels only when no core is idle; ``cpu`` is the ratio of processor
 times, all threads and the kernel's work on their behalf included.
 
+With ``--cold`` every sweep reads the device, as one over data larger than memory does; without, the page cache, where a round is so
+short that a millisecond counts.
+
 On a busy machine a single pair says little: the ratio is the median of the pairs, with the interval that holds the true median in
 at least 95 % of all cases.
 """
@@ -29,8 +32,9 @@ from unittest import mock
 
 import fastomp_nvm as fo
 from benchmarks.crash import private_folder
+from benchmarks.device import evict
 from benchmarks.machine import fingerprint
-from fastomp_nvm import durable_runs, run_directory
+from fastomp_nvm import durable_runs, reading, run_directory
 from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.journal import DecisionJournal
 from fastomp_nvm.synthetic import PaperDesign
@@ -134,6 +138,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--features", type=int, default=100_000)
     parser.add_argument("--observations", type=int, default=4_000)
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--cold", action="store_true", help="read the device in every sweep, for a sixth of the features selected")
     parser.add_argument("--quick", action="store_true", help="a small store, three pairs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
@@ -146,12 +151,19 @@ def main(words: Sequence[str] | None = None) -> int:
         fo.create_store(url, design.matrix(), design.response(), rows="features").close()
         with fo.open_store(url) as store:
             medium = store.traits.detail
-        found = {name: measure(url, request, repeats) for name, request in REQUESTS.items()}
+        requests = {name: {**request, "tier": "exact", "k": request["k"] // 6} for name, request in REQUESTS.items()}
+        requests = requests if arguments.cold else REQUESTS
+        with ExitStack() as stack:
+            if arguments.cold:  # no memory that a mapping may fill: sweeps go past the page cache
+                evict(Path(folder) / "store" / "matrix.npy")
+                stack.enter_context(mock.patch.object(reading, "fillable_memory", return_value=0.0))
+            found = {name: measure(url, request, repeats) for name, request in requests.items()}
     if arguments.json:
         print(json.dumps({"machine": fingerprint(), "medium": medium, "features": features, "observations": observations, **found}))
         return 0
     load = f"load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores"
-    print(f"{features:,} features x {observations:,} observations, {medium}, {load}, {datetime.now(UTC):%Y-%m-%d}")
+    kind = "cold" if arguments.cold else "in the page cache"
+    print(f"{features:,} features x {observations:,} observations, {medium}, {kind}, {load}, {datetime.now(UTC):%Y-%m-%d}")
     for name, figures in found.items():
         low, high = figures["interval"]
         print(
