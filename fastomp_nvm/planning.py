@@ -239,7 +239,8 @@ def plan(request: PlanRequest, resources: Resources) -> Plan:
         sent = work.passes * nodes * 8.0 * request.n_obs
         received = work.passes * nodes * 8.0 * min(request.k, features) + 16.0 * work.survivors + gathered_bytes + reread
         calls = work.passes * (CALLS[request.algorithm] + tiered)
-        phases.append(Phase("network", (sent + received) / resources.network.bytes_per_second + calls * machine.call, "network"))
+        calling = calls * machine.call * max(sharing / machine.cores, 1.0)  # shards beyond the cores of a machine take turns
+        phases.append(Phase("network", (sent + received) / resources.network.bytes_per_second + calling, "network"))
         phases.append(Phase("connecting", machine.cluster_start, "start-up"))
     products = machine.products_per_second * machine.cores
     phases.append(Phase("inner rounds", work.driver_products / products + work.rounds * machine.inner_round, "driver"))
