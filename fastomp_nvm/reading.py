@@ -56,7 +56,7 @@ SMALL_BYTES = 64 << 20
 RESIDENT_SHARE = 0.95
 
 #: Places of a file looked at to find that share, and pages looked at in each.
-_SAMPLES, _SAMPLED_PAGES = 128, 8
+_SAMPLES, _SAMPLED_PAGES = 32, 32
 
 _PAGE = mmap.PAGESIZE
 
@@ -106,14 +106,15 @@ class MatrixFile:
         address = int(self.array.__array_interface__["data"][0])
         pages = -(-self.array.nbytes // _PAGE)
         step = max(pages // _SAMPLES, 1)
-        state = (ctypes.c_ubyte * _SAMPLED_PAGES)()
+        state = np.empty(_SAMPLED_PAGES, dtype=np.uint8)
+        where = ctypes.c_void_p(state.ctypes.data)
         looked_at = found = 0
         for first in range(0, pages, step):
             count = min(_SAMPLED_PAGES, pages - first, step)
-            if _system_call("mincore", address + first * _PAGE, count * _PAGE, state):
+            if _system_call("mincore", address + first * _PAGE, count * _PAGE, where):
                 return 1.0  # not to be had here: the mapping is always right
             looked_at += count
-            found += sum(state[place] & 1 for place in range(count))
+            found += int((state[:count] & 1).sum())  # the other bits are undefined
         return found / max(looked_at, 1)
 
     def room(self, columns: int) -> int:
