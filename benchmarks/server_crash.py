@@ -148,12 +148,7 @@ class MortalServer:
 
     def die(self, patience: float) -> None:
         """Return once it was killed: at its point, or else after ``patience`` seconds by our hand."""
-        killer = threading.Timer(patience, _kill, (self._pid,))
-        killer.start()
-        try:
-            status = self._ended()
-        finally:
-            killer.cancel()
+        status = self._ended(patience)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             raise WrongAnswerError(f"the server ended by itself with status {status}:\n{self.last_words()}")
         self.kills += 1
@@ -161,8 +156,8 @@ class MortalServer:
     def stop(self) -> None:
         """End it orderly."""
         os.kill(self._pid, signal.SIGTERM)
-        if status := self._ended():
-            raise WrongAnswerError(f"a server that was told to end did so with status {status}")
+        if status := self._ended(_LONGEST_LIFE):
+            raise WrongAnswerError(f"a server that was told to end did so with status {status}:\n{self.last_words()}")
 
     def connect(self) -> fo.Client:
         """Return a client that waits through the deaths of the server."""
@@ -182,9 +177,14 @@ class MortalServer:
         """Return the end of what the servers printed and logged."""
         return self._printed(0)[-4000:].decode(errors="replace")
 
-    def _ended(self) -> int:
-        """Wait until it has ended; return its status as waitpid(2) has it."""
-        status, self._pid = int(self._answer()), 0
+    def _ended(self, patience: float) -> int:
+        """Wait until it has ended, or kill it after ``patience`` seconds; return its status as waitpid(2) has it."""
+        killer = threading.Timer(patience, _kill, (self._pid,))
+        killer.start()
+        try:
+            status, self._pid = int(self._answer()), 0
+        finally:
+            killer.cancel()
         return status
 
     def _answer(self) -> str:

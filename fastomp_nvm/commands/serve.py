@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import warnings
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from fastomp_nvm import registry
 from fastomp_nvm.addresses import split_host_port
 from fastomp_nvm.errors import InputError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ArrivingSignals", "add_arguments", "run"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", re.IGNORECASE)
 
@@ -86,17 +85,39 @@ def run(arguments: argparse.Namespace) -> int:
             limits=limits(queued=arguments.queue, memory=memory, work=arguments.job_work),
         )
     )
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    signal.signal(signal.SIGHUP, lambda *_: service.reload())
+    signals = ArrivingSignals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service.start()
     print(f"serving {arguments.pools} at {service.url}", flush=True)
     if service.metrics_port is not None:
         print(f"metrics at port {service.metrics_port}", flush=True)
-    ended.wait()
+    while (number := signals.wait()) not in (signal.SIGTERM, signal.SIGINT):
+        if number == signal.SIGHUP:
+            service.reload()
     if not service.stop():
         # Calls that clients still hold open would keep the process alive; everything that must survive is on disk.
         sys.stdout.flush()
         os._exit(0)
     return 0
+
+
+class ArrivingSignals:
+    """Signals as bytes of a pipe, which no moment of their arrival can lose.
+
+    A handler that sets a ``threading.Event`` deadlocks when it interrupts the beginning of the very ``wait`` it is to end, whose
+    lock is then held, and one that comes just before a blocking call is seen only after it.
+
+    Parameters
+    ----------
+    *numbers : int
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._arrivals, arrivals = os.pipe()
+        os.set_blocking(arrivals, False)
+        for number in numbers:
+            signal.signal(number, lambda *_: None)  # the C handler writes the number into the pipe; nothing is left to do
+        signal.set_wakeup_fd(arrivals)
+
+    def wait(self) -> int:
+        """Return the next signal's number."""
+        return os.read(self._arrivals, 1)[0]
