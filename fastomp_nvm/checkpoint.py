@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import logging
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.stores import DurableRegion
 
@@ -140,7 +140,7 @@ class StateLog:
         self._region.write(_BODY + self._length, new)
         self._sequence += 1
         self._length += len(new)
-        self._checksum = zlib.crc32(new, self._checksum)
+        self._checksum = crc32(new, self._checksum)
         first = self._write_slot()
         self._region.persist(first, _BODY + self._length - first)
         if outgrown is not None:
@@ -217,7 +217,7 @@ def _recover(region: DurableRegion, run_id: bytes, name: str) -> State:
             broken += 1
             continue
         body = region.read(_BODY, length)
-        checksum = zlib.crc32(body)
+        checksum = crc32(body)
         if _seal(raw[: _SLOT.size], checksum) != _CRC.unpack_from(raw, _SLOT.size)[0]:
             broken += 1
             continue
@@ -245,7 +245,7 @@ def _slot_of(sequence: int) -> int:
 
 def _seal(slot: bytes, checksum: int) -> int:
     """Return the CRC-32 over the fields of a slot and, through its ``checksum``, over the body."""
-    return zlib.crc32(slot, checksum)
+    return crc32(slot, checksum)
 
 
 def _records(body: bytes, name: str) -> list[bytes]:

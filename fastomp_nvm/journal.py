@@ -24,15 +24,17 @@ import json
 import math
 import struct
 import time
-import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.rounds import Gradients, Query
 from fastomp_nvm.sweep import Traffic
@@ -41,6 +43,7 @@ __all__ = ["DecisionJournal", "RecordLog", "Standing", "standing"]
 
 _ROUND = struct.Struct("<QddII")  # selected, value, seconds, asks, decisions
 _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
+_counts = attrgetter(*(field.name for field in fields(Traffic)))
 _ASK = struct.Struct("<IQI")  # checksum of the vector; number and checksum of the candidates
 _DECISION = struct.Struct("<BQIQ")  # kind, ask, bytes of argument, bytes of answer
 _TOP_MEAN, _AT_LEAST, _ARGMAX, _OF = range(1, 5)
@@ -128,8 +131,7 @@ class DecisionJournal:
         self._noted: list[_Decision] = []
         self._spent = standing(log.records).seconds
         self._started = time.perf_counter()
-        self._writer = ThreadPoolExecutor(1, "fastomp-journal")
-        self._writing: Future[None] | None = None
+        self._writer = _Writer(log)
         if log.records:
             self._check_identity(log.records[0])
 
@@ -172,27 +174,14 @@ class DecisionJournal:
         """Begin to make what was noted durable; return once the round before is."""
         assert self._query is not None, "commit follows record"
         seconds = self._spent + time.perf_counter() - self._started
-        parts = (self._query, self._vectors, astuple(self._traffic), seconds, self._noted)
+        identity = [json.dumps(self._identity).encode("ascii")] if self._position == 0 else []
+        self._writer.hand_over(identity, self._query, self._vectors, _counts(self._traffic), seconds, self._noted)
         self._query = None
-        self._wait()
-        self._writing = self._writer.submit(self._write, self._position == 0, *parts)
         self._position += 1
 
     def close(self) -> None:
         """Return once everything committed is durable, or raise what prevented it."""
-        self._writer.shutdown(wait=True)
-        self._wait()
-
-    def _write(self, first: bool, *parts: Any) -> None:
-        """Encode a round and append it, behind the identity if it is the first."""
-        record = _encode_round(*parts)
-        self._log.append(*([json.dumps(self._identity).encode("ascii")] if first else []), record)
-
-    def _wait(self) -> None:
-        """Wait for the record being written; raise what it met."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        self._writer.close()
 
     def note(self, kind: int, ask: int, argument: bytes, answer: bytes) -> None:
         """Remember a decision for the record of this round."""
@@ -256,6 +245,59 @@ class DecisionJournal:
         """Return the error for a record that does not fit."""
         advice = "start a new run" if self._other_build else "resume it with the release that made it, or start a new run"
         return StoreError(f"the record of this run does not belong to this code: at round {self._position} {difference}; {advice}")
+
+
+class _Writer:
+    """A thread that makes rounds durable, one at a time and in order.
+
+    Rounds are handed over through a ``SimpleQueue``, not an executor: its ``put`` never lets go of the interpreter, so the run is
+    in its next sweep, which does, before the thread begins to encode. An executor's locks made the run wait for that instead.
+
+    Parameters
+    ----------
+    log : RecordLog
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self._rounds: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._writing = False
+
+    def hand_over(self, before: Sequence[bytes], *parts: Any) -> None:
+        """Begin to write a round behind records that come ``before`` it; return once the round before is durable."""
+        self._wait()
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="fastomp-journal", daemon=True)
+            self._thread.start()
+        self._writing = True
+        self._rounds.put((before, parts))
+
+    def close(self) -> None:
+        """End the thread; return once everything is durable, or raise what prevented it."""
+        if self._thread is not None:
+            self._rounds.put(None)
+            self._thread.join()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the round being written; raise what it met."""
+        if self._writing:
+            self._writing = False
+            if (error := self._outcomes.get()) is not None:
+                raise error
+
+    def _run(self) -> None:
+        """Write what is handed over, until told to end."""
+        while (handed := self._rounds.get()) is not None:
+            before, parts = handed
+            try:
+                self._log.append(*before, _encode_round(*parts))
+                self._outcomes.put(None)
+            except BaseException as error:  # the run's to raise
+                self._outcomes.put(error)
+            del handed, parts  # not to be held while the thread waits
 
 
 class _Noted(Gradients):
@@ -341,7 +383,7 @@ def _array(data: bytes, dtype: str, length: int | None = None) -> AnyArray:
 
 def _checksum(array: AnyArray) -> int:
     """Return the CRC-32 of the numbers of an array."""
-    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
+    return crc32(np.ascontiguousarray(array).view(np.uint8).data)
 
 
 def _condensed_checksum(features: IndexArray) -> int:
