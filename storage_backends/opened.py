@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
@@ -18,6 +17,7 @@ import numpy as np
 
 from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
 from fastomp_nvm.reading import Reader
 from fastomp_nvm.stores import ColumnStatistics, FeatureStore, MediumTraits, Sidecars, StoreLayout, StoreURL, Target, Tier
@@ -113,7 +113,7 @@ class OpenedStore(FeatureStore):
             first, last = int(blocks[block]), int(blocks[block + 1])
             if not copied:
                 codes[first:last] = source[first:last]
-            if zlib.crc32(codes[first:last].reshape(-1).view(np.uint8).data) != checksums[block]:
+            if crc32(codes[first:last].reshape(-1).view(np.uint8).data) != checksums[block]:
                 raise self._damaged(block, " of the int8 tier")
 
         # Both the copy and the checksum release the interpreter lock.
@@ -165,12 +165,12 @@ class OpenedStore(FeatureStore):
 
     def _checksum(self, first: int, last: int) -> int:
         """Return the CRC-32 of columns ``first:last`` as the medium holds them now."""
-        return zlib.crc32(self.matrix[first:last].reshape(-1).view(np.uint8).data)
+        return crc32(self.matrix[first:last].reshape(-1).view(np.uint8).data)
 
     def _tier_checksum(self, first: int, last: int) -> int:
         """Return the CRC-32 of the codes of columns ``first:last`` as the medium holds them now."""
         assert self._tier is not None, "only a store with a tier has checksums of one"
-        return zlib.crc32(self._tier.codes[first:last].reshape(-1).view(np.uint8).data)
+        return crc32(self._tier.codes[first:last].reshape(-1).view(np.uint8).data)
 
     def _damaged(self, block: int, of: str = "") -> StoreError:
         """Return the error that names a block which does not match its checksum."""

@@ -25,13 +25,10 @@ class Logistic(GLM):
             shown = ", ".join(f"{value:g}" for value in values[:4]) + (", ..." if len(values) > 4 else "")
             raise DataError(f"the logistic objective needs a target with the two values 0 and 1, found {len(values)}: {shown}")
 
-    def mean(self, eta: Float64Array) -> Float64Array:
-        """Return 1 / (1 + exp(-eta))."""
-        return np.asarray(expit(eta))
-
-    def variance(self, eta: Float64Array) -> Float64Array:
-        """Return mu (1 - mu), without cancellation in the tails."""
-        return np.asarray(expit(eta) * expit(-eta))
+    def moments(self, eta: Float64Array) -> tuple[Float64Array, Float64Array]:
+        """Return 1 / (1 + exp(-eta)) and mu (1 - mu); in the upper tail the latter cancels where it is too small to matter."""
+        mean = expit(eta)
+        return mean, mean * (1.0 - mean)
 
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return y eta - log(1 + exp(eta))."""

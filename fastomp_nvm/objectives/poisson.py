@@ -23,13 +23,10 @@ class Poisson(GLM):
         if response.min(initial=0.0) < 0 or not response.any():
             raise DataError("the poisson objective needs a target of counts: none negative, not all zero")
 
-    def mean(self, eta: Float64Array) -> Float64Array:
-        """Return exp(eta)."""
-        return np.exp(np.minimum(eta, LARGEST_PREDICTOR))
-
-    def variance(self, eta: Float64Array) -> Float64Array:
-        """Return exp(eta)."""
-        return self.mean(eta)
+    def moments(self, eta: Float64Array) -> tuple[Float64Array, Float64Array]:
+        """Return exp(eta), twice."""
+        mean = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
+        return mean, mean
 
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return y eta - exp(eta) - log(y!)."""

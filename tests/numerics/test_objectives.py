@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import gammaln
 
@@ -14,7 +15,11 @@ import fastomp_nvm as fo
 from fastomp_nvm import registry
 from fastomp_nvm.columns import ColumnPool, Columns
 from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Objective
+from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.newton import Curvature, _bordered, _surely_gains, curvature_at
+from fastomp_nvm.selection import as_dataset
 from fastomp_nvm.sweep import Sweeper, Traffic
 
 pytestmark = pytest.mark.numerics
@@ -213,6 +218,86 @@ def test_glm_gains_are_right_to_second_order(name, ridge, weighted, centred) -> 
     for other in range(2, 8):
         gain = objective.fit(columns.dense(np.array([0, 1, other]))).value - base
         assert gains[other] == pytest.approx(gain, rel=0.5 * np.sqrt(gain) + 0.02, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("centred", [True, False])
+def test_glm_gains_follow_the_quadratic_model_between_fits(monkeypatch, name, grouped, centred) -> None:
+    """After additions without a fit, gains are those of maximising the likelihood's quadratic model at the last fit."""
+    monkeypatch.setattr("fastomp_nvm.objectives.glm.LONGEST", 9.0)
+    monkeypatch.setattr("fastomp_nvm.objectives.glm.TRUST", 9.0)
+    case = make(name, 0.3, True, centred)
+    dataset = as_dataset(
+        fo.create_store("dram:gains", case.X, case.y, groups={"two": [4, 5]} if grouped else None, replace=True), None
+    )
+    columns = ColumnPool(dataset.design(centred, case.weights), Sweeper(1), Traffic(), 1 << 30).columns(np.arange(8 - grouped))
+    members = [[0], [1], [2], [3], [4, 5], [6], [7]] if grouped else [[column] for column in range(8)]
+    A, objective = columns.dense(np.arange(len(members))), case.objective()
+    tracker = objective.gains(columns, np.empty(0, dtype=np.int64))
+    for position in (0, 4, 2, 5):  # fits after the first, the third and the seventh
+        tracker.gains()
+        tracker.add(position)
+    fit = objective.fit(A[:, members[0] + members[4] + members[2]])
+    eta = A[:, members[0] + members[4] + members[2]] @ fit.coef + fit.intercept
+    mean = 1 / (1 + np.exp(-eta)) if name == "logistic" else np.exp(eta)
+    v = case.w * (mean * (1 - mean) if name == "logistic" else mean)
+
+    def best(features: list[int]) -> float:
+        """Return the maximum of the quadratic model over these features, up to a constant."""
+        chosen = A[:, [column for feature in features for column in members[feature]]]
+        design = np.column_stack((np.ones(len(A)), chosen)) if centred else chosen
+        penalty = np.diag([0.0] * centred + [case.ridge] * chosen.shape[1])
+        slope = design.T @ (v * eta + case.w * (case.y - mean))
+        return float(0.5 * slope @ np.linalg.solve(design.T @ (design * v[:, None]) + penalty, slope))
+
+    gains = tracker.gains()
+    for other in set(range(len(members))) - {0, 4, 2, 5}:
+        assert gains[other] == pytest.approx(best([0, 4, 2, 5, other]) - best([0, 4, 2, 5]), rel=1e-4, abs=1e-7)  # float32 products
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+def test_steps_taken_unseen_raise_the_likelihood(name) -> None:
+    """A full step with an old, or an old and extended, curvature gains wherever it is not looked at; some such steps are long."""
+    rng = np.random.default_rng(3)
+    longest = 0.0
+    for trial in range(400):
+        case = make(name, 0.1, bool(trial % 2), True, seed=trial % 7)
+        objective = case.objective()
+        assert isinstance(objective, GLM)
+        design = objective.design(case.columns().dense(np.arange(5)))
+        penalty = objective.penalty(6)
+        old, beta = (rng.normal(size=6) * rng.uniform(0.0, 2.0) for _ in range(2))
+        old = beta + (old - beta) * rng.uniform(0.0, 0.3)
+        moved = float(np.abs((old - beta) @ design).max())
+        known = curvature_at(design[:4], objective.weights * objective.moments(old @ design)[1], penalty[:4]).factor
+        weights = objective.weights * objective.moments(beta @ design)[1]
+        whole = curvature_at(design, objective.weights * objective.moments(old @ design)[1], penalty).factor
+        extended = _bordered(Curvature(known, moved), design, weights, penalty)
+        assert extended is not None
+        gradient = design @ (objective.weights * (case.y - objective.mean(beta @ design))) - penalty * beta
+        for curvature in (Curvature(whole, moved), extended):
+            step = cho_solve((curvature.factor, False), gradient)
+            reach = float(np.abs(step @ design).max())
+            if _surely_gains(curvature.moved, reach):
+                longest = max(longest, reach)
+                after = objective.likelihood((beta + step) @ design, (beta + step)[1:])
+                assert after > objective.likelihood(beta @ design, beta[1:])
+    assert longest > 1.0
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch, name) -> None:
+    """Adding columns one by one factors at most two curvatures each; a fit from scratch of the same columns agrees."""
+    factored: list[int] = []
+    monkeypatch.setattr(newton, "curvature_at", lambda design, *rest: factored.append(len(design)) or curvature_at(design, *rest))
+    case = make(name, 0.1, False, True)
+    model, columns = case.objective().null(), case.columns()
+    for position in range(6):
+        before = len(factored)
+        model.add(columns.dense(np.array([position])))
+        assert len(factored) - before <= (2 if position > 1 else 6)
+    assert model.value == pytest.approx(case.objective().fit(columns.dense(np.arange(6))).value, abs=1e-10)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
