@@ -11,6 +11,9 @@ Bytes are those of the payloads, counted where they are sent and received, next 
     sent      shards x (8 n_obs x vectors + a few bytes per decision)        per round
     received  8 r x shards + 16 per survivor, or 16 per shard for an argmax  per round, and the gathered columns once
 
+Shards offer their survivors with the r scores, before the threshold is known; ``near`` are those among them that turn out not to
+be survivors, 16 bytes each.
+
 Both shards are on this machine: the figure holds the processes, the object store and the merging, not a network.
 """
 
@@ -45,7 +48,7 @@ REQUESTS: dict[str, dict[str, Any]] = {"fast_omp": {"k": 60}, "sds_omp": {"k": 3
 @contextmanager
 def noted() -> Iterator[dict[str, int]]:
     """Count what the formula needs: rounds, vectors, and what decisions must carry, from the questions and not from payloads."""
-    seen = {"rounds": 0, "vectors": 0, "decided": 0}
+    seen = {"rounds": 0, "vectors": 0, "decided": 0, "near": 0}
     gradients = sharded_rows._ShardedGradients
     sweep, at_least, top_mean, argmax = ShardedRows.sweep, gradients.at_least, gradients.top_mean, gradients.argmax
 
@@ -57,6 +60,7 @@ def noted() -> Iterator[dict[str, int]]:
     def survived(self: Any, threshold: float) -> Any:
         found = at_least(self, threshold)
         seen["decided"] += 16 * len(found)
+        seen["near"] += sum(len(answer.features) for answer in self._reaching.values()) - len(found)
         return found
 
     def meant(self: Any, count: int) -> float:
@@ -114,6 +118,7 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
         "sent_formula": shards * 8 * store.layout.n_obs * seen["vectors"],
         "received": details["bytes_received"] - details["bytes_received_columns"],
         "received_formula": seen["decided"],
+        "near": seen["near"],
         "columns": details["bytes_received_columns"],
         "matrix": int(store.matrix.nbytes),
     }
@@ -160,7 +165,8 @@ def main(words: Sequence[str] | None = None) -> int:
             f"{figures['overhead_best_ms']:.1f} ms; put {figures['put_ms']:.1f} ms, columns {figures['columns_ms']:.1f} ms)  "
             f"{'same bits' if figures['same'] else 'ANOTHER ANSWER'}\n"
             f"{'':8} sent {figures['sent']:,} bytes, formula {figures['sent_formula']:,}; received {figures['received']:,}, "
-            f"formula {figures['received_formula']:,}, and columns {figures['columns']:,} of a matrix of {figures['matrix']:,}"
+            f"formula {figures['received_formula']:,} and {figures['near']:,} near, and columns {figures['columns']:,} of a matrix "
+            f"of {figures['matrix']:,}"
         )
     return 0 if all(figures["same"] for figures in found.values()) else 1
 

@@ -7,6 +7,10 @@ cells.
 
 Others who compute on this machine spoil it: the time of a run is its best, less what its main thread and the shards waited for a
 processor, and the load is printed. Exit code 1 when a prediction is off by more than a factor of 1.5.
+
+``--rehearsal`` does something else: it sets the counts of the rehearsal behind the plan (full passes, gathered columns, inner
+rounds) beside those of 65 selections per kind of data, which are like the runs that ``fastomp_nvm.rehearsal`` quotes and not the
+very same ones. It times nothing, uses no store and no shards, and judges nothing: its exit code is 0.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", type=Path, help="use the constants of this file instead of measuring")
     parser.add_argument("--folder", type=Path, help="folder for the stores (default the folder of the results)")
     parser.add_argument("--out", type=Path, default=Path("bench-out/plan"), help="folder of the results (default bench-out/plan)")
-    parser.add_argument("--rehearsal", action="store_true", help="compare passes, gathered columns and rounds alone")
+    parser.add_argument("--rehearsal", action="store_true", help="only print predicted over real counts of runs in memory")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.cell:
@@ -105,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare_rehearsals(quick: bool) -> int:
-    """Run selections in memory at many settings and print how the rehearsal's counts relate to theirs."""
+    """Run selections in memory at many settings and print how the rehearsal's counts relate to theirs; always return 0."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for kind, (n_features, n_obs) in itertools.product(KINDS, REHEARSED[:1] if quick else REHEARSED):
         if kind == "paper":

@@ -42,8 +42,9 @@ GRAM_WASTE = 1.3
 
 ALGORITHMS = ("fast_omp", "sds_omp")
 
-#: Questions to the shards per round: the largest scores, the survivors, their columns; the tier asks for their gradients too.
-CALLS = {"fast_omp": 3, "sds_omp": 2}
+#: Questions to the shards per round: the largest scores with the survivors on offer, and their columns; with the tier,
+#: the survivors are a question of their own.
+CALLS = {"fast_omp": 2, "sds_omp": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ and takes ``beta rho`` off the part ``A`` of the residual that lies in the direc
 counted from the exact tails of these normal distributions, so a billion features cost no more than a thousand; inner rounds are
 played with a sample of the survivors, by the rules of :mod:`fastomp_nvm.selectors.fast_omp`.
 
-How well it predicts, against 120 real runs on 16 November 2026 (``fastomp bench plan --rehearsal`` repeats them): seed 0, 20,000 to
-500,000 features, 500 to 2000 observations, k 50 to 300, tau .25 to .9, epsilon .1 and .2, with a limit alone and with 100 groups
-besides. Predicted over real, smallest, median and largest of 60 each:
+How well it predicts, against 120 real runs on 16 November 2026 (``fastomp bench plan --rehearsal`` makes such a comparison again):
+seed 0, 20,000 to 500,000 features, 500 to 2000 observations, k 50 to 300, tau .25 to .9, epsilon .1 and .2, with a limit alone and
+with 100 groups besides. Predicted over real, smallest, median and largest of 60 each:
 
 ============  =====================  =====================
 ..            paper                  sparse

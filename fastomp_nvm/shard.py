@@ -6,6 +6,7 @@ the same answer. What a shard remembers (its last sweep, standardisations under 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -36,6 +37,9 @@ _VIEWS = 256
 
 #: Bytes of columns a shard holds while it decides one question.
 _GLANCE_BYTES = 256 << 20
+
+#: Bytes of features and gradients that a shard adds to the largest scores; Ray hands over answers below 100 kB at once.
+_OFFER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +116,27 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a shard says: features by its own count, numbers that belong to them, and what it read beyond the sweep itself."""
+    """What a shard says.
+
+    Attributes
+    ----------
+    features : (f,) int64
+        By its own count, ascending.
+    numbers : float64
+        Scores, or gradients of the columns of ``features``: see ``Shard.decide``.
+    traffic : Traffic
+        What it read beyond the sweep itself.
+    largest : (r,) float64
+        The largest scores, where they were asked for.
+    bar : float
+        ``features`` are all those whose score reaches it.
+    """
 
     features: IndexArray
     numbers: Float64Array
     traffic: Traffic
+    largest: Float64Array
+    bar: float = math.inf
 
 
 def open_shard(address: ShardAddress) -> FeatureStore:
@@ -185,25 +205,33 @@ class Shard:
         candidates : bytes
             See ``encode_candidates``; relative to the features usable under ``view``.
         decision : str
-            ``largest``: the ``argument`` largest scores. ``at_least``: features whose score reaches ``argument``, and their
-            gradients unless the tier decided. ``argmax``: the best feature and its score. ``of``: gradients of the features in
+            ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and what ``at_least`` of ``share`` times
+            their sum over ``r`` would say, if that is little and costs no reading. ``at_least``: features whose score reaches
+            ``argument``, and their gradients. ``argmax``: the best feature and its score. ``of``: gradients of the features in
             ``argument``, encoded as ``candidates`` are.
         """
         with self._lock, one_blas_thread():
             gradients, pool = self._answers(request, view, place, candidates)
-            features, numbers = _NO_FEATURES, _NO_NUMBERS
+            features, numbers, largest, bar = _NO_FEATURES, _NO_NUMBERS, _NO_NUMBERS, math.inf
             if decision == "largest":
-                numbers = gradients.largest(argument)
+                count, share = argument
+                largest = gradients.largest(count)
+                if not request.tiered and share < math.inf:
+                    bar = share * math.fsum(largest.tolist()) / count
+                    features = gradients.at_least(bar)
+                    numbers = gradients.of(features)
+                    if features.nbytes + numbers.nbytes > _OFFER_BYTES:
+                        features, numbers, bar = _NO_FEATURES, _NO_NUMBERS, math.inf
             elif decision == "at_least":
-                features = gradients.at_least(argument)
-                numbers = _NO_NUMBERS if request.tiered else gradients.of(features)
+                features, bar = gradients.at_least(argument), argument
+                numbers = gradients.of(features)
             elif decision == "argmax":
                 best = gradients.argmax()
                 features, numbers = np.array([best]), gradients.largest(1)
             else:
                 usable = np.flatnonzero(pool.design.standardisation.usable())
                 numbers = gradients.of(decode_candidates(argument, usable))
-            return Answer(features, numbers, pool.settle())
+            return Answer(features, numbers, pool.settle(), largest, bar)
 
     def rows(self, columns: IndexArray) -> AnyArray:
         """Return ``columns`` (by the shard's own count) as (n, n_obs)."""

@@ -4,9 +4,13 @@ Merging is exact: the mean of the largest scores is taken over the union of what
 sum, survivors are concatenated, and of the best features the one with the highest score and then the lowest index is kept. With
 the row-invariant kernel on every shard the answer has the bits of one store that holds all features.
 
-Per decision a shard is sent its candidates (``candidate_sets``) and sends back r scores, or its survivors, or one feature. Vectors
-and weights are handed over once and named afterwards; a shard that was restarted says that it has forgotten them and is given them
-again. How calls reach a shard is the ``Transport``'s part.
+Per decision a shard is sent its candidates (``candidate_sets``) and sends back r scores, or its survivors, or one feature. A call
+takes milliseconds, so with its r scores a shard offers what is likely to be asked next: algorithms keep what reaches some share of
+the mean of the r largest scores, mostly the same share in every sweep, and the largest scores of one shard are no larger than those
+of all. So what reaches that share of its own mean contains its survivors.
+
+Vectors and weights are handed over once and named afterwards; a shard that was restarted says that it has forgotten them and is
+given them again. How calls reach a shard is the ``Transport``'s part.
 """
 
 from __future__ import annotations
@@ -134,11 +138,12 @@ class ShardedRows(RemoteRows):
         """Hand the vectors over; the shards sweep with them when the first decision is asked for."""
         request = SweepRequest(secrets.token_hex(8), vectors, tiered, self._view.standardize)
         shared = _Named(request.key, self._share(request), replace(request, vectors=None))
+        shares = self._connection.shares = _Shares(self._connection.shares.lowest)
 
         def answer(query: Query, first: int, pool: ColumnPool) -> Sequence[Gradients]:
             rows = pool.design.matrix
             assert isinstance(rows, ShardedRows)
-            return [_ShardedGradients(rows, shared, first + place, ask, pool) for place, ask in enumerate(query.asks)]
+            return [_ShardedGradients(rows, shared, first + place, ask, pool, shares) for place, ask in enumerate(query.asks)]
 
         return answer
 
@@ -247,6 +252,14 @@ class _Named:
     stub: Any
 
 
+@dataclass(slots=True)
+class _Shares:
+    """Thresholds as shares of the mean of the largest scores: the lowest of the sweep before, and of this one."""
+
+    likely: float = math.inf
+    lowest: float = math.inf
+
+
 class _Connection:
     """A transport made when it is first needed, shared by all views of the same rows."""
 
@@ -255,6 +268,7 @@ class _Connection:
         self._transport: Transport | None = None
         self._told: Callable[[Sequence[float]], None] | None = None
         self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of what each shard was given
+        self.shares = _Shares()
 
     @property
     def transport(self) -> Transport:
@@ -281,7 +295,7 @@ class _Connection:
 class _ShardedGradients(Gradients):
     """The answer to one ask, from all shards."""
 
-    def __init__(self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ColumnPool) -> None:
+    def __init__(self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ColumnPool, shares: _Shares) -> None:
         self._rows = rows
         self._request = request
         self._place = place
@@ -291,6 +305,9 @@ class _ShardedGradients(Gradients):
         self._encoded = [encode_candidates(few, all_) for few, all_ in zip(mine, self._usable, strict=True)]
         self._asked = [shard for shard, few in enumerate(mine) if few.size]
         self._count = len(ask.candidates)
+        self._shares = shares
+        self._mean = 0.0  # of the largest scores, once it was asked for
+        self._reaching: dict[int, Answer] = {}  # features that reach a bar, by shard
         self._known: tuple[IndexArray, Float64Array] | None = None  # survivors and their gradient
 
     def top_mean(self, count: int) -> float:
@@ -298,17 +315,26 @@ class _ShardedGradients(Gradients):
         count = min(count, self._count)
         if count == 0:
             return 0.0
-        scores = np.concatenate([found.numbers for found in self._decide("largest", count).values()])
-        return math.fsum(np.partition(scores, len(scores) - count)[len(scores) - count :].tolist()) / count
+        self._reaching = self._decide("largest", (count, self._shares.likely))
+        scores = np.concatenate([found.largest for found in self._reaching.values()])
+        self._mean = math.fsum(np.partition(scores, len(scores) - count)[len(scores) - count :].tolist()) / count
+        return self._mean
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""
-        answers = self._decide("at_least", threshold)
-        parts = [found.features + self._rows.first_feature(shard) for shard, found in answers.items()]
-        features = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        if self._mean > 0.0:  # a little less, so that rounding does not lift a bar above the threshold
+            self._shares.lowest = min(self._shares.lowest, threshold / self._mean * (1.0 - 1e-12))
+        if not self._reaching or not all(found.bar <= threshold for found in self._reaching.values()):
+            self._reaching = self._decide("at_least", threshold)
+        answers = self._reaching
+        features = np.concatenate(
+            [_NOTHING, *(found.features + self._rows.first_feature(shard) for shard, found in answers.items())]
+        )
         gradient = np.concatenate([np.empty(0), *(found.numbers for found in answers.values())])
-        if gradient.size or not features.size:
-            self._known = features, gradient
+        standardisation = self._pool.design.standardisation.subset(features)
+        kept = standardisation.scores(gradient[:, None])[:, 0] >= threshold
+        features, gradient = features[kept], gradient[np.repeat(kept, np.diff(standardisation.offsets))]
+        self._known = features, gradient
         return features
 
     def argmax(self) -> int:
@@ -337,6 +363,9 @@ class _ShardedGradients(Gradients):
         """Ask every shard that has candidates."""
         arguments = dict.fromkeys(self._asked, argument)
         return self._rows.decide(self._request, self._place, self._encoded, decision, arguments, self._pool)
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
 def _weighted_view(weights: Float64Array | None) -> View:

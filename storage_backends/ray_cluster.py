@@ -138,13 +138,15 @@ class RayShards:
 
     def _wait(self, calls: dict[Any, int]) -> dict[int, Any]:
         """Return the results of calls by shard, or raise once a shard cannot answer."""
-        ray, results = self._ray, {}
+        ray, results = self._ray, dict[int, Any]()
         heard = dict.fromkeys(calls.values(), time.monotonic())
         shares = dict.fromkeys(range(len(self._actors)), 1.0) | dict.fromkeys(calls.values(), 0.0)
         pulses: dict[Any, int] = {}
         while True:
-            # Mostly all answers are there before a pulse is due: then this is the only wait.
-            ready, _ = ray.wait([*calls], num_returns=len(calls), timeout=PULSE_SECONDS)
+            try:  # mostly all answers are there before a pulse is due: then nothing else is asked of Ray
+                return results | dict(zip(calls.values(), ray.get([*calls], timeout=PULSE_SECONDS), strict=True))
+            except (ray.exceptions.RayError, TimeoutError):
+                ready, _ = ray.wait([*calls], num_returns=len(calls), timeout=0)
             for reference in ready:
                 shard = calls.pop(reference)
                 results[shard], shares[shard] = self._fetch(reference, shard), 1.0

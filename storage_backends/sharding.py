@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from fastomp_nvm import registry
 from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
 from fastomp_nvm.shard import ShardAddress
 from fastomp_nvm.stores import ColumnStatistics, FeatureStore, Sidecars, StoreLayout, StoreURL, TierSidecar, open_store
@@ -237,7 +237,7 @@ def _copy(
 
 def _check(columns: Any, expected: int, block: int, url: str) -> None:
     """Refuse to copy a block that is damaged."""
-    if zlib.crc32(columns.reshape(-1).view(np.uint8).data) != expected:
+    if crc32(columns.reshape(-1).view(np.uint8).data) != expected:
         raise StoreError(f"the store {url} is damaged: block {block} does not match its checksum; build the store again")
 
 

@@ -11,7 +11,7 @@ from fastomp_nvm.shard import Shard, ShardAddress
 from fastomp_nvm.stores import FeatureStore, StoreURL
 from storage_backends.cluster import ClusterMedium, ClusterSettings
 
-__all__ = ["InProcessShards", "open_in_process"]
+__all__ = ["InProcessShards", "in_process_medium", "open_in_process"]
 
 
 class _Handle:
@@ -60,10 +60,15 @@ class InProcessShards:
         return result
 
 
-def open_in_process(manifest: Path | str, forgetful: bool = False) -> FeatureStore:
-    """Open a manifest whose shards are asked in this process."""
+def in_process_medium(forgetful: bool = False) -> ClusterMedium:
+    """Return the medium whose shards are asked in this process."""
 
     def connect(addresses: Sequence[ShardAddress], settings: ClusterSettings, tier_in_memory: bool) -> InProcessShards:
         return InProcessShards(addresses, settings, tier_in_memory, forgetful)
 
-    return ClusterMedium(connect).open(StoreURL.parse(f"cluster://{manifest}"))
+    return ClusterMedium(connect)
+
+
+def open_in_process(manifest: Path | str, forgetful: bool = False) -> FeatureStore:
+    """Open a manifest whose shards are asked in this process."""
+    return in_process_medium(forgetful).open(StoreURL.parse(f"cluster://{manifest}"))

@@ -23,6 +23,7 @@ from fastomp_nvm.engine import Progress
 from fastomp_nvm.errors import StoreError, UnreachableError
 from fastomp_nvm.stores import FeatureStore
 from storage_backends.sharding import cut
+from tests.cluster.command_line import COMMANDS, said
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or not os.environ.get("FASTOMP_TEST_CLUSTER"),
@@ -80,7 +81,7 @@ def uneven(ray_session: Any, store: FeatureStore, place: Path) -> Iterator[Featu
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
-@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp", "sds_ma", "top_k", "random"])
+@pytest.mark.parametrize("algorithm", ["fast", "fast_omp", "random", "sds_ma", "sds_omp", "top_k"])
 def test_actors_answer_as_the_one_store_does(store: FeatureStore, uneven: FeatureStore, algorithm: str, tier: str) -> None:
     """Every algorithm that takes general constraints, exact and with the tier."""
     found = fo.select(uneven, **REQUEST, algorithm=algorithm, tier=tier)
@@ -95,6 +96,14 @@ def test_actors_answer_alike_under_other_standardisations(
 ) -> None:
     """Moments under weights are computed by the actors; several models share a sweep."""
     same(fo.select(store, **REQUEST, **fields), fo.select(uneven, **REQUEST, **fields))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_say_of_actors_what_they_say_of_the_one_store(
+    ray_session: Any, store: FeatureStore, manifest: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Grids, folds and subsamples share sweeps over the actors as well, to the same numbers."""
+    assert said(COMMANDS[command], f"cluster://{manifest}", capsys) == said(COMMANDS[command], store.url, capsys)
 
 
 def test_ray_started_here_listens_on_loopback_alone_and_asks_for_a_token(ray_session: Any) -> None:
@@ -123,7 +132,7 @@ def test_a_shard_killed_in_the_middle_of_a_sweep_changes_nothing(
     X = rng.standard_normal((2000, 8192)).astype(np.float32)
     with fo.create_store(f"mmap://{place}/long", X, X[:, 0] + X[:, 5000], tier="none") as whole:
         manifest = cut(whole, f"{place}/long-cut", 2)
-        requests = [{"k": 3, "algorithm": "sds_omp", "seed": seed, "ridge": 0.1 * seed} for seed in range(64)]
+        requests = [{"k": 3, "algorithm": "sds_omp", "seed": seed, "ridge": 0.1 * seed} for seed in range(256)]
         expected = fo.select_many(whole, requests)
     killed: list[float] = []
     with fo.open_store(f"cluster://{manifest}") as sharded:

@@ -5,12 +5,14 @@ The shards answer in this process, through pickle; ``test_ray.py`` has them answ
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm import registry
 from fastomp_nvm.candidate_sets import decode_candidates, encode_candidates
-from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError
+from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
 from fastomp_nvm.many import cross_validate, stability
 from fastomp_nvm.stores import FeatureStore
 from storage_backends.manifest import read_manifest
 from storage_backends.sharding import block_ranges, cut
-from tests.cluster.in_process import open_in_process
+from tests.cluster.command_line import COMMANDS, said
+from tests.cluster.in_process import InProcessShards, in_process_medium, open_in_process
 
 CUTS: dict[str, Any] = {"1": 1, "2": 2, "3": 3, "7": 7, "uneven": [5, 1, 2]}
 
@@ -67,6 +71,52 @@ def manifest(request: pytest.FixtureRequest, place: Path, store: FeatureStore) -
 
 
 @pytest.fixture(scope="module")
+def few(place: Path) -> FeatureStore:
+    """As many columns, of which few vary: algorithms that fit a model per candidate are quick on it. Some tie across shards."""
+    rng = np.random.default_rng(6)
+    X = np.full((40, 1900), 0.5, dtype=np.float32)
+    varying = np.concatenate((np.arange(12), np.arange(300, 1900, 80)))
+    X[:, varying] = rng.standard_normal((40, len(varying)))
+    X[:, 300:400] += 3000.0
+    X[:, [1020, 1820]] = X[:, [460, 540]]
+    eta = X[:, [460, 540, 1100, 1660]] @ np.array([2.0, -1.0, 1.0, 1.0], dtype=np.float32) + X[:, :6].sum(axis=1)
+    y = {"y": eta + rng.standard_normal(40), "c": (eta > np.median(eta)).astype(int).astype(str)}
+    groups = {f"g{start}": [start, start + 1, start + 2] for start in (0, 3, 6, 9)}
+    return fo.create_store(f"mmap://{place}/few", X, y, groups=groups)
+
+
+@pytest.fixture(scope="module", params=list(CUTS))
+def few_sharded(request: pytest.FixtureRequest, place: Path, few: FeatureStore) -> Iterator[FeatureStore]:
+    with open_in_process(cut(few, f"{place}/few-{request.param}", CUTS[request.param])) as sharded:
+        yield sharded
+
+
+@pytest.fixture(scope="module")
+def of_one_store(few: FeatureStore) -> Callable[[str, str], tuple[dict[str, Any], fo.Selection]]:
+    """Return a request under the first of three constraints that an algorithm keeps, and what the one store answers."""
+    people = np.random.default_rng(7).random((9, few.layout.n_features)) < 0.9
+    constraints: list[dict[str, Any]] = [
+        {"constraint": GENERAL},
+        {"constraint": fo.constraints.Fairness(few.layout.n_features, people, 0.4), "k": 3},
+        {"k": 3},
+    ]
+
+    @functools.cache
+    def found(algorithm: str, objective: str) -> tuple[dict[str, Any], fo.Selection]:
+        target = {"linear": "y", "logistic": "c"}[objective]
+        for constraint in constraints:
+            request = {"algorithm": algorithm, "objective": objective, "target": target, "epsilon": 0.3, **constraint}
+            try:
+                return request, fo.select(few, **request, tier="exact")
+            except RequestError as error:
+                if "cannot keep a constraint" not in str(error):
+                    raise
+        raise AssertionError(f"{algorithm} keeps no constraint")
+
+    return found
+
+
+@pytest.fixture(scope="module")
 def uneven(place: Path, store: FeatureStore) -> Path:
     return cut(store, f"{place}/uneven", [5, 1, 2])
 
@@ -80,11 +130,39 @@ def same(one: fo.Selection, other: fo.Selection) -> None:
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
-@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp", "sds_ma", "top_k", "random"])
-def test_every_algorithm_under_a_general_constraint_answers_alike(
-    store: FeatureStore, manifest: Path, algorithm: str, tier: str
+@pytest.mark.parametrize("objective", ["linear", "logistic"])
+@pytest.mark.parametrize("algorithm", sorted(registry.SELECTORS))
+def test_every_algorithm_there_is_answers_alike(
+    of_one_store: Callable[[str, str], tuple[dict[str, Any], fo.Selection]],
+    few_sharded: FeatureStore,
+    algorithm: str,
+    objective: str,
+    tier: str,
 ) -> None:
-    """1, 2, 3, 7 and uneven shards select what the one store selects, with and without the tier."""
+    """1, 2, 3, 7 and uneven shards select what the one store selects, with and without the tier, ties between shards included.
+
+    Under a partition and a knapsack; an algorithm that refuses these, under a fairness constraint; else with k alone.
+    """
+    if algorithm == "lasso":
+        pytest.importorskip("sklearn", reason="lasso needs scikit-learn")
+    request, expected = of_one_store(algorithm, objective)
+    assert len(expected.indices) > 1
+    same(expected, fo.select(few_sharded, **request, tier=tier))
+
+
+def test_most_algorithms_are_compared_under_a_general_constraint(
+    of_one_store: Callable[[str, str], tuple[dict[str, Any], fo.Selection]],
+) -> None:
+    """Only those that are defined for less fall back to less."""
+    kept = {name: of_one_store(name, "linear")[0].get("constraint") for name in set(registry.SELECTORS) - {"lasso"}}
+    assert {name for name, constraint in kept.items() if constraint is not GENERAL} == {"dash", "isk"}
+    assert isinstance(kept["isk"], fo.constraints.Fairness)
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
+@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp", "sds_ma", "top_k", "random"])
+def test_selections_among_many_candidates_answer_alike(store: FeatureStore, manifest: Path, algorithm: str, tier: str) -> None:
+    """So do they where every shard has hundreds of candidates."""
     request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "target": "y"}
     with open_in_process(manifest) as sharded:
         same(fo.select(store, **request), fo.select(sharded, **request))
@@ -106,10 +184,6 @@ def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, a
         {"certificate": True, "constraint": {"partition": {"groups": {"a": ["g*"]}, "caps": {"a": 3}}}},
         {"standardize": False},
         {"test_fraction": 0.3, "tier": "int8"},
-        {"algorithm": "dash", "k": 3},
-        {"algorithm": "fast"},
-        {"algorithm": "isk", "k": 3},
-        {"algorithm": "lasso"},
         {"exclude": ["f801", "g5"], "until": "full"},
         {"gather_bytes": 4000},
         {"target": "f900"},
@@ -118,8 +192,6 @@ def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, a
 )
 def test_every_other_setting_answers_alike(store: FeatureStore, uneven: Path, fields: dict[str, Any]) -> None:
     """So do the settings that reach the matrix in a way of their own."""
-    if fields.get("algorithm") == "lasso":
-        pytest.importorskip("sklearn", reason="lasso needs scikit-learn")
     request = {"k": 8, "target": "y", **fields}
     with open_in_process(uneven) as sharded:
         same(fo.select(store, **request), fo.select(sharded, **request))
@@ -162,6 +234,17 @@ def test_a_sharded_store_counts_what_the_one_store_counts(store: FeatureStore, m
                 ]
             else:
                 assert one["bytes_read_tier"] == other["bytes_read_tier"]
+
+
+def test_survivors_come_with_the_largest_scores(store: FeatureStore, manifest: Path) -> None:
+    """A round of FAST_OMP takes two calls: scores with survivors, and columns. Only the first one asks for the survivors apart."""
+    request: dict[str, Any] = {"k": 10, "target": "y", "tier": "exact", "tau": 0.9, "polish": "none"}
+    with open_in_process(manifest) as sharded:
+        rounds = fo.select(store, **request).details["full_passes"] // 1
+        first, again = (fo.select(sharded, **request).details["shard_calls"] for _ in range(2))
+    assert rounds > 3
+    assert first <= 2 * rounds + 1
+    assert again <= 2 * rounds
 
 
 def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -> None:
@@ -344,6 +427,68 @@ def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path
     assert list((manifest.parent / "regions").iterdir())
     monkeypatch.setattr(durable_runs, "open_store", lambda url: open_in_process(StoreURL.parse(url).path))
     same(fo.select(store, **request), durable_runs.resume("half"))
+    assert not list((manifest.parent / "regions").iterdir())
+
+
+@pytest.fixture
+def asked_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``cluster://`` ask shards of this process, for commands too."""
+    monkeypatch.setattr("storage_backends.cluster.MEDIUM", in_process_medium())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("asked_in_process")
+def test_commands_say_of_shards_what_they_say_of_the_one_store(
+    store: FeatureStore, uneven: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """``cluster:///path/manifest.yaml`` is a store URL like any other: every number of the answers is the same."""
+    assert said(COMMANDS[command], f"cluster://{uneven}", capsys) == said(COMMANDS[command], store.url, capsys)
+
+
+@pytest.mark.usefixtures("asked_in_process")
+def test_verify_finds_the_damaged_block_of_a_shard(store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``verify`` passes over whole shards and names the one with a byte changed."""
+    from fastomp_nvm.cli import main
+
+    manifest = cut(store, str(tmp_path / "cut"), 3)
+    assert main(["verify", f"cluster://{manifest}"]) == 0
+    matrix = manifest.parent / "shard-1" / "matrix.npy"
+    damaged = bytearray(matrix.read_bytes())
+    damaged[-5] ^= 1
+    matrix.write_bytes(damaged)
+    assert main(["verify", f"cluster://{manifest}"]) == 1
+    assert "shard 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
+@pytest.mark.usefixtures("asked_in_process")
+def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
+    store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """``select --run`` ends with exit code 1 in the middle; ``resume`` says what ``select`` says of the one store, twice."""
+    from fastomp_nvm.cli import main
+
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    manifest = cut(store, str(tmp_path / "cut"), 3)
+    words = ["select", "--k", "8", "--target", "y", "--tau", "0.9", "--algorithm", algorithm]
+    whole, calls = InProcessShards.call, 0
+
+    def failing(self: InProcessShards, method: str, arguments: Any) -> dict[int, Any]:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise UnreachableError("shard 1 gave no sign of life")
+        return whole(self, method, arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessShards, "call", failing)
+        assert main([words[0], f"cluster://{manifest}", *words[1:], "--run", "half"]) == 1
+    assert "shard 1" in capsys.readouterr().err
+    assert list((manifest.parent / "regions").iterdir())
+    expected = said(words, store.url, capsys)
+    for _ in range(2):
+        found = said(["resume"], "half", capsys)
+        assert {name: found[name] for name in expected} == expected
     assert not list((manifest.parent / "regions").iterdir())
 
 
