@@ -23,6 +23,7 @@ __all__ = [
     "describe_bytes",
     "device_errors",
     "file_system_type",
+    "give_back",
     "rename_with_flag",
     "sync_directory",
     "write_file",
@@ -97,6 +98,15 @@ def allocate(descriptor: int, length: int, path: str) -> None:
             raise MediumError(f"cannot allocate {path}: {error.strerror}") from error
         with device_errors(f"allocate {path}"):
             os.ftruncate(descriptor, length)
+
+
+def give_back(descriptor: int, offset: int, length: int) -> None:
+    """Return the room of a part of an open file to the file system, where that can be done: the part then reads as zeros."""
+    keep_size, punch_hole = 1, 2
+    library = ctypes.CDLL(None, use_errno=True)
+    library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+    if library.fallocate(descriptor, keep_size | punch_hole, offset, length) and ctypes.get_errno() not in _UNSUPPORTED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def write_file(directory: int, name: str, data: bytes) -> None:

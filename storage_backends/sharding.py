@@ -13,6 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
 from fastomp_nvm.shard import ShardAddress
 from fastomp_nvm.stores import ColumnStatistics, FeatureStore, Sidecars, StoreLayout, StoreURL, TierSidecar, open_store
-from storage_backends.file_system import EXCHANGE, device_errors, rename_with_flag, sync_directory, write_file
+from storage_backends import store_format
+from storage_backends.file_system import EXCHANGE, device_errors, give_back, rename_with_flag, sync_directory, write_file
 from storage_backends.manifest import MANIFEST, Manifest
 from storage_backends.statistics import fingerprint
 
@@ -61,6 +63,7 @@ def cut(
     *,
     pin: bool = False,
     replace_existing: bool = False,
+    consume: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Cut a store into shards and return the path of their manifest.
@@ -76,6 +79,8 @@ def cut(
         Require of the machine that serves shard N the Ray resource ``shard-N``.
     replace_existing : bool
         Take the place of sharded stores that stand at ``out``.
+    consume : bool
+        Give the room of each block of ``source``, a store made of files, back once it is copied: the source is lost in any case.
     progress : callable, optional
         Called with (bytes done, bytes to do).
     """
@@ -88,11 +93,12 @@ def cut(
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
         final = Path(os.path.realpath(target.path))
         partial = stack.enter_context(_directory_to_be(final, replace_existing))
+        spent = stack.enter_context(_Spent(store)) if consume else None
         addresses = []
         for place, (first, last) in enumerate(ranges):
             name = f"shard-{place}"
             part = part_of(sidecars, first, last, {"shard": place, "shards": len(ranges)})
-            _copy(store, sidecars, (first, last), f"{target.scheme}://{partial / name}", part, progress)
+            _copy(store, sidecars, (first, last), f"{target.scheme}://{partial / name}", part, spent, progress)
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
             url = name if target.scheme == "mmap" else f"{target.scheme}:{name}"
@@ -114,9 +120,10 @@ def cut(
 
 
 def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any) -> Any:
-    """Ingest a file straight into shards: through a store beside them that is removed once they stand; return ``ingest``'s report.
+    """Ingest a file into shards: through a store beside them that goes as they come; return ``ingest``'s report.
 
-    The detour takes the room of the data twice while it lasts.
+    Where the last block ends is known only when the last row was read, because features with missing values may be dropped. At most
+    the room of the data and of one shard is taken.
     """
     target = StoreURL.parse(out)
     final = Path(os.path.realpath(target.path))
@@ -124,7 +131,7 @@ def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace
     staged = final.with_name(f".{final.name}.staged-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         report = registry.load("storage_backends.ingest:ingest")(source, f"mmap://{staged}", **options)
-        cut(f"mmap://{staged}", out, into, replace_existing=replace)
+        cut(f"mmap://{staged}", out, into, replace_existing=replace, consume=True)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return report
@@ -210,6 +217,7 @@ def _copy(
     blocks: tuple[int, int],
     url: str,
     part: Sidecars,
+    spent: _Spent | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Build one shard from blocks ``blocks`` of a store."""
@@ -228,11 +236,43 @@ def _copy(
                 _check(codes, int(whole.tier.checksums[block]), block, store.url)
                 draft.tier[here : here + len(codes)] = codes
             draft.forget(here, here + len(columns))
+            if spent is not None:
+                spent.give_back(start, end)
             if progress is not None:
                 progress(end * columns.shape[1] * columns.itemsize, matrix.nbytes)
         draft.commit(part)
     finally:
         draft.abort()
+
+
+class _Spent:
+    """The files of a store of which nothing is needed any more that was copied.
+
+    Parameters
+    ----------
+    store : FeatureStore
+        Made of files.
+    """
+
+    def __init__(self, store: FeatureStore) -> None:
+        folder, layout = Path(StoreURL.parse(store.url).path), store.layout
+        widths = {store_format.MATRIX: layout.n_obs * np.dtype(layout.dtype).itemsize}
+        if store.tier is not None:
+            widths[store_format.TIER] = layout.n_obs
+        self._files = [(os.open(folder / name, os.O_RDWR | os.O_CLOEXEC), width) for name, width in widths.items()]
+
+    def __enter__(self) -> _Spent:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for file, _ in self._files:
+            os.close(file)
+
+    def give_back(self, first: int, last: int) -> None:
+        """Give back the room of columns ``first:last``."""
+        with device_errors("give back the room of what was copied"):
+            for file, width in self._files:
+                give_back(file, store_format.DATA_OFFSET + first * width, (last - first) * width)
 
 
 def _check(columns: Any, expected: int, block: int, url: str) -> None:

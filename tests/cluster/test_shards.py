@@ -405,6 +405,26 @@ def test_ingest_builds_shards_and_leaves_no_second_copy(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "one", "x.npy"]
 
 
+def test_ingest_into_shards_never_takes_the_room_of_the_data_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store they are cut from goes as they come: at most one shard more than the data lies on the disk."""
+    from storage_backends import sharding
+
+    taken: list[int] = []
+    copy = sharding._copy
+
+    def copy_and_look(*arguments: Any) -> None:
+        copy(*arguments)
+        taken.append(sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*.npy")))
+
+    monkeypatch.setattr(sharding, "_copy", copy_and_look)
+    np.save(tmp_path / "x.npy", np.random.default_rng(2).standard_normal((600, 2048)))
+    source = (tmp_path / "x.npy").stat().st_size
+    sharding.ingest_shards(str(tmp_path / "x.npy"), str(tmp_path / "many"), 4, targets=["0"])
+    data = sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.npy"))
+    assert len(taken) == 4
+    assert max(taken) - source <= 1.02 * (data + data / 4)
+
+
 def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled half way it is resumed, to the answer of the one store; its state lies beside the manifest."""
     from fastomp_nvm import durable_runs
