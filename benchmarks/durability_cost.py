@@ -1,17 +1,17 @@
 """What durability costs: the same selections with and without ``--run``, interleaved in one process, on an mmap store.
 
-The bar is a ratio of at most 1.02 on an SSD store. The cost has two parts, told apart here by a clock around each step that only a
+The bar is 2 % of the run time on an SSD store. The cost has three parts, told apart here by a clock around each step that only a
 durable run takes: once per run (registration, the log, the result, the removal of the state: eight small writes that each wait for
-the device) and once per round (noting the answers, and waiting for the record before). The first is the same for a run of a second
-and of a day, so a run that is over in less than half a second or so cannot meet the bar. Beside it the records are written by a
-thread of their own, whose processor time the ratio of wall times feels only when no core is idle; ``cpu`` is the ratio of processor
-times, all threads and the kernel's work on their behalf included.
+the device), once per round (noting the answers, and waiting for the record before), and the processor time of the thread that
+writes the records meanwhile, which is felt only when no core is idle. Their sum over the run time is the ``cost`` that is judged: a
+run is held up by no more, but for what a flush may do to reads of the same device. The first part is the same for a run of a
+second and of a day.
+
+The ratio of wall times is printed beside it, with the interval that holds its true median in at least 95 % of all cases; on a
+shared machine it is wider than the bar. So is the ratio of processor times, all threads and the kernel's work on their behalf.
 
 With ``--cold`` every sweep reads the device, as one over data larger than memory does; without, the page cache, where a round is so
-short that a millisecond counts.
-
-On a busy machine a single pair says little: the ratio is the median of the pairs, with the interval that holds the true median in
-at least 95 % of all cases.
+short that a millisecond counts. Exit code 1 when a cost is over the bar.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ import fastomp_nvm as fo
 from benchmarks.crash import private_folder
 from benchmarks.device import evict
 from benchmarks.machine import fingerprint
-from fastomp_nvm import durable_runs, reading, run_directory
+from fastomp_nvm import durable_runs, journal, reading, run_directory
 from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.journal import DecisionJournal
 from fastomp_nvm.synthetic import PaperDesign
 
 __all__ = ["main", "measure"]
+
+BAR = 0.02
 
 #: The exact matrix has four times the bytes of its tier, so rounds are four times as long.
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -67,11 +69,23 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
 }
 
 
+#: What the journal's thread does meanwhile.
+WRITER = (journal._Writer, "_write")
+
+
 @contextmanager
 def clocked() -> Iterator[Callable[[str], float]]:
-    """Time the steps that only a durable run takes; yields what tells the seconds of a group so far."""
-    spent = dict.fromkeys(STEPS, 0.0)
+    """Time the steps that only a durable run takes; yields what tells the seconds of a group so far, or of the ``writer``."""
+    spent = dict.fromkeys((*STEPS, "writer"), 0.0)
     inside = False
+    write = getattr(*WRITER)
+
+    def write_timed(*arguments: Any) -> None:
+        started = time.thread_time()
+        try:
+            write(*arguments)
+        finally:
+            spent["writer"] += time.thread_time() - started
 
     def timed(group: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -88,6 +102,7 @@ def clocked() -> Iterator[Callable[[str], float]]:
         return call
 
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(*WRITER, write_timed))
         for group, steps in STEPS.items():
             for owner, name in steps:
                 stack.enter_context(mock.patch.object(owner, name, timed(group, getattr(owner, name))))
@@ -98,7 +113,7 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Time pairs in turn, their order changing, so that a noisy minute hits both; return medians and ratios."""
     wall: dict[str, list[float]] = {"plain": [], "durable": []}
     cpu: dict[str, list[float]] = {"plain": [], "durable": []}
-    waited: dict[str, list[float]] = {group: [] for group in STEPS}
+    took: dict[str, list[float]] = {group: [] for group in (*STEPS, "writer")}
     rounds = 0
     fo.select(url, **request)
     for repeat in range(repeats):
@@ -110,7 +125,7 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
                 wall[kind].append(time.perf_counter() - started)
                 cpu[kind].append(time.process_time() - used)
             if kind == "durable":
-                for group, times in waited.items():
+                for group, times in took.items():
                     times.append(spent(group))
                 rounds = fo.runs()[0].rounds
                 durable_runs.forget(name)
@@ -125,9 +140,10 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
         "interval": [ratios[outside], ratios[-1 - outside]],
         "ratio_best": min(wall["durable"]) / min(wall["plain"]),
         "cpu": median(durable / plain for durable, plain in zip(cpu["durable"], cpu["plain"], strict=True)),
-        "per_run": median(waited["run"]),
-        "per_round": median(waited["rounds"]) / rounds,
-        "waited": median(sum(parts) / seconds for *parts, seconds in zip(*waited.values(), wall["durable"], strict=True)),
+        "per_run": median(took["run"]),
+        "per_round": median(took["rounds"]) / rounds,
+        "writer_per_round": median(took["writer"]) / rounds,
+        "cost": median(sum(parts) / seconds for *parts, seconds in zip(*took.values(), wall["plain"], strict=True)),
     }
 
 
@@ -174,14 +190,15 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"{features:,} features x {observations:,} observations, {medium}, {kind}, {load}, {datetime.now(UTC):%Y-%m-%d}")
     for name, figures in found.items():
         low, high = figures["interval"]
+        met = "met   " if figures["cost"] <= BAR else "MISSED"
         print(
-            f"{name:14} {figures['rounds']:3} rounds  plain {figures['plain']:.3f} s  durable {figures['durable']:.3f} s  "
-            f"ratio {figures['ratio']:.3f} (median of {figures['pairs']} pairs; {low:.3f} to {high:.3f}), "
-            f"{figures['ratio_best']:.3f} (best against best), {figures['cpu']:.3f} (processor time)\n"
-            f"{'':14} waited for durability {1e3 * figures['per_run']:.1f} ms per run "
-            f"and {1e3 * figures['per_round']:.2f} ms per round, together {100 * figures['waited']:.2f} % of the time"
+            f"{met} {name}: {figures['rounds']} rounds, {figures['plain']:.3f} s, cost {100 * figures['cost']:.2f} % "
+            f"(bar {100 * BAR:.0f} %): waits of {1e3 * figures['per_run']:.1f} ms per run and {1e3 * figures['per_round']:.2f} ms "
+            f"per round, and {1e3 * figures['writer_per_round']:.2f} ms of processor time per round\n"
+            f"       wall time with over without {figures['ratio']:.3f} (median of {figures['pairs']} pairs; "
+            f"{low:.3f} to {high:.3f}), {figures['ratio_best']:.3f} (best against best), processor time {figures['cpu']:.3f}"
         )
-    return 0
+    return 0 if arguments.quick or all(figures["cost"] <= BAR for figures in found.values()) else 1
 
 
 if __name__ == "__main__":

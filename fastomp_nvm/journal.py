@@ -260,7 +260,7 @@ class _Writer:
 
     def __init__(self, log: RecordLog) -> None:
         self._log = log
-        self._rounds: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._rounds: SimpleQueue[tuple[Sequence[bytes], Sequence[Any]] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._writing = False
@@ -291,13 +291,16 @@ class _Writer:
     def _run(self) -> None:
         """Write what is handed over, until told to end."""
         while (handed := self._rounds.get()) is not None:
-            before, parts = handed
             try:
-                self._log.append(*before, _encode_round(*parts))
+                self._write(*handed)
                 self._outcomes.put(None)
             except BaseException as error:  # the run's to raise
                 self._outcomes.put(error)
-            del handed, parts  # not to be held while the thread waits
+            del handed  # not to be held while the thread waits
+
+    def _write(self, before: Sequence[bytes], parts: Sequence[Any]) -> None:
+        """Encode a round and append it."""
+        self._log.append(*before, _encode_round(*parts))
 
 
 class _Noted(Gradients):

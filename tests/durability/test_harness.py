@@ -39,3 +39,5 @@ def test_the_cost_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     for name in durability_cost.REQUESTS:
         low, high = printed[name]["interval"]
         assert 0 < low <= printed[name]["ratio"] <= high
+        assert printed[name]["cost"] > 0
+        assert printed[name]["writer_per_round"] > 0
