@@ -170,7 +170,8 @@ def noise_sentence(rows: Rows) -> str:
     parts = []
     for algorithm, tier in COLOURS:
         dram, warm = _find(rows, "dram", algorithm, tier), _find(rows, "mmap warm", algorithm, tier)
-        others = [found for medium in ("tmpfs-pmem", "pmem") if (found := _find(rows, medium, algorithm, tier))]
+        media = ("tmpfs-pmem", "pmem, Optane pace", "pmem")
+        others = [found for medium in media if (found := _find(rows, medium, algorithm, tier))]
         if dram is None or not others:
             continue
         noise = max(max(row["all_seconds"]) / min(row["all_seconds"]) for row in (dram, *others))

@@ -8,9 +8,12 @@ is given its data in the form that suits it best; that conversion is not timed, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -283,14 +286,19 @@ def _in_a_process(name: str, module: str, shape: tuple[int, int, int], arguments
         return {"contestant": name, "skipped": f"a Gram matrix of {shape[1]} features"}
     sizes = ["--observations", str(shape[0]), "--features", str(shape[1]), "--k", str(shape[2])]
     command = [sys.executable, "-m", "benchmarks.peers", "--only", name, "--repeats", str(arguments.repeats), *sizes]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.limit, check=False)
+        said, complaints = child.communicate(timeout=arguments.limit)
     except subprocess.TimeoutExpired:
         return {"contestant": name, "skipped": f"not done in {arguments.limit:.0f} s"}
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # with its workers, which would compete with those after it
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode:
+        reason = complaints.strip().splitlines()[-1] if complaints.strip() else f"exit code {child.returncode}"
         return {"contestant": name, "skipped": f"failed: {reason[:100]}"}
-    return {"contestant": name, **json.loads(done.stdout.splitlines()[-1])}
+    return {"contestant": name, **json.loads(said.splitlines()[-1])}
 
 
 def _show(rows: list[dict[str, Any]], shape: tuple[int, int, int]) -> None:

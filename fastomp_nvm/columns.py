@@ -22,8 +22,8 @@ __all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
 #: Bytes of columns read at a time where they are not to stay.
 READ_BYTES = 64 << 20
 
-#: Bounds of the budget where nobody gave one: enough to be quick, and never more than a good neighbour takes.
-SMALLEST_BUDGET, LARGEST_BUDGET = 64 << 20, 11 << 28
+#: Bounds of the budget where nobody gave one: enough to go on with, and never more than a good neighbour takes.
+SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
 
 #: What a pool does with a feature: nothing, hold it until a question is settled, hold it.
 _ABSENT: Final = 0
@@ -32,8 +32,13 @@ _KEPT: Final = 2
 
 
 def automatic_budget(pools: int = 1) -> int:
-    """Return bytes for each of several pools: together half the memory this process may still fill."""
-    return int(min(max(fillable_memory() / 2 / pools, SMALLEST_BUDGET), LARGEST_BUDGET))
+    """Return bytes for each of several pools: together half the memory this process may still fill, a third where that is little.
+
+    What is read or made dense at a time, up to one and a half budgets or twice ``READ_BYTES``, must find room beside what is held.
+    """
+    room = fillable_memory() / pools
+    share = room / 2 if room / 2 > 2.5 * READ_BYTES else room / 3
+    return int(min(max(share, SMALLEST_BUDGET), LARGEST_BUDGET))
 
 
 class Columns:

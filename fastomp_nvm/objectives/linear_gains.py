@@ -121,7 +121,8 @@ class LinearGains(GainTracker):
 
     def _compute(self, positions: IndexArray) -> None:
         """Compute the Gram columns of the features at ``positions``: products of all columns with theirs."""
-        at_once = max(MOST_ENTRIES // len(self._objective.response), 1)
+        entries = min(MOST_ENTRIES, self._columns.budget // 8)  # where memory is short, no more at a time than is gathered
+        at_once = max(entries // len(self._objective.response), 1)
         for first in range(0, len(positions), at_once):
             some = positions[first : first + at_once]
             dense = self._objective.weighted(self._objective.weighted(self._columns.dense(some)))
