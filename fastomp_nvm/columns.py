@@ -115,7 +115,10 @@ class ColumnPool:
         self._asked = np.zeros(design.n_features, dtype=np.bool_)
         self._state = np.zeros(design.n_features, dtype=np.uint8)
         self._kept = self._glanced = 0  # columns in either state
-        self._held = None if resident else _HeldRows(len(design.matrix), design.n_obs, design.matrix.dtype, self._capacity)
+        self._passing = _PassingRows(design.n_obs, design.matrix.dtype)
+        self._held = (
+            None if resident else _HeldRows(len(design.matrix), design.n_obs, design.matrix.dtype, self._capacity, self._passing)
+        )
         self._glances = Traffic()  # what questions took, less what was gathered afterwards
 
     @property
@@ -172,6 +175,12 @@ class ColumnPool:
         self.traffic.add(len(features), len(columns) * self._row_bytes)
         return self.sweeper.gather(self.design.matrix, columns)
 
+    def _read_in_passing(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Return rows that are ``features`` until the next ones pass, and their places."""
+        columns = column_index(self._offsets, features)
+        rows = self.sweeper.gather(self.design.matrix, columns, self._passing.room(len(columns)))
+        return rows, np.arange(len(rows))
+
     def _products(
         self,
         features: IndexArray,
@@ -208,17 +217,16 @@ class ColumnPool:
         return np.split(positions, np.flatnonzero(np.diff(bins)) + 1)
 
     def _streamed(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
-        """Read ``features`` for one product."""
-        rows = self.read(features)
-        return rows, np.arange(len(rows))
+        """Read ``features`` for one product, counted."""
+        self.traffic.add(len(features), int(self._widths[features].sum()) * self._row_bytes)
+        return self._read_in_passing(features)
 
     def _glance(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = int(self._widths[features].sum())
         self._glances.add(len(features), columns * self._row_bytes)
         if self._kept + self._glanced + columns > self._capacity:
-            rows = self.sweeper.gather(self.design.matrix, column_index(self._offsets, features))
-            return rows, np.arange(len(rows))
+            return self._read_in_passing(features)
         self._glanced += columns
         self._state[features] = _GLANCED
         self._load(features)
@@ -277,6 +285,25 @@ class ColumnPool:
             self._held.drop(column_index(self._offsets, features))
 
 
+class _PassingRows:
+    """Memory for rows that are used once: the same every time, because fresh pages cost more than what is read into them.
+
+    Parameters
+    ----------
+    n_obs : int
+    dtype : dtype
+    """
+
+    def __init__(self, n_obs: int, dtype: np.dtype[Any]) -> None:
+        self._rows = aligned_empty((0, n_obs), dtype)
+
+    def room(self, count: int) -> AnyArray:
+        """Return ``count`` rows; what they held is gone."""
+        if len(self._rows) < count:
+            self._rows = aligned_empty((count, self._rows.shape[1]), self._rows.dtype)
+        return self._rows[:count]
+
+
 class _HeldRows:
     """Rows of columns in memory; a row given back is used again.
 
@@ -287,10 +314,13 @@ class _HeldRows:
     capacity : int
         Most rows there can be. Their addresses are taken at once, and only pages that are written take memory: nothing is copied to
         grow.
+    passing : _PassingRows
+        Where rows are read that take places here and there.
     """
 
-    def __init__(self, n_columns: int, n_obs: int, dtype: np.dtype[Any], capacity: int) -> None:
+    def __init__(self, n_columns: int, n_obs: int, dtype: np.dtype[Any], capacity: int, passing: _PassingRows) -> None:
         self.array = aligned_empty((min(capacity, n_columns), n_obs), dtype)
+        self._passing = passing
         self._place = np.zeros(n_columns, dtype=np.int32)  # 1 + the row of a column; zeros that nobody touches take no memory
         self._free = np.empty(0, dtype=np.int64)
         self._used = 0
@@ -299,13 +329,13 @@ class _HeldRows:
         """Return the rows of ``columns``, which are all here."""
         return self._place[columns].astype(np.int64) - 1
 
-    def load(self, columns: IndexArray, gather: Callable[[IndexArray, AnyArray | None], AnyArray]) -> None:
+    def load(self, columns: IndexArray, gather: Callable[[IndexArray, AnyArray], AnyArray]) -> None:
         """Have ``gather(columns, out)`` bring in ``columns``, which are not here."""
         again, self._free = self._free[: len(columns)], self._free[len(columns) :]
-        step = max(READ_BYTES // max(self.array.shape[1] * self.array.itemsize, 1), 1)
+        step = max(min(READ_BYTES // max(self.array.shape[1] * self.array.itemsize, 1), len(self.array) // 2), 1)
         for first in range(0, len(again), step):
             rows = again[first : first + step]
-            self.array[rows] = gather(columns[first : first + len(rows)], None)
+            self.array[rows] = gather(columns[first : first + len(rows)], self._passing.room(len(rows)))
         self._place[columns[: len(again)]] = again + 1
         fresh = columns[len(again) :]
         if fresh.size:

@@ -24,7 +24,7 @@ SMALLEST_PIVOT = 1e-6
 
 #: Columns of the Gram matrix computed at once when the greedy meets one it does not have: few where they cost only time, many where
 #: every product reads columns again.
-GRAM_BLOCK, READING_BLOCK = 16, 32
+GRAM_BLOCK, READING_BLOCK = 16, 48
 
 
 def exact_gains(
