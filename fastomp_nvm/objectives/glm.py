@@ -23,7 +23,7 @@ from fastomp_nvm.objectives.base import Candidates, Fit, GainTracker, Model, Obj
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
 from fastomp_nvm.objectives.newton import Coefficients, curvature_at, maximise
 
-__all__ = ["GLM", "Coefficients", "GLMGains"]
+__all__ = ["GLM", "GLMGains"]
 
 #: Features whose squares are computed together.
 GAIN_CHUNK = 1024
@@ -213,8 +213,8 @@ class GLMGains(GainTracker):
 
     Between two fits ``g`` and ``C`` follow, exactly, the quadratic model of the likelihood at the last fit. How many features are
     added before the next one is decided as in trust-region methods: twice as many as last time when the model kept its promise,
-    else half as many. Where the likelihood is nearly quadratic, 50 features take a dozen fits; nearly separable data take most of
-    the 50. The greedy finds as good sets as with a fit per feature.
+    else half as many. Where the likelihood is nearly quadratic, 50 features take a dozen fits; nearly separable data take more. On
+    ten data sets the log-likelihood was on average that with a fit per feature, and some percent better or worse on single ones.
     """
 
     def __init__(self, objective: GLM, columns: Columns) -> None:

@@ -20,9 +20,10 @@ import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.objectives.glm import GLM, Coefficients
+from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
+from fastomp_nvm.objectives.newton import Coefficients
 from fastomp_nvm.rounds import Ask, Gradients, Problem, Query, Round
 
 __all__ = ["Gains", "Steps", "gains_of_nothing"]
