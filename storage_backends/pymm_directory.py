@@ -71,10 +71,11 @@ class ShelfDirectory:
         self._range = (address, address + size_mb * _MEGABYTE)
         self._capacity = int(size_mb * _MEGABYTE / _OVERHEAD)
         pymm = _import_pymm()
-        for other in _open.values():
-            if other._range[0] < self._range[1] and self._range[0] < other._range[1]:
-                raise StoreError(f"the shelves {path} and {other.path} want the same addresses: open them in two processes")
-        _check_unmapped(self._range, path)
+        other = _in_the_way(self._range)
+        if other is not None:
+            raise StoreError(f"the shelves {path} and {other.path} want the same addresses: open them in two processes")
+        if _mapped(self._range):  # pymm would map over it without a word
+            raise StoreError(f"the addresses of the shelf {path} are in use in this process: open it in another one")
         self._lock = _Lock(path)
         try:
             with _quiet(), device_errors(f"open the shelf in {path}"):
@@ -276,18 +277,21 @@ def room_for(length: int) -> int:
 
 
 def free_address(size_mb: int) -> int:
-    """Return an address at which nothing of this process is mapped and which hardly any other shelf has."""
+    """Return an address at which this process has nothing mapped and no shelf open, and which hardly any other shelf has."""
     for _ in range(100):
         address = _LOWEST_ADDRESS + secrets.randbelow(_ADDRESSES) * _ADDRESS_STEP
-        if not _mapped((address, address + size_mb * _MEGABYTE)):
+        wanted = (address, address + size_mb * _MEGABYTE)
+        if _in_the_way(wanted) is None and not _mapped(wanted):
             return address
     raise MediumError(f"no free range of {size_mb} MiB was found in this process's memory: build the store in a fresh process")
 
 
-def _check_unmapped(wanted: tuple[int, int], path: Path) -> None:
-    """Refuse a range that is in use: pymm would map over it without a word."""
-    if _mapped(wanted):
-        raise StoreError(f"the addresses of the shelf {path} are in use in this process: open it in another one")
+def _in_the_way(wanted: tuple[int, int]) -> ShelfDirectory | None:
+    """Return a shelf of this process, open or still viewed, that overlaps a range."""
+    for other in (*_open.values(), *_viewed):
+        if other._range[0] < wanted[1] and wanted[0] < other._range[1]:
+            return other
+    return None
 
 
 def _mapped(wanted: tuple[int, int]) -> bool:

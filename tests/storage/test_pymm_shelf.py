@@ -158,6 +158,25 @@ def test_an_array_that_missed_the_shelf_is_an_error(tmp_path: Path, run: Process
     assert "is full: pymm put 'matrix' into ordinary memory" in done.stdout
 
 
+def test_a_new_shelf_avoids_those_that_are_open(tmp_path: Path, run: Processes) -> None:
+    """With few addresses to choose from, every shelf still gets one of its own, and when none is left it is refused."""
+    code = """
+    import sys, numpy as np
+    from fastomp_nvm import create_store
+    from storage_backends import pymm_directory
+    pymm_directory._ADDRESSES = 3
+    values = np.random.default_rng(3).normal(size=(60, 700))
+    stores = [create_store(f"shelf://{sys.argv[1]}/{number}#a", values) for number in range(3)]
+    for store in stores:
+        store.verify()
+    try:
+        create_store(f"shelf://{sys.argv[1]}/4#a", values)
+    except Exception as error:
+        print(error)
+    """
+    assert "no free range" in run(code, str(tmp_path)).stdout
+
+
 @pytest.mark.usefixtures("pymm_double")
 def test_two_shelves_of_a_process_have_addresses_of_their_own(tmp_path: Path, values: np.ndarray) -> None:
     """Stores in two directories, and two stores of one, do not overwrite each other; equal addresses are refused."""
