@@ -292,9 +292,9 @@ def test_a_thousand_prefixes_cost_little_more_than_one():
     assert len(names.indices) == 100_000
 
     def seconds(patterns):
-        start = time.perf_counter()
+        start = time.thread_time()  # what others do on the machine must not decide
         names.resolve(patterns)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     prefixes = [f"chr{index:03d}_*" for index in range(1000)]
     assert [len(features) for features in names.resolve(prefixes)] == [100] * 1000

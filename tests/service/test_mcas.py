@@ -300,7 +300,7 @@ def test_a_killed_server_is_resumed_from_its_pool(server, data, monkeypatch) -> 
     """SIGKILL of the server: a clear error within the deadline; after a restart the run goes on from the pool."""
     X, y = data
     monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-6)
-    with fo.connect(f"{server.url}/d", timeout=2) as client:
+    with fo.connect(f"{server.url}/d") as client:
         client.put(X, y, tier="none")
         expected = client.select(k=20, algorithm="sds_omp", polish="none")
         job = client.submit(k=20, algorithm="sds_omp", polish="none", run="r")
@@ -308,6 +308,7 @@ def test_a_killed_server_is_resumed_from_its_pool(server, data, monkeypatch) -> 
         for _ in range(5):
             next(follow)
         server.kill()
+        monkeypatch.setattr(client, "_timeout", 2.0)  # only now: a busy machine may need longer for what works
         began = time.monotonic()
         with pytest.raises(UnreachableError, match="mcas://"):
             client.progress(job)
@@ -335,15 +336,15 @@ def test_an_orphan_keeps_the_port(server, data) -> None:
 def test_a_server_killed_during_put_leaves_the_old_store(server, data, monkeypatch) -> None:
     """A put that is cut off shows nothing: the store before it stands, and putting again works."""
     X, y = data
-    with fo.connect(f"{server.url}/d", timeout=2) as client:
+    with fo.connect(f"{server.url}/d") as client:
         before = client.put(X, y)["fingerprint"]
         original = McasSession.put_file
-        monkeypatch.setattr(mcas_staging, "_SECONDS_PER_PIECE", 2.0)
 
         def cut_off(self, *arguments):
             server.kill()
-            return original(self, *arguments)
+            return original(self, *arguments[:-1], 2.0)  # the last one is the timeout
 
+        monkeypatch.setattr(client, "_timeout", 8.0)  # long enough to come that far on a busy machine
         monkeypatch.setattr(McasSession, "put_file", cut_off)
         with pytest.raises(UnreachableError):
             client.put(-X, y, replace=True)
