@@ -20,7 +20,7 @@ from fastomp_nvm.sweep import Sweeper, Traffic, Vectors, aligned_empty
 __all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
 
 #: Bytes of columns read at a time where they are not to stay.
-READ_BYTES = 64 << 20
+READ_BYTES = 16 << 20
 
 #: Bounds of the budget where nobody gave one: enough to go on with, and never more than a good neighbour takes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
@@ -32,13 +32,12 @@ _KEPT: Final = 2
 
 
 def automatic_budget(pools: int = 1) -> int:
-    """Return bytes for each of several pools: together half the memory this process may still fill, a third where that is little.
+    """Return bytes for each of several pools: together two thirds of the memory this process may still fill, within bounds.
 
-    What is read or made dense at a time, up to one and a half budgets or twice ``READ_BYTES``, must find room beside what is held.
+    The rest is for what is read or made dense at a time, and for what the algorithms compute from it.
     """
     room = fillable_memory() / pools
-    share = room / 2 if room / 2 > 2.5 * READ_BYTES else room / 3
-    return int(min(max(share, SMALLEST_BUDGET), LARGEST_BUDGET))
+    return int(min(max(room * 2 / 3, SMALLEST_BUDGET), LARGEST_BUDGET))
 
 
 class Columns:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
 import os
+import types
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +50,23 @@ def read_from_device() -> int:
     return next(int(line.split()[1]) for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes"))
 
 
+@pytest.fixture(params=["compiled", "interpreted"])
+def picking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Pick columns in C, and as where there was no compiler."""
+    if request.param == "interpreted":
+        monkeypatch.setattr(reading, "native", None)
+    elif reading.native is None:
+        pytest.skip("the extension was not built here")
+    return request.param
+
+
+@pytest.mark.usefixtures("picking")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("n_obs", "n_columns"), [(1, 1), (3, 7), (1023, 37), (1024, 8), (4099, 11), (517, 300)])
 def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str, n_obs: int, n_columns: int) -> None:
     """Sweeps of matrix and tier and gathers in any order agree bit for bit, whatever the shape and the end of the file."""
     monkeypatch.setattr(reading, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(reading, "PICKED_BYTES", 10_000)
     monkeypatch.setattr(reading, "NEAR_BYTES", 5_000)
     with build(str(tmp_path / "store"), n_obs, n_columns, dtype) as store:
         dataset = Dataset.of_store(store)
@@ -125,7 +139,11 @@ def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: st
                 raise OSError(22, "Invalid argument")
             return preadv(descriptor, buffers, offset)
 
+        def refuse_columns(*arguments: object) -> None:
+            raise OSError(22, "Invalid argument")
+
         monkeypatch.setattr(os, "preadv", refuse)
+        monkeypatch.setattr(reading, "native", types.SimpleNamespace(read_columns=refuse_columns))
         reader = Reader([file], "direct", 2)
         out, columns = np.empty((60, 1001), np.float32), np.arange(90, 30, -1)
         assert reader.gather(store.matrix, columns, out)
@@ -169,6 +187,7 @@ def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> No
         assert reads
 
 
+@pytest.mark.usefixtures("picking")
 def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
     """A direct read past the new end of a file raises instead of computing with what the buffer held before."""
     with build(str(tmp_path / "store"), 1000, 50) as store:
@@ -177,6 +196,53 @@ def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
         reader = Reader(dataset.files, "direct", 1)
         with pytest.raises(MediumError, match="cut off"):
             reader.sweep(dataset.matrix, lambda block, first, last: None)
+        with pytest.raises(MediumError, match="cut off"):
+            reader.gather(dataset.matrix, np.arange(5, 45, 3), np.empty((14, 1000), np.float32))
+
+
+def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device says when columns are picked reaches the user as one sentence."""
+
+    def fail(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with build(str(tmp_path / "store"), 1000, 50) as store:
+        files = Dataset.of_store(store).files
+        if not files[0].direct:
+            pytest.skip("this file system grants no direct reads")
+        monkeypatch.setattr(reading, "native", types.SimpleNamespace(read_columns=fail))
+        with pytest.raises(MediumError, match="cannot be read: Input/output error; check its device"):
+            Reader(files, "direct", 1).gather(store.matrix, np.arange(9), np.empty((9, 1000), np.float32))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"columns": np.array([3, 2])},
+        {"columns": np.array([-1, 2])},
+        {"columns": np.array([1, 2, 3])},
+        {"places": np.array([0, 2])},
+        {"places": np.array([-1, 0])},
+        {"column_bytes": 0},
+        {"offset": -8},
+        {"buffer": bytearray(3 * 4096)},
+        {"buffer": mmap.mmap(-1, 4096)},
+    ],
+)
+def test_the_compiled_reader_stays_within_its_memory(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """Columns, places and buffers that would have it read or write elsewhere are refused before anything is read."""
+    if reading.native is None:
+        pytest.skip("the extension was not built here")
+    (tmp_path / "file").write_bytes(bytes(1000))
+    out = np.ones((2, 100), np.uint8)
+    given: dict[str, object] = {"descriptor": os.open(tmp_path / "file", os.O_RDONLY), "offset": 0, "column_bytes": 100, "near": 50}
+    given |= {"columns": np.array([2, 5]), "places": np.array([1, 0]), "out": out, "buffer": mmap.mmap(-1, 3 * 4096)}
+    with pytest.raises(ValueError, match=r"columns|place|buffer"):
+        reading.native.read_columns(*{**given, **wrong}.values())
+    assert out.all()
+    reading.native.read_columns(*given.values())
+    assert not out.any()
+    os.close(given["descriptor"])
 
 
 def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
