@@ -31,11 +31,14 @@ _GLANCED: Final = 1
 _KEPT: Final = 2
 
 
-def automatic_budget(pools: int = 1) -> int:
+def automatic_budget(needed: int, pools: int = 1) -> int:
     """Return bytes for each of several pools: together two thirds of the memory this process may still fill, within bounds.
 
-    The rest is for what is read or made dense at a time, and for what the algorithms compute from it.
+    The rest is for what is read or made dense at a time, and for what the algorithms compute from it. Where the most that can be
+    ``needed`` is next to nothing, the kernel is not asked: its answer would take longer than the data.
     """
+    if needed <= SMALLEST_BUDGET:
+        return SMALLEST_BUDGET
     room = fillable_memory() / pools
     return int(min(max(room * 2 / 3, SMALLEST_BUDGET), LARGEST_BUDGET))
 

@@ -228,8 +228,8 @@ class Standardisation:
         overwrite : bool
             Work in place where the rows are float64.
         """
-        dense = rows.astype(np.float64, copy=not overwrite)
-        dense -= self.mean[:, None]
+        wide = overwrite and rows.dtype == np.float64
+        dense: Float64Array = np.subtract(rows, self.mean[:, None], out=rows if wide else None)
         dense *= self.scale[:, None]
         for group in self.whiteners:
             for columns, matrix in zip(group.columns, group.matrices, strict=True):

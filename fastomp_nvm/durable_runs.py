@@ -147,7 +147,7 @@ def start(
         file = None if constraint_file is None else ConstraintFile.read(constraint_file, dataset)
         asked = make_request(request)
         if asked.gather_bytes is None:  # counters include what is re-read, which must not depend on the memory free at resume
-            asked = replace(asked, gather_bytes=automatic_budget())
+            asked = replace(asked, gather_bytes=automatic_budget(8 * len(dataset.matrix) * dataset.n_obs))
         new = Registration(
             name=name,
             id=secrets.token_hex(16),

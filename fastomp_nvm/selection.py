@@ -151,7 +151,7 @@ def select_shared(
                 weights = [each for request in wanted if (each := _moment_weights(dataset, request)) is not None]
                 if len(weights) > 1:
                     dataset = dataset.knowing(weights)
-                budget = automatic_budget(len(wanted))
+                budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
                 runs = [_prepare(dataset, request, y, sweeper, budget) for request in wanted]
                 for (run, _), journal in zip(runs, journals, strict=False):
                     run.journal = journal
@@ -355,14 +355,14 @@ def _finish(
     counters, traffic, parameters = problem.counters, problem.counters.traffic, problem.parameters
     indices = outcome.selected
     columns = problem.pool.columns(indices)
-    fit = problem.objective.fit(columns.dense(np.arange(len(indices))))
+    fit = problem.objective.refit(columns)
     coef, shift = columns.standardisation.coefficients(fit.coef)
     positions = column_index(dataset.offsets, indices)
     offsets = columns.standardisation.offsets.tolist()
     unpolished = fit.score
     if outcome.unpolished is not None and not np.array_equal(outcome.unpolished, indices):
         before = problem.pool.columns(outcome.unpolished)
-        unpolished = problem.objective.fit(before.dense(np.arange(len(outcome.unpolished)))).score
+        unpolished = problem.objective.refit(before).score
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=5)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
+
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation
@@ -122,6 +124,10 @@ class Objective(ABC):
     @abstractmethod
     def fit(self, columns: Float64Array) -> Fit:
         """Fit all ``columns`` (n_obs, d) from scratch; dependent columns get the coefficients of least norm."""
+
+    def refit(self, columns: Columns) -> Fit:
+        """Fit the ``columns`` of a run that is done; what it knows of them may be used."""
+        return self.fit(columns.dense(np.arange(len(columns.features))))
 
     @abstractmethod
     def score(self, eta: Float64Array, weights: Float64Array) -> float:

@@ -81,8 +81,17 @@ class Linear(Objective):
 
     def fit(self, columns: Float64Array) -> Fit:
         """Fit by Cholesky with one step of refinement, or by a rank-revealing solve where columns are dependent."""
-        design, size = self.weighted(columns), columns.shape[1]
-        gram = design.T @ design
+        design = self.weighted(columns)
+        return self._solve(design, design.T @ design)
+
+    def refit(self, columns: Columns) -> Fit:
+        """Fit columns whose products with each other are mostly known."""
+        places = self.known.places(columns)
+        return super().refit(columns) if places is None else self._solve(self.known.rows[places].T, self.known.gram(places, places))
+
+    def _solve(self, design: Float64Array, gram: Float64Array) -> Fit:
+        """Fit weighted columns (n_obs, d) with Gram matrix ``gram``, which is overwritten."""
+        size = len(gram)
         gram[np.diag_indices(size)] += self.ridge
         factor, failed = lapack.dpotrf(gram, lower=0, clean=1) if size else (gram, 0)
         if size and (failed or np.diag(factor).min() ** 2 < DEPENDENT * max(gram.max(), 1.0)):

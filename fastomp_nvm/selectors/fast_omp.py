@@ -84,10 +84,7 @@ def _best_of(
             assert told is not None
             answers = {place: (gradients,) for place, gradients in zip(waiting, told, strict=True)}
     # A pursuit knows its f to the precision of its products; refits are compared instead.
-    values = []
-    for place in range(len(taus)):
-        columns = problem.pool.columns(found[place])
-        values.append(problem.objective.fit(columns.dense(np.arange(len(found[place])))).value)
+    values = [problem.objective.refit(problem.pool.columns(found[place])).value for place in range(len(taus))]
     best = int(np.argmax(values))
     return found[best], values[best], taus[best]
 

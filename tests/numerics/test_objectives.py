@@ -168,6 +168,9 @@ def test_growing_models_equal_refits(name, ridge, weighted, centred) -> None:
     assert residual == pytest.approx(fresh.residual, abs=1e-7)
     assert model.value == pytest.approx(refit.value, abs=1e-8)
     assert fresh.value == pytest.approx(refit.value, abs=1e-8)
+    again = objective.refit(columns.keep(order[:3]))
+    assert (again.value, again.intercept) == pytest.approx((refit.value, refit.intercept), rel=1e-10)
+    assert again.coef == pytest.approx(refit.coef, rel=1e-8)
 
 
 @pytest.mark.usefixtures("either_way")

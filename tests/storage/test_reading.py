@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import cli, reading
+from fastomp_nvm import cli, columns, reading
+from fastomp_nvm.columns import automatic_budget
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError
 from fastomp_nvm.reading import MatrixFile, Reader, fillable_memory
@@ -213,6 +214,18 @@ def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(reading, "native", types.SimpleNamespace(read_columns=fail))
         with pytest.raises(MediumError, match="cannot be read: Input/output error; check its device"):
             Reader(files, "direct", 1).gather(store.matrix, np.arange(9), np.empty((9, 1000), np.float32))
+
+
+def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared among the pools and within bounds; for small data the kernel is not even asked."""
+    monkeypatch.setattr(columns, "fillable_memory", lambda: 900e6)
+    assert automatic_budget(1 << 40) == 600_000_000
+    assert automatic_budget(1 << 40, 3) == 200_000_000
+    assert automatic_budget(1 << 40, 1000) == columns.SMALLEST_BUDGET
+    monkeypatch.setattr(columns, "fillable_memory", lambda: float("inf"))
+    assert automatic_budget(1 << 40) == columns.LARGEST_BUDGET
+    monkeypatch.setattr(columns, "fillable_memory", lambda: pytest.fail("asked"))
+    assert automatic_budget(columns.SMALLEST_BUDGET) == columns.SMALLEST_BUDGET
 
 
 @pytest.mark.parametrize(
