@@ -123,11 +123,12 @@ def test_exceeding_memory_is_judged_against_device_and_dram(tmp_path: Path) -> N
     excess = {"data": "excess", "device_bytes_per_second": 50.0}
     rows = [
         cell("dram", "fast_omp", [1.0], data="excess"),
+        cell("dram", "fast_omp", [0.5], tier="int8", data="excess"),
         cell("mmap, limited", "fast_omp", [2.8], **excess),
         cell("mmap, limited, tier in DRAM", "fast_omp", [1.5], tier="int8", **excess),
     ]
     page = media_report.write_report(tmp_path, rows, {}).read_text()
-    assert "1.50 times the all-in-DRAM run (bar 2, met)" in page
+    assert "1.50 times the all-in-DRAM run (bar 2, met); 3.00 times the one that has the tier there too." in page
     assert "1.40 times passes x bytes / device bandwidth" in page
     assert "(bar 1.3, missed)" in page
 
