@@ -1,26 +1,22 @@
-"""A store as a plain directory, opened and built the same way by every file medium.
+"""A store as a plain directory, opened the same way by every file medium.
 
-Invariants: a directory at its final name is a whole store, because it is built under a private name and renamed once all of it
-has reached the device; an opened store stays with the directory it opened, even when another one takes its name. The content of
-the files is in :mod:`storage_backends.store_format`; how they are mapped is the medium's ``Access``.
+Invariant: an opened store stays with the directory it opened, even when another one takes its name. How it got there whole is in
+:mod:`storage_backends.store_draft`, the content of the files in :mod:`storage_backends.store_format`; how they are mapped is the
+medium's ``Access``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import mmap
 import os
-import re
 import secrets
-import shutil
 import stat
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.checksum import crc32
@@ -30,23 +26,19 @@ from fastomp_nvm.reading import MatrixFile
 from fastomp_nvm.stores import DurableRegion, FeatureStore, Sidecars, StoreDraft, StoreURL
 from storage_backends import store_format
 from storage_backends.file_system import (
-    EXCHANGE,
     NO_REPLACE,
     allocate,
     device_errors,
     rename_with_flag,
-    sync_directory,
-    write_file,
 )
 from storage_backends.mapped_files import Access, MappedRegion, map_file
-from storage_backends.matrix_files import DraftMatrix, matrix_view
+from storage_backends.matrix_files import matrix_view
 from storage_backends.opened import OpenedStore, check_region_name, refuse_extras
+from storage_backends.store_draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
 
-__all__ = ["FileDraft", "FileMedium", "FileStore"]
+__all__ = ["FileMedium", "FileStore"]
 
 _REGIONS = "regions"
-_PARTIAL = re.compile(r"\..+\.partial-(\d+)-[0-9a-f]+")
-_LARGEST_HEADER = 1 << 26
 _OPEN_ATTEMPTS = 5
 _READ_BYTES = 8 << 20
 
@@ -94,7 +86,7 @@ class FileMedium:
 
     def _open_path(self, path: str, scheme: str) -> FileStore:
         """Open the store at ``path``, or the one that takes its place meanwhile."""
-        if _PARTIAL.fullmatch(os.path.basename(path)):
+        if is_leftover(path):
             raise StoreURLError(f"{path} is what an interrupted build left behind, not a store: it can be deleted")
         for _ in range(_OPEN_ATTEMPTS - 1):
             directory = _open_directory(path)
@@ -116,14 +108,14 @@ class FileMedium:
     ) -> StoreDraft:
         """Start a store beside its final place, or go on with the one in ``folder`` there, which an earlier draft left."""
         path = _path(url)
-        _check_destination(path, replace=replace)
+        check_destination(path, replace=replace)
         with device_errors(f"build a store at {path}"):
             return FileDraft(path, n_columns, n_obs, dtype, replace=replace, tier=tier, folder=folder)
 
     def exists(self, url: StoreURL) -> bool:
         """Tell whether a store stands at ``url``."""
         path = _path(url)
-        return not _PARTIAL.fullmatch(os.path.basename(path)) and _occupant(path) == "store"
+        return not is_leftover(path) and occupant(path) == "store"
 
     def _open(self, directory: int, path: str, scheme: str) -> FileStore:
         """Open the store in an open directory."""
@@ -348,153 +340,6 @@ class FileStore(OpenedStore):
             os.close(descriptor)
 
 
-class FileDraft(StoreDraft):
-    """A store being built in a hidden directory beside its final place.
-
-    Parameters
-    ----------
-    path : str
-        Final place.
-    n_columns, n_obs : int
-    dtype : str
-    replace : bool
-        Take the place of a store that stands there.
-    tier : {"int8", "none"}
-    folder : str, optional
-        What ``folder`` of an earlier draft of the same shape said: its matrix is gone on with.
-
-    Raises
-    ------
-    StoreError
-        What the earlier draft left is not of this shape; it is removed.
-    """
-
-    def __init__(
-        self, path: str, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none", folder: str | None = None
-    ) -> None:
-        self._path = path
-        self._shape = (n_columns, n_obs, dtype)
-        self._replace = replace
-        parent, name = os.path.split(path)
-        if folder is None:
-            _sweep(parent, name)
-        self._partial = os.path.join(parent, folder or f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
-        self._directory = -1
-        self._files: dict[str, DraftMatrix] = {}
-        if folder is None:
-            os.mkdir(self._partial)
-        shapes = {store_format.MATRIX: self._shape}
-        if tier != "none":
-            shapes[store_format.TIER] = (n_columns, n_obs, tier)
-        try:
-            self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            # The lock tells a sweep that the builder lives, in whichever process namespace it does.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for leftover in set(os.listdir(self._directory)) - set(shapes):
-                os.unlink(leftover, dir_fd=self._directory)  # sidecars of a draft that died while it was being committed
-            for file, shape in shapes.items():
-                label = path if file == store_format.MATRIX else f"the tier of {path}"
-                self._files[file] = DraftMatrix(self._directory, file, shape, label, create=folder is None)
-        except BaseException:
-            self.abort()
-            raise
-
-    @property
-    def folder(self) -> str:
-        """Name of the directory it is built in."""
-        return os.path.basename(self._partial)
-
-    @property
-    def matrix(self) -> AnyArray:
-        """Writable (n_columns, n_obs) array on the medium."""
-        if not self._files:
-            raise StoreError(f"the draft of {self._path} was committed or aborted")
-        return self._files[store_format.MATRIX].matrix
-
-    @property
-    def tier(self) -> AnyArray | None:
-        """Writable (n_columns, n_obs) int8 array on the medium, where a tier was asked for."""
-        return self._files[store_format.TIER].matrix if store_format.TIER in self._files else None
-
-    def write_columns(self, first: int, columns: AnyArray) -> None:
-        """Write whole columns into the page cache, which the mapping shows too; several times quicker than fault by fault."""
-        assert columns.flags.c_contiguous
-        assert columns.dtype == self.matrix.dtype
-        with device_errors(f"write the store at {self._path}"):
-            self._files[store_format.MATRIX].write_columns(first, columns)
-
-    def forget(self, first: int, last: int) -> None:
-        """Unmap the pages that lie wholly in columns ``first:last``; the page cache keeps what was written."""
-        for file in self._files.values():
-            file.forget(first, last)
-
-    def commit(self, sidecars: Sidecars) -> None:
-        """Make the store visible, atomically and durably."""
-        layout = sidecars.layout
-        shape = (layout.n_columns, layout.n_obs, layout.dtype)
-        if not self._files or shape[0] > self._shape[0] or shape[1:] != self._shape[1:]:
-            raise StoreError(f"the draft of {self._path} has shape {self._shape} and cannot be committed as {shape}")
-        if (sidecars.tier is None) != (store_format.TIER not in self._files):
-            raise StoreError(f"the draft of {self._path} and its sidecars disagree about whether there is a tier")
-        files = store_format.encode_sidecars(sidecars)
-        header = store_format.encode_header(sidecars, files)
-        with device_errors(f"write the store at {self._path}"):
-            for file in self._files.values():
-                file.seal(layout.n_columns)
-            for name, data in files.items():
-                write_file(self._directory, name, data)
-            write_file(self._directory, store_format.HEADER, header)
-            os.fsync(self._directory)
-            self._publish()
-        self._release()
-
-    def leave(self) -> None:
-        """Close the draft and let its directory stand, for a later draft to go on with."""
-        self._release()
-        self._partial = ""
-
-    def abort(self) -> None:
-        """Remove everything written so far. Harmless after ``commit`` and ``leave``."""
-        self._release()
-        if self._partial:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            self._partial = ""
-
-    def _publish(self) -> None:
-        """Move the finished directory to its place, or into the place of the store it replaces."""
-        _check_destination(self._path, replace=self._replace)
-        parent = os.path.dirname(self._path)
-        retired = ""
-        if _occupant(self._path) != "store":
-            try:
-                os.rename(self._partial, self._path)
-            except OSError:
-                # Over an empty directory rename succeeds; over what another builder put there since the check it fails.
-                _check_destination(self._path, replace=False)
-                raise
-        elif rename_with_flag(self._partial, self._path, EXCHANGE):
-            retired = self._partial
-        else:
-            # Without exchange there is a moment without a store; should we die in it, nothing sweeps the retired one away.
-            retired = f"{self._partial}.retired"
-            os.rename(self._path, retired)
-            os.rename(self._partial, self._path)
-        self._partial = ""
-        sync_directory(parent)
-        if retired:
-            shutil.rmtree(retired, ignore_errors=True)
-
-    def _release(self) -> None:
-        """Close the descriptors, and with them the lock."""
-        for file in self._files.values():
-            file.close()
-        self._files = {}
-        if self._directory >= 0:
-            os.close(self._directory)
-        self._directory = -1
-
-
 def _path(url: StoreURL) -> str:
     """Return the absolute path a URL names, links resolved so that a replacement is built beside the real directory."""
     refuse_extras(url)
@@ -553,60 +398,7 @@ def _opened(directory: int, name: str, length: int | None = None, mode: int = os
 def _read(directory: int, name: str, length: int | None = None) -> bytes:
     """Return the content of a file of a store."""
     with _opened(directory, name, length) as descriptor:
-        if length is None and os.fstat(descriptor).st_size > _LARGEST_HEADER:
+        if length is None and os.fstat(descriptor).st_size > LARGEST_HEADER:
             raise StoreError(f"{name} is far larger than any of ours")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
-
-
-def _occupant(path: str) -> Literal["nothing", "store", "other"]:
-    """Tell what stands at ``path``; an empty directory is nothing, a damaged store is still a store."""
-    try:
-        with open(os.path.join(path, store_format.HEADER), "rb") as file:
-            return "store" if store_format.FORMAT.encode("ascii") in file.read(_LARGEST_HEADER) else "other"
-    except OSError:
-        pass
-    try:
-        return "other" if os.listdir(path) else "nothing"
-    except FileNotFoundError:
-        return "nothing"
-    except OSError:
-        return "other"
-
-
-def _check_destination(path: str, *, replace: bool) -> None:
-    """Refuse a place where a store may not be put."""
-    occupant = _occupant(path)
-    if occupant == "other":
-        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another place or remove it yourself")
-    if occupant == "store" and not replace:
-        raise StoreURLError(f"a store stands at {path}: choose another place or ask to replace it (--replace)")
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        raise StoreURLError(f"the directory {parent} does not exist: create it before building a store in it")
-
-
-def _sweep(parent: str, name: str) -> None:
-    """Remove what dead builders of this store left behind."""
-    for entry in os.listdir(parent):
-        match = _PARTIAL.fullmatch(entry)
-        if match and entry.startswith(f".{name}.partial-") and not _alive(int(match[1])):
-            leftover = os.path.join(parent, entry)
-            with contextlib.suppress(OSError):
-                directory = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(leftover, ignore_errors=True)
-                finally:
-                    os.close(directory)
-
-
-def _alive(process: int) -> bool:
-    """Tell whether a process of this number exists."""
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True

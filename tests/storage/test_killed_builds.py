@@ -22,7 +22,7 @@ ROOT = Path(storage_backends.__file__).parents[1]
 CHILD = """
 import os, sys, time
 import numpy as np
-from storage_backends import store_files
+from storage_backends import store_draft
 from storage_backends.builder import StoreBuilder
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
@@ -34,11 +34,11 @@ def stop(*_, **__):
     time.sleep(600)
 
 if stage == "sidecars":
-    store_files.write_file = stop
+    store_draft.write_file = stop
 elif stage == "rename":
-    store_files.FileDraft._publish = stop
+    store_draft.FileDraft._publish = stop
 elif stage == "retired":
-    store_files.shutil.rmtree = stop
+    store_draft.shutil.rmtree = stop
 with StoreBuilder(path, TableSchema.plain(64, NumberedNames(128)), replace=True) as builder:
     builder.write_rows(0, np.full((32, 128), 2.0))
     if stage == "rows":

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
 from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.stores import ColumnStatistics, Sidecars, StoreLayout, create_store, open_store
-from storage_backends import file_system, store_files, store_format
+from storage_backends import file_system, store_draft, store_files, store_format
 from storage_backends.statistics import column_grid
 
 SMALL_FILES = (store_format.HEADER, *store_format.SIDECARS)
@@ -304,7 +304,7 @@ def test_a_link_to_a_store_is_followed(tmp_path: Path) -> None:
 
 def test_replacing_works_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without an atomic exchange the store is still replaced and nothing is left over."""
-    monkeypatch.setattr(store_files, "rename_with_flag", lambda *_, **__: False)
+    monkeypatch.setattr(store_draft, "rename_with_flag", lambda *_, **__: False)
     with create_store(str(tmp_path / "s"), np.eye(3)) as store:
         store.region("log", 8).close()
     create_store(str(tmp_path / "s"), 2 * np.eye(3), replace=True).close()
