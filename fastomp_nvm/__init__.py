@@ -29,7 +29,7 @@ from fastomp_nvm.errors import (
     UnreachableError,
     UploadLostError,
 )
-from fastomp_nvm.fairness_report import FairnessReport, fairness_report
+from fastomp_nvm.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.many import cross_validate, grid, stability
 from fastomp_nvm.request import Selection, SelectionRequest
 from fastomp_nvm.selection import select, select_many

@@ -24,7 +24,7 @@ from fastomp_nvm.commands.remote import add_connection_arguments, select_remotel
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.display import clean, human_bytes, human_seconds, run_progress
 from fastomp_nvm.errors import InfeasibleError, RequestError
-from fastomp_nvm.fairness_report import FairnessReport, fairness_report
+from fastomp_nvm.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.reading import WAYS
 from fastomp_nvm.request import Selection
 from fastomp_nvm.selection import select

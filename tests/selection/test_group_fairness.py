@@ -13,7 +13,7 @@ import fastomp_nvm as fo
 from fastomp_nvm.cli import main
 from fastomp_nvm.constraints import Cardinality, Fairness
 from fastomp_nvm.constraints.intersection import intersect
-from fastomp_nvm.fairness_report import classification_figures, outcome_fairness
+from fastomp_nvm.group_fairness import classification_figures, outcome_fairness
 from fastomp_nvm.held_out import held_out_rows, split_weights
 
 N_OBS = 400
