@@ -21,8 +21,12 @@ COLOURS = {
 
 #: On top of the page's: notes are sentences, everything else stays on a line.
 NOTES = """
-table { font-size: .85em; } td { white-space: nowrap; } td:last-child { white-space: normal; text-align: left; min-width: 14rem; }
+body { max-width: 80rem; } table { font-size: .85em; } td { white-space: nowrap; }
+td:last-child, th:last-child { white-space: normal; text-align: left; min-width: 14rem; }
 """
+
+#: Beyond this factor between the quickest and the slowest the axis of a figure is logarithmic.
+WIDE = 30
 
 TITLES = {
     "small": "The paper's small set, far smaller than memory",
@@ -101,7 +105,12 @@ def _figure(path: Path, rows: Rows) -> None:
     figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
     axis.set_yticks(range(len(media)), media)
     axis.invert_yaxis()
-    axis.set(xlabel="seconds")
+    least, most = (extreme(row["seconds"] for row in rows) for extreme in (min, max))
+    if most > WIDE * least > 0:
+        axis.set(xscale="log", xlim=(least / 2, 2 * most), xlabel="seconds (logarithmic)")
+        axis.xaxis.set_major_formatter("{x:g}")
+    else:
+        axis.set(xlabel="seconds")
     axis.grid(alpha=0.3, axis="x")
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.savefig(path, dpi=110)
