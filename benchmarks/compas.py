@@ -20,7 +20,7 @@ from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.blas import one_blas_thread
 from fastomp_nvm.constraints import Fairness
 from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.fairness_report import classification_figures, outcome_fairness
+from fastomp_nvm.group_fairness import classification_figures, outcome_fairness
 from fastomp_nvm.objectives.logistic import Logistic
 
 __all__ = ["JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]
