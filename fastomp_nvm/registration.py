@@ -26,6 +26,7 @@ from fastomp_nvm.blas import blas_libraries
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
+from fastomp_nvm.objectives import newton
 from fastomp_nvm.request import SelectionRequest
 from fastomp_nvm.stores import BLOCK_COLUMNS
 
@@ -37,6 +38,7 @@ __all__ = [
     "describe_response",
     "numeric_build",
     "seal",
+    "sweep_build",
     "target_digest",
     "unseal",
 ]
@@ -224,11 +226,16 @@ def describe_response(y: Any) -> Any:
 
 
 def numeric_build(kernel: str) -> dict[str, str]:
-    """Return what the bits of an answer depend on beside the request and the data.
+    """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what fits GLMs."""
+    return {**sweep_build(kernel), "fits": newton.implementation()}
 
-    The sweep kernel and the grid of blocks; the BLAS behind NumPy and SciPy with the processor it was tuned for, which stands for
-    the instruction set that NumPy's own loops choose too; and their releases. Not the number of threads of a sweep, which changes
-    no bit.
+
+def sweep_build(kernel: str) -> dict[str, str]:
+    """Return what the bits of a sweep, its decisions and its columns depend on beside the data: all that a shard computes.
+
+    The kernel and the grid of blocks; the BLAS behind NumPy and SciPy with the processor it was tuned for, which stands for the
+    instruction set that NumPy's own loops choose too; and their releases. Not the number of threads of a sweep, which changes no
+    bit.
     """
     return {
         "kernel": kernel,

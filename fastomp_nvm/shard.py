@@ -24,7 +24,7 @@ from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.design import Design
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
 from fastomp_nvm.kernels import Kernel, kernel
-from fastomp_nvm.registration import numeric_build
+from fastomp_nvm.registration import sweep_build
 from fastomp_nvm.rounds import Ask, ExactGradients, Gradients
 from fastomp_nvm.stores import FeatureStore, Sidecars, StoreURL, open_store
 from fastomp_nvm.sweep import Sweeper, Traffic, Vectors
@@ -180,7 +180,7 @@ class Shard:
 
     def hello(self) -> dict[str, str]:
         """Return what must be the same on all machines for the bits to be the same."""
-        return {"release": __version__, **numeric_build(self._sweeper.kernel.id)}
+        return {"release": __version__, **sweep_build(self._sweeper.kernel.id)}
 
     def progress(self) -> float:
         """Return the share of the latest sweep that is done; may be called while it runs."""

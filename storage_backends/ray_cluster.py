@@ -17,7 +17,7 @@ from typing import Any
 from fastomp_nvm import __version__
 from fastomp_nvm.errors import FastompError, StoreError, UnreachableError
 from fastomp_nvm.kernels import kernel
-from fastomp_nvm.registration import numeric_build
+from fastomp_nvm.registration import sweep_build
 from fastomp_nvm.shard import Shard, ShardAddress
 from fastomp_nvm.sharded_rows import payload_bytes
 from storage_backends.ray_session import session
@@ -204,7 +204,7 @@ class RayShards:
 
     def _check_builds(self) -> None:
         """Refuse shards with another kernel or release; say so where libraries differ, which may change last bits."""
-        expected = {"release": __version__, **numeric_build(kernel().id)}
+        expected = {"release": __version__, **sweep_build(kernel().id)}
         for shard, found in self.call("hello", dict.fromkeys(range(len(self._actors)), ())).items():
             name = self._addresses[shard].name
             for what, value in found.items():

@@ -85,7 +85,7 @@ class GainTracker(ABC):
 
     @abstractmethod
     def add(self, position: int) -> None:
-        """Add the candidate at ``position``."""
+        """Add the candidate at ``position``: the best of those that may still be added, so that better ones never will be."""
 
 
 class Model(ABC):

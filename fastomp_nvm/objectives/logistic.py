@@ -18,6 +18,8 @@ __all__ = ["Logistic"]
 class Logistic(GLM):
     """Log-likelihood of a 0/1 response."""
 
+    native = "logistic"
+
     def check(self, response: Float64Array) -> None:
         """Require zeros and ones, both present."""
         values = np.unique(response)

@@ -13,9 +13,10 @@ predictor has moved by more than ``t`` the curvature is the old one up to a fact
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.linalg import lapack
@@ -25,7 +26,12 @@ from fastomp_nvm.arrays import Float64Array
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
 
-__all__ = ["Coefficients", "Curvature", "curvature_at", "maximise"]
+try:
+    native: Any = importlib.import_module("fastomp_nvm.objectives._newton")
+except ImportError:  # installed on a machine without a compiler
+    native = None
+
+__all__ = ["Coefficients", "Curvature", "curvature_at", "implementation", "maximise"]
 
 #: Newton stops after the step whose decrement (twice the gain it promises) is below this fraction of the total weight.
 DECREMENT = 1e-14
@@ -39,6 +45,8 @@ FAR = 0.5
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
 MAX_STEPS = 200
 
+NOT_DEFINITE = "the curvature of the likelihood is not positive definite"
+
 
 @dataclass(frozen=True, slots=True)
 class Curvature:
@@ -50,15 +58,32 @@ class Curvature:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Intercept and coefficients (d,) of standardised columns; the curvature last factored on the way there."""
+    """Intercept and coefficients (d,) of standardised columns, and what is known there.
+
+    Attributes
+    ----------
+    intercept : float
+    coef : (d,) float64
+    eta, residual : (n_obs,) float64
+        Linear predictor; weighted residual.
+    curvature : Curvature, optional
+        The one last factored on the way there.
+    """
 
     intercept: float
     coef: Float64Array
+    eta: Float64Array
+    residual: Float64Array
     curvature: Curvature | None = None
 
 
+def implementation() -> str:
+    """Return what names the last bits of fits by the families of this package: ``c-1`` or ``python``."""
+    return "python" if native is None else "c-1"
+
+
 def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coefficients:
-    """Maximise the penalised likelihood.
+    """Maximise the penalised likelihood, in C where that is built and knows the family.
 
     Parameters
     ----------
@@ -70,14 +95,61 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coeffici
     """
     first = int(family.centred)
     if not len(design):
-        return Coefficients(0.0, np.zeros(0))
+        return start
     beta = np.zeros(len(design))
     beta[:first] = start.intercept
     beta[first : first + len(start.coef)] = start.coef
+    eta, residual = start.eta.copy(), np.empty(len(start.eta))
+    climb = _climb if native is None or family.native is None else _climb_in_c
+    curvature = climb(family, design, beta, eta, residual, start.curvature)
+    if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
+        residual -= family.weights * (np.add.reduce(residual) / family.total)
+    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, curvature)
+
+
+def _climb_in_c(
+    family: GLM,
+    design: Float64Array,
+    beta: Float64Array,
+    eta: Float64Array,
+    residual: Float64Array,
+    known: Curvature | None,
+) -> Curvature | None:
+    """Do what ``_climb`` does."""
+    factor = np.empty((len(design), len(design)))
+    moved = native.maximise(
+        family.native,
+        design,
+        family.response,
+        family.weights,
+        family.ridge,
+        family.centred,
+        (DECREMENT * family.total, SLOW, FAR, MAX_STEPS),
+        None if known is None else known.factor.T,
+        0.0 if known is None else known.moved,
+        beta,
+        eta,
+        residual,
+        factor,
+    )
+    if moved == -2.0:
+        raise np.linalg.LinAlgError(NOT_DEFINITE)
+    return Curvature(factor.T, moved) if moved >= 0.0 else None
+
+
+def _climb(
+    family: GLM,
+    design: Float64Array,
+    beta: Float64Array,
+    eta: Float64Array,
+    residual: Float64Array,
+    known: Curvature | None,
+) -> Curvature | None:
+    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the curvature last factored, if any."""
+    first = int(family.centred)
     penalty = family.penalty(len(design))
-    eta = beta @ design
     mean, variance = family.moments(eta)
-    curvature = _bordered(start.curvature, design, family.weights * variance, penalty)
+    curvature = _bordered(known, design, family.weights * variance, penalty)
     before = np.inf
     for _ in range(MAX_STEPS):
         gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
@@ -89,10 +161,13 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coeffici
         if decrement > SLOW * before and not fresh:
             curvature = None
             continue
+        move, length = step @ design, 1.0
         if decrement <= DECREMENT * family.total:
             beta += step
+            eta += move
+            mean, variance = family.moments(eta)
             break
-        move, length, before = step @ design, 1.0, decrement
+        before = decrement
         reach = float(np.abs(move[family.counted]).max())
         if not _surely_gains(curvature.moved, reach):
             length = _growing_length(family, eta, move, beta[first:], step[first:])
@@ -103,7 +178,8 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coeffici
         mean, variance = family.moments(eta)
         moved = curvature.moved + length * reach
         curvature = Curvature(curvature.factor, moved) if moved <= FAR else None
-    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], curvature)
+    np.multiply(family.weights, family.response - mean, out=residual)
+    return curvature
 
 
 def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Curvature:
@@ -113,7 +189,7 @@ def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Ar
     matrix.flat[:: len(matrix) + 1] += penalty + 1e-12 * (1.0 + np.trace(matrix) / len(matrix))
     factor, failed = lapack.dpotrf(matrix)
     if failed:
-        raise np.linalg.LinAlgError("the curvature of the likelihood is not positive definite")
+        raise np.linalg.LinAlgError(NOT_DEFINITE)
     return Curvature(factor, 0.0)
 
 

@@ -18,6 +18,8 @@ LARGEST_PREDICTOR = 600.0
 class Poisson(GLM):
     """Log-likelihood of counts."""
 
+    native = "poisson"
+
     def check(self, response: Float64Array) -> None:
         """Require counts: non-negative, not all zero."""
         if response.min(initial=0.0) < 0 or not response.any():

@@ -40,7 +40,7 @@ def test_fast_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 < run["bookkeeping"] < 1 for run in printed["linear"])
     for run in printed["linear"]:
         assert {row["selected"] for row in run["rows"].values()} == {run["size"]["k"]}
-    assert len(printed["bars"]) == 12
+    assert len(printed["bars"]) == 14
     assert all(bar["found"] > 0 for bar in printed["bars"])
 
 

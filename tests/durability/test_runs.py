@@ -166,6 +166,15 @@ def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path)
     assert printed["indices"] == fo.select(stopped, **REQUEST).indices.tolist()
 
 
+def test_fits_by_another_implementation_are_another_build(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled fits and those in Python differ in their last bits, so a run started with one is not resumed with the other."""
+    monkeypatch.setattr("fastomp_nvm.objectives.newton.native", None)
+    rewrite(own_home, "half", build={**durable_runs.registration("half").build, "fits": "c-1"})
+    with pytest.raises(fo.StoreError, match=r"numeric build \(fits c-1 then, python now\)"):
+        fo.resume("half")
+    assert "fits" not in registration.sweep_build("any")  # a shard computes none
+
+
 def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registration of a later format is refused by its version."""
     found = durable_runs.registration("half")

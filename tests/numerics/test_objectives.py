@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.logistic import Logistic
 from fastomp_nvm.objectives.newton import Curvature, _bordered, _surely_gains, curvature_at
 from fastomp_nvm.selection import as_dataset
 from fastomp_nvm.sweep import Sweeper, Traffic
@@ -293,6 +294,7 @@ def test_steps_taken_unseen_raise_the_likelihood(name) -> None:
 def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch, name) -> None:
     """Adding columns one by one factors at most two curvatures each; a fit from scratch of the same columns agrees."""
     factored: list[int] = []
+    monkeypatch.setattr(newton, "native", None)
     monkeypatch.setattr(newton, "curvature_at", lambda design, *rest: factored.append(len(design)) or curvature_at(design, *rest))
     case = make(name, 0.1, False, True)
     model, columns = case.objective().null(), case.columns()
@@ -301,6 +303,139 @@ def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch,
         model.add(columns.dense(np.array([position])))
         assert len(factored) - before <= (2 if position > 1 else 6)
     assert model.value == pytest.approx(case.objective().fit(columns.dense(np.arange(6))).value, abs=1e-10)
+
+
+def fitted(monkeypatch: pytest.MonkeyPatch, case: Case, columns: np.ndarray, *, compiled: bool) -> list[newton.Coefficients]:
+    """Return the fits of the first two, three, six and all of ``columns`` (n_obs, d), each started from the one before."""
+    if not compiled:
+        monkeypatch.setattr(newton, "native", None)
+    objective = case.objective()
+    assert isinstance(objective, GLM)
+    found = [objective.null_coefficients]
+    for size in (2, 3, 6, columns.shape[1]):
+        found.append(objective.newton(columns[:, :size], found[-1]))
+    monkeypatch.undo()
+    return found
+
+
+@pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+@pytest.mark.parametrize("kind", ["plain", "zero weights", "hardly a ridge", "dependent", "far away", "single observation"])
+@pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
+def test_compiled_fits_are_those_of_python(monkeypatch, name, kind, ridge, weighted, centred) -> None:
+    """Coefficients, predictor and residual agree to rounding; a curvature comes with both or with neither, and as far off."""
+    case = make(name, ridge, weighted, centred)
+    columns = case.columns().dense(np.arange(8))
+    if kind == "zero weights":  # observations that do not count are far out: no step may be shortened for them
+        case = replace(case, weights=case.w * (np.arange(50) % 3 > 0))
+        columns[::3] *= 1e3
+    elif kind == "hardly a ridge":  # separated labels: dozens of damped steps
+        case, columns = replace(case, ridge=1e-6), np.column_stack((case.y - 0.5, columns)) / 7.0
+    elif kind == "dependent":
+        case, columns = replace(case, ridge=max(ridge, 1e-3)), np.column_stack((columns[:, :4], columns[:, :4]))
+    elif kind == "far away":  # exp of some predictors on the way is beyond all bounds
+        columns = columns * 40.0
+    elif kind == "single observation":
+        case = replace(case, ridge=max(ridge, 0.1), X=case.X[:2], y=np.array([0.0, 1.0]), weights=None)
+        columns = columns[:2].copy()
+    ours, theirs = (fitted(monkeypatch, case, columns, compiled=compiled) for compiled in (True, False))
+    for fast, plain in zip(ours, theirs, strict=True):
+        size = max(np.abs(plain.coef).max(initial=0.0), abs(plain.intercept), 1.0)
+        assert fast.coef == pytest.approx(plain.coef, abs=1e-6 * size)
+        assert fast.intercept == pytest.approx(plain.intercept, abs=1e-6 * size)
+        counted = case.w > 0
+        assert fast.eta[counted] == pytest.approx(plain.eta[counted], abs=1e-6 * max(np.abs(plain.eta[counted]).max(), 1.0))
+        assert fast.residual == pytest.approx(plain.residual, abs=1e-6 * max(case.y.max(), 1.0))
+        assert (fast.curvature is None) == (plain.curvature is None)
+        if fast.curvature is not None and plain.curvature is not None:
+            assert fast.curvature.moved == pytest.approx(plain.curvature.moved, abs=1e-3)
+            upper, other = (np.triu(fit.curvature.factor) for fit in (fast, plain))
+            assert upper.T @ upper == pytest.approx(other.T @ other, rel=1e-3, abs=1e-6 * np.abs(other).max() ** 2)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_curvature_that_cannot_be_factored_is_an_error(monkeypatch, compiled) -> None:
+    """A penalty below zero, which no request passes on, ends a fit with an error, by C and by Python."""
+    if not compiled:
+        monkeypatch.setattr(newton, "native", None)
+    case = make("logistic", -10.0, False, True)
+    columns = case.columns().dense(np.arange(3))
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        case.objective().newton(columns, case.objective().null_coefficients)  # type: ignore[attr-defined]
+
+
+def test_a_family_without_compiled_fits_is_fitted_in_python() -> None:
+    """A family of one's own needs moments and a likelihood alone; a class that changes a built-in one says so by ``native``."""
+
+    class Other(Logistic):
+        native = None
+
+        def moments(self, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            asked.append(len(eta))
+            return super().moments(eta)
+
+    asked: list[int] = []
+    case = make("logistic", 0.3, True, True)
+    columns = case.columns().dense(np.arange(5))
+    other = Other(case.y, case.weights, ridge=0.3).fit(columns)
+    assert len(asked) > 3
+    assert other.coef == pytest.approx(case.objective().fit(columns).coef, abs=1e-9)
+
+
+@pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")
+def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
+    """Lengths that contradict each other and unknown families are a ValueError; nothing is read or written."""
+    n, d = 6, 2
+    good = {
+        "family": "logistic",
+        "design": np.ones((d, n)),
+        "response": np.zeros(n),
+        "weights": np.ones(n),
+        "ridge": 0.1,
+        "intercept": True,
+        "settings": (1e-12, 0.05, 0.5, 200),
+        "known": None,
+        "moved": 0.0,
+        "beta": np.zeros(d),
+        "eta": np.zeros(n),
+        "residual": np.zeros(n),
+        "factor": np.zeros((d, d)),
+    }
+    for name, wrong in (
+        ("family", "gamma"),
+        ("design", np.ones((d, n - 1))),
+        ("weights", np.ones(n + 1)),
+        ("known", np.ones((d + 1, d + 1))),
+        ("known", np.ones(3)),
+        ("beta", np.zeros(0)),
+        ("eta", np.zeros(n - 1)),
+        ("residual", np.zeros(n + 1)),
+        ("factor", np.zeros(d)),
+    ):
+        with pytest.raises(ValueError, match=r"no family|do not fit"):
+            newton.native.maximise(*{**good, name: wrong}.values())
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+@pytest.mark.parametrize("least", [32, 0])
+def test_the_polish_finds_what_a_constraint_admits_among_many(monkeypatch, name, least) -> None:
+    """Where the features with the largest scores are not admitted any more, those that are get their turn, and are as good."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(150, 400))
+    eta = X[:, :300] @ np.where(np.arange(300) < 40, 0.5, 0.0) + 0.2 * X[:, 300:320].sum(axis=1)
+    y = rng.poisson(np.exp(0.3 * eta)) if name == "poisson" else eta + rng.logistic(size=150) > 0
+    groups = {"strong": [f"f{feature}" for feature in range(300)], "weak": [f"f{feature}" for feature in range(300, 400)]}
+    constraint = {"partition": {"groups": groups, "caps": {"strong": 3, "weak": 9}}}
+    request: dict[str, Any] = {"objective": name, "ridge": 0.2, "tau": 0.2, "until": "full", "constraint": constraint}
+    found = {}
+    for near in (least, 1000):
+        monkeypatch.setattr("fastomp_nvm.objectives.glm.LEAST_NEAR", near)
+        monkeypatch.setattr("fastomp_nvm.objectives.glm.NEAR_PER_ADDITION", 2)
+        found[near] = fo.select(X, y.astype(float), **request)
+    few, all_ = found[least], found[1000]
+    assert len(few.indices) == len(all_.indices) == 12
+    assert few.score >= all_.score - 0.02 * abs(all_.score)
+    assert few.score >= few.details["score_unpolished"]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
