@@ -25,6 +25,8 @@ from fastomp_nvm.display import human_bytes
 
 __all__ = ["Finding", "add_arguments", "examine", "run"]
 
+_COMPILER = "install a C compiler, then reinstall fastomp-nvm"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -65,6 +67,7 @@ def examine() -> list[Finding]:
         Finding("machine", True, f"{cores} cores, {human_bytes(memory.total)} memory, {human_bytes(memory.available)} available"),
         _memory_limit(),
         *_kernels(),
+        *_compiled(),
         _dax(),
         _libpmem(),
         _package("pyarrow", "Parquet and Feather files, the pool server", "pip install 'fastomp-nvm[formats]'"),
@@ -81,13 +84,27 @@ def examine() -> list[Finding]:
 
 def _kernels() -> list[Finding]:
     """Say which sweep kernels there are."""
-    remedies = {"c": "install a C compiler, then reinstall fastomp-nvm", "numba": "pip install 'fastomp-nvm[fast]'", "numpy": ""}
+    remedies = {"c": _COMPILER, "numba": "pip install 'fastomp-nvm[fast]'", "numpy": ""}
     chosen = kernels.kernel().id
     found = []
     for name, seen in kernels.available().items():
         present = seen.startswith((name, "c-"))
         text = f"{seen}{', in use' if seen == chosen else ''}"
         found.append(Finding(f"kernel {name}", present, text, remedies.get(name, "")))
+    return found
+
+
+def _compiled() -> list[Finding]:
+    """Say which of the compiled parts beside the kernel were built; Python, slower or less kind, stands in for each."""
+    parts = {
+        "reads": ("_column_reads", "columns here and there of a cold file"),
+        "fits": ("objectives._newton", "logistic and Poisson models"),
+        "guard": ("_lost_pages", "a file that fails while mapped ends its job alone"),
+    }
+    found = []
+    for name, (module, purpose) in parts.items():
+        built = importlib.util.find_spec(f"fastomp_nvm.{module}") is not None
+        found.append(Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER))
     return found
 
 
