@@ -32,6 +32,9 @@ STEP, SMALLEST = 0.93, 1e-3
 #: Bisections between two consecutive penalties.
 BISECTIONS = 12
 
+#: A coefficient below this share of the largest is rounding: of two equal columns, the second one's is not quite zero.
+NEGLIGIBLE = 1e-9
+
 #: Sweeps of the solvers over the columns per penalty; what has not converged by then is good enough for a support.
 SOLVER_STEPS = 1000
 
@@ -60,7 +63,8 @@ def lasso(problem: Problem) -> Algorithm:
     def support(penalty: float) -> IndexArray:
         """Return the features in use, largest coefficients first."""
         weights = np.maximum.reduceat(np.abs(fit(penalty)), offsets[:-1])
-        return usable[np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]]
+        used = np.count_nonzero(weights > NEGLIGIBLE * weights.max(initial=0.0))
+        return usable[np.argsort(-weights, kind="stable")[:used]]
 
     chosen = np.empty(0, dtype=np.int64)
     penalty, high, low = largest * STEP, largest, 0.0
