@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.blas import one_blas_thread
 from fastomp_nvm.constraints import Fairness
@@ -76,7 +76,7 @@ class FittedSet:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One algorithm at one lambda.
+    """One run of an algorithm at one lambda.
 
     Attributes
     ----------
@@ -84,7 +84,10 @@ class CurvePoint:
     limit : float
         Lambda.
     algorithm : str
-        A selector's name, ``optimum`` (largest log-likelihood) or ``most_accurate`` (largest accuracy), over all allowed sets.
+        ``FAST_OMP`` (as in the paper), ``FAST_OMP + polish``, ``ISK``; and of all allowed sets the ``optimum`` (largest
+        log-likelihood) and the ``most accurate``.
+    seed : int, optional
+        None where nothing is random.
     features : tuple of str
     process_unfairness, log_likelihood, accuracy, outcome_fairness : float
     """
@@ -92,6 +95,7 @@ class CurvePoint:
     judgement: str
     limit: float
     algorithm: str
+    seed: int | None
     features: tuple[str, ...]
     process_unfairness: float
     log_likelihood: float
@@ -145,12 +149,12 @@ def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEED
     limits : sequence of float
         Lambdas.
     seeds : int
-        Runs of FAST_OMP per lambda, in shared scans, of which the one with the largest log-likelihood counts.
+        Runs of FAST_OMP per lambda, with and without the polish, in shared scans.
 
     Returns
     -------
     list of CurvePoint
-        By judgement, then lambda: FAST_OMP, ISK, the optimum, the most accurate set.
+        By judgement, then lambda: FAST_OMP's runs, ISK, the optimum, the most accurate set.
     """
     compas = load(data_folder)
     with one_blas_thread():  # models of 18 columns: threads would only wait for each other
@@ -163,27 +167,30 @@ def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEED
 def _points(compas: Compas, fitted: Sequence[FittedSet], judgement: str, limit: float, seeds: int) -> list[CurvePoint]:
     """Return the points of one judgement and lambda."""
     constraint = Fairness(compas.store.layout.n_features, compas.judgements[judgement], limit)
+    common = {"objective": "logistic", "constraint": constraint}
+    runs: list[tuple[str, int | None, dict[str, Any]]] = [
+        (name, seed, {**common, "polish": polish, "seed": seed})
+        for name, polish in (("FAST_OMP", "none"), ("FAST_OMP + polish", "pool"))
+        for seed in range(seeds)
+    ]
+    runs.append(("ISK", None, {**common, "algorithm": "isk"}))
+    answers = fo.select_many(compas.store, [request for _, _, request in runs])
+    chosen = [(name, seed, fitted[int((1 << found.indices).sum())]) for (name, seed, _), found in zip(runs, answers, strict=True)]
     allowed = [one for one in fitted if constraint.independent(one.features)]
-    requests = [{"objective": "logistic", "constraint": constraint, "seed": seed} for seed in range(seeds)]
-    if "isk" in registry.SELECTORS:
-        requests.append({"objective": "logistic", "constraint": constraint, "algorithm": "isk"})
-    answers = fo.select_many(compas.store, requests)
-    found = {"fast_omp": max(answers[:seeds], key=lambda answer: answer.score)}
-    found.update({answer.algorithm: answer for answer in answers[seeds:]})
-    chosen = {name: fitted[int((1 << answer.indices).sum())] for name, answer in found.items()}
-    chosen["optimum"] = max(allowed, key=lambda one: one.log_likelihood)
-    chosen["most_accurate"] = max(allowed, key=lambda one: one.accuracy)
+    chosen.append(("optimum", None, max(allowed, key=lambda one: one.log_likelihood)))
+    chosen.append(("most accurate", None, max(allowed, key=lambda one: one.accuracy)))
     names = compas.store.names
     return [
         CurvePoint(
             judgement,
             limit,
             algorithm,
+            seed,
             tuple(names[feature] for feature in one.features.tolist()),
             constraint.unfairness(one.features),
             one.log_likelihood,
             one.accuracy,
             one.outcome_fairness,
         )
-        for algorithm, one in chosen.items()
+        for algorithm, seed, one in chosen
     ]

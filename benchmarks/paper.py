@@ -55,10 +55,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--scale", type=float, help="divide the large set's 1000000 features by this, its 10000 observations by the root"
     )
-    parser.add_argument("--seeds", type=int, help="runs per point (default 10; 3 with --quick)")
+    parser.add_argument("--seeds", type=int, help="runs per point (default 10, COMPAS 20; 3 with --quick)")
     parser.add_argument("--genes", type=Path, help="the Pan-Cancer data.csv; its labels.csv stands beside it")
     parser.add_argument("--only", choices=("small", "large", "genes", "compas"), help="one experiment alone")
     arguments = parser.parse_args(argv)
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise RequestError(f"--seeds is {arguments.seeds}: expected at least 1")
+    if arguments.scale is not None and not arguments.scale >= 1:
+        raise RequestError(f"--scale is {arguments.scale:g}: expected 1 (the paper's size) or more")
+    if arguments.genes is not None and not arguments.genes.is_file():
+        raise RequestError(f"there is no file {arguments.genes}: --genes takes the Pan-Cancer data.csv")
+    if arguments.only == "compas" and _compas_folder() is None:
+        raise RequestError("FASTOMP_TEST_DATA names no folder with compas_design.npz: set it, or leave --only compas out")
     arguments.out.mkdir(parents=True, exist_ok=True)
     plans = read_plans(arguments.quick, arguments.seeds, arguments.scale)
     rows: list[dict[str, Any]] = []
@@ -184,12 +192,18 @@ def _constraint(plan: dict[str, Any], n_features: int, k: int, seed: int) -> Ran
 
 def _compas(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the curve of accuracy and outcome fairness over lambda, or nothing without the data."""
-    folder = os.environ.get("FASTOMP_TEST_DATA")
-    if arguments.only not in (None, "compas") or not folder or not (Path(folder) / "compas_design.npz").exists():
+    folder = _compas_folder()
+    if arguments.only not in (None, "compas") or folder is None:
         return []
-    points = compas.curve(Path(folder), seeds=3 if arguments.quick else 20)
+    points = compas.curve(folder, seeds=arguments.seeds or (3 if arguments.quick else compas.SEEDS))
     print("compas: done", flush=True)
     return [asdict(point) for point in points]
+
+
+def _compas_folder() -> Path | None:
+    """Return the folder of the COMPAS data, if there is one."""
+    folder = os.environ.get("FASTOMP_TEST_DATA")
+    return Path(folder) if folder and (Path(folder) / "compas_design.npz").exists() else None
 
 
 if __name__ == "__main__":

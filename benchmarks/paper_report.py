@@ -21,10 +21,9 @@ COLOURS = {
     "DASH": "#9467bd",
     "Lasso": "#8c564b",
     "Random": "#7f7f7f",
-    "fast_omp": "#d62728",
-    "isk": "#1f77b4",
+    "ISK": "#1f77b4",
     "optimum": "#2ca02c",
-    "most_accurate": "#bcbd22",
+    "most accurate": "#bcbd22",
 }
 
 SCORES = {"linear": "R²", "logistic": "mean log-likelihood"}
@@ -79,7 +78,8 @@ def write_report(
     page.write_text(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         f"<p>Each figure shows the mean over seeds; bands run from the least to the largest. Times were measured side by side in "
-        f"one run, contestants taking turns. FAST_OMP is the paper's algorithm (no polish); the polish is ours.</p>"
+        f"one run, contestants taking turns. FAST_OMP is the paper's algorithm, run on until its set is maximal; the polish is "
+        f"ours. On COMPAS both stop as in the paper.</p>"
         f"<p class=note>{facts}</p>{''.join(parts)}</html>\n",
         encoding="utf-8",
     )
@@ -186,11 +186,13 @@ def _compas_figure(path: Path, points: list[dict[str, Any]]) -> None:
     figure, axes = pyplot.subplots(len(judgements), 2, figsize=(12, 3.4 * len(judgements)), squeeze=False)
     for row, judgement in enumerate(judgements):
         for (algorithm,), mine in _by([point for point in points if point["judgement"] == judgement], "algorithm").items():
-            limits = [point["limit"] for point in mine]
+            runs = _by(mine, "limit")
+            limits = [limit for (limit,) in runs]
             for axis, field in zip(axes[row], ("accuracy", "outcome_fairness"), strict=True):
-                axis.plot(
-                    limits, [point[field] for point in mine], "o-", markersize=3, label=algorithm, color=COLOURS.get(algorithm)
-                )
+                values = [[point[field] for point in points] for points in runs.values()]
+                colour = COLOURS[algorithm]
+                axis.plot(limits, [np.mean(each) for each in values], "o-", markersize=3, label=algorithm, color=colour)
+                axis.fill_between(limits, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
                 axis.set(xlabel="process unfairness allowed, λ", ylabel=field.replace("_", " "), title=f"{judgement} judgements")
                 axis.grid(alpha=0.3)
     axes[0][0].legend(frameon=False)
@@ -205,18 +207,26 @@ def _compas_section(points: list[dict[str, Any]]) -> str:
     return (
         "<h2>COMPAS: accuracy and outcome fairness over λ</h2><p>Logistic regression on nine features; a set is allowed when at "
         "most a share λ of 215 people finds it unfair. The optimum is over all 512 feature sets. Outcome fairness is "
-        "-|FPR difference| - |FNR difference| between white and other people; 0 is fair.</p>"
+        "-|FPR difference| - |FNR difference| between white and other people; 0 is fair. Lines are means over seeds, bands run "
+        "from the least to the largest.</p>"
         f"<img src=compas.png alt='COMPAS'><p>{worst}</p><p class=note>A study of the optimisation on a criticised data set, "
         "not a recommendation to predict recidivism.</p>"
     )
 
 
 def _worst_gap(points: list[dict[str, Any]]) -> str:
-    """Return a sentence on the largest distance of FAST_OMP's log-likelihood from the optimum's."""
-    best = {(point["judgement"], point["limit"]): point["log_likelihood"] for point in points if point["algorithm"] == "optimum"}
-    gaps = [
-        (best[(point["judgement"], point["limit"])] - point["log_likelihood"]) / abs(best[(point["judgement"], point["limit"])])
-        for point in points
-        if point["algorithm"] == "fast_omp"
-    ]
-    return f"FAST_OMP's training log-likelihood is at most {100 * max(gaps):.2f} % from the optimum, over every λ and judgement."
+    """Return sentences on the largest distance of FAST_OMP's log-likelihood from the optimum's, mean and best of the seeds."""
+    reached = _by(points, "judgement", "limit", "algorithm")
+    sentences = []
+    for algorithm in ("FAST_OMP", "FAST_OMP + polish"):
+        gaps = []
+        for (judgement, limit, _), runs in ((key, runs) for key, runs in reached.items() if key[2] == algorithm):
+            (best,) = (point["log_likelihood"] for point in reached[(judgement, limit, "optimum")])
+            found = [point["log_likelihood"] for point in runs]
+            gaps.append([100 * (best - value) / abs(best) for value in (np.mean(found), max(found))])
+        mean, least = np.max(gaps, axis=0)
+        sentences.append(
+            f"{algorithm}: the training log-likelihood is at most {mean:.2f} % from the optimum in the mean over seeds and "
+            f"{least:.2f} % with the best seed, over every λ and judgement."
+        )
+    return " ".join(sentences)

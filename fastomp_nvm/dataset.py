@@ -127,15 +127,9 @@ class Dataset:
         return len(self.offsets) - 1
 
     @cached_property
-    def _largest(self) -> Float64Array:
-        """(n_columns,): bound on the absolute value of the entries."""
-        return np.maximum(np.abs(self.statistics.minimum), np.abs(self.statistics.maximum))
-
-    @cached_property
     def _standardisation(self) -> Standardisation:
         """The unweighted standardisation."""
-        stats = self.statistics
-        return Standardisation.from_moments(self.offsets, stats.mean, stats.norm, self._largest, float(self.n_obs), stats.grams)
+        return _standardisation_of(self.offsets, self.statistics, float(self.n_obs), self.statistics.grams)
 
     def design(self, standardize: bool = True, weights: Float64Array | None = None, traffic: Traffic | None = None) -> Design:
         """Return the design under a standardisation.
@@ -188,9 +182,17 @@ class Dataset:
         for feature in np.flatnonzero(np.diff(self.offsets) > 1):
             span = slice(int(self.offsets[feature]), int(self.offsets[feature + 1]))
             grams.append(gram(self.matrix[span], stats.mean[span], weights))
-        weighted = Standardisation.from_moments(self.offsets, stats.mean, stats.norm, self._largest, float(weights.sum()), grams)
+        weighted = _standardisation_of(self.offsets, stats, float(weights.sum()), grams)
         # Which columns are accumulated in float64 is a property of the store, not of the weights: merged sweeps share it.
         return Standardisation(self.offsets, stats.mean, weighted.scale, self._standardisation.wide, weighted.whiteners)
+
+
+def _standardisation_of(
+    offsets: IndexArray, stats: ColumnStatistics, weight: float, grams: Sequence[Float64Array]
+) -> Standardisation:
+    """Return the standardisation that moments under observation weights of sum ``weight`` make."""
+    largest = np.maximum(np.abs(stats.minimum), np.abs(stats.maximum))
+    return Standardisation.from_moments(offsets, stats.mean, stats.norm, largest, weight, grams)
 
 
 def _block_moments(matrix: AnyArray, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:

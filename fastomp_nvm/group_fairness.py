@@ -20,12 +20,12 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
-from fastomp_nvm.constraints.intersection import Intersection
+from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.held_out import held_out_rows
 from fastomp_nvm.request import Selection, SelectionRequest
-from fastomp_nvm.selection import encode_response, resolve_response
+from fastomp_nvm.selection import encode_response, labelled, resolve_response
 from fastomp_nvm.stores import FeatureStore, open_store
 
 __all__ = ["FairnessReport", "classification_figures", "fairness_report", "outcome_fairness"]
@@ -195,7 +195,7 @@ def _actual(selection: Selection, dataset: Dataset | None, y: Any, n_obs: int) -
     return np.array([known.index(label) for label in classes], dtype=np.float64)[values.astype(np.int64)]
 
 
-def _groups(protected: Any, dataset: Dataset | None, n_obs: int) -> tuple[list[str], IndexArray]:
+def _groups(protected: Any, dataset: Dataset | None, n_obs: int) -> tuple[tuple[str, ...], IndexArray]:
     """Return the labels of the groups and the code of each observation's group (n_obs,)."""
     if isinstance(protected, str):
         if dataset is None:
@@ -207,10 +207,10 @@ def _groups(protected: Any, dataset: Dataset | None, n_obs: int) -> tuple[list[s
         raise DataError(f"the protected attribute ({name}) has shape {values.shape}: expected one value for {n_obs} observations")
     if values.dtype.kind == "f" and np.isnan(values).any():
         raise DataError(f"the protected attribute ({name}) is missing at row {int(np.flatnonzero(np.isnan(values))[0]) + 1}")
-    distinct, codes = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_inverse=True)
-    if not 2 <= len(distinct) <= MOST_GROUPS:
-        raise DataError(f"the protected attribute ({name}) has {len(distinct)} distinct values: expected 2 to {MOST_GROUPS} groups")
-    return [f"{value:g}" if values.dtype.kind in "fiu" else str(value) for value in distinct], codes.ravel()
+    labels, codes = labelled(values)
+    if not 2 <= len(labels) <= MOST_GROUPS:
+        raise DataError(f"the protected attribute ({name}) has {len(labels)} distinct values: expected 2 to {MOST_GROUPS} groups")
+    return labels, codes
 
 
 def _named_groups(dataset: Dataset, name: str) -> AnyArray:
@@ -247,5 +247,5 @@ def _rows(selection: Selection, rows: Any, n_obs: int) -> tuple[AnyArray, str]:
 
 def _unfairness(constraint: Constraint | None, indices: IndexArray) -> float | None:
     """Return h of the selection, the largest if there are several fairness constraints."""
-    parts = constraint.parts if isinstance(constraint, Intersection) else (constraint,)
+    parts = () if constraint is None else parts_of(constraint)
     return max((part.unfairness(indices) for part in parts if isinstance(part, Fairness)), default=None)

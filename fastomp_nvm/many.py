@@ -20,7 +20,7 @@ from fastomp_nvm import registry
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
-from fastomp_nvm.constraints.intersection import Intersection, intersect
+from fastomp_nvm.constraints.intersection import intersect, parts_of
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.engine import Observer
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError
@@ -487,7 +487,7 @@ def _parsed(dataset: Dataset, request: Mapping[str, Any]) -> Constraint:
 
 def _with_limit(constraint: Constraint, limit: float) -> Constraint:
     """Return the constraint with this limit in each of its fairness parts."""
-    parts = constraint.parts if isinstance(constraint, Intersection) else (constraint,)
+    parts = parts_of(constraint)
     if not any(isinstance(part, Fairness) for part in parts):
         raise ConstraintError("a grid over lambda needs a fairness part, and the constraint has none: add one or leave lambda out")
     return intersect([part.with_limit(limit) if isinstance(part, Fairness) else part for part in parts])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, Float64Array
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 from fastomp_nvm.stores import ColumnStatistics
 
 __all__ = ["gram", "moments"]
@@ -26,7 +26,7 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     columns : (m, n_obs) array
         Finite values.
     weights : (n_obs,) float64, optional
-        Observation weights, not all zero; the range is that of all observations all the same.
+        Observation weights, not all zero. What has no weight is not looked at, not even for the range.
 
     Returns
     -------
@@ -34,7 +34,9 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         Exact for a constant column (norm 0); not finite where the values are too large for float64 sums.
     """
     n_columns, n_obs = columns.shape
-    minimum, maximum = (columns.min(axis=1).astype(np.float64), columns.max(axis=1).astype(np.float64))
+    counted: BoolArray | bool = True if weights is None else weights > 0
+    minimum = columns.min(axis=1, where=counted, initial=np.inf).astype(np.float64)
+    maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)
     total, squares = np.zeros(n_columns), np.zeros(n_columns)
     weight = float(n_obs) if weights is None else float(weights.sum())
     with np.errstate(over="ignore", invalid="ignore"):
@@ -84,7 +86,9 @@ def gram(columns: AnyArray, mean: Float64Array, weights: Float64Array | None = N
 def _weighted(piece: Float64Array, weights: Float64Array | None, first: int) -> Float64Array:
     """Scale the observations from ``first`` onward by their weights, in place."""
     if weights is not None:
-        piece *= weights[first : first + piece.shape[1]]
+        here = weights[first : first + piece.shape[1]]
+        piece *= here
+        piece[:, here == 0.0] = 0.0  # what has no weight may have overflowed
     return piece
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm import registry
-from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.blas import one_blas_thread
 from fastomp_nvm.certificate import certified
 from fastomp_nvm.columns import LARGEST_BUDGET, ColumnPool, Columns, automatic_budget
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
-from fastomp_nvm.constraints.intersection import Intersection, intersect
+from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.design import column_index
 from fastomp_nvm.engine import Engine, Observer, Run
@@ -302,6 +302,20 @@ def _excluded(dataset: Dataset, request: SelectionRequest) -> IndexArray:
     return np.array([places[name] for name in request.exclude], dtype=np.int64)
 
 
+def labelled(values: AnyArray) -> tuple[tuple[str, ...], IndexArray]:
+    """Return a label for each distinct one of ``values`` (n,), no two alike, and the place of each value's label (n,)."""
+    distinct, codes = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_inverse=True)
+    return tuple(_label(value) for value in distinct.tolist()), codes.ravel()
+
+
+def _label(value: Any) -> str:
+    """Return ``value`` as text, a number in six digits where these say it all."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else str(value).removesuffix(".0")
+
+
 def encode_response(y: Any, objective: str) -> tuple[Float64Array, tuple[str, ...]]:
     """Return a response as float64; for the logistic objective also the labels of codes 0 and 1."""
     values = np.asarray(y)
@@ -312,9 +326,8 @@ def encode_response(y: Any, objective: str) -> tuple[Float64Array, tuple[str, ..
     if objective == "logistic":
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise DataError(f"the target holds a NaN or infinity at row {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}")
-        labels, codes = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_inverse=True)
-        texts = tuple(f"{label:g}" if values.dtype.kind in "fiu" else str(label) for label in labels)
-        return codes.astype(np.float64).ravel(), texts
+        labels, codes = labelled(values)
+        return codes.astype(np.float64), labels
     try:
         return values.astype(np.float64), ()
     except (TypeError, ValueError) as error:
@@ -335,15 +348,11 @@ def _constraint(dataset: Dataset, request: SelectionRequest, usable: IndexArray)
         selectable = np.zeros(dataset.n_features, dtype=np.bool_)
         selectable[usable] = True
         constraint = parse(given, dataset.names, usable=selectable)
-    if request.k is None:
-        if constraint is None:
-            raise RequestError("give k, or a constraint that bounds how many features may be selected")
-        return constraint
-    limit = Cardinality(dataset.n_features, min(request.k, len(usable)))
-    if constraint is None:
-        return limit
-    # Flat, because a limit next to lower bounds must leave room for them.
-    return intersect([limit, *(constraint.parts if isinstance(constraint, Intersection) else [constraint])])
+    if request.k is None and constraint is None:
+        raise RequestError("give k, or a constraint that bounds how many features may be selected")
+    limits = [] if request.k is None else [Cardinality(dataset.n_features, min(request.k, len(usable)))]
+    # Through ``intersect``, because a limit next to lower bounds must leave room for them.
+    return intersect([*limits, *([] if constraint is None else [constraint])])
 
 
 def _finish(

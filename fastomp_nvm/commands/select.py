@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser)
+    parser.add_argument("--run", dest="run_name", metavar="NAME", help="make it a durable run, which 'resume NAME' continues")
     parser.add_argument(
         "--protected",
         metavar="COL|FILE",
@@ -68,7 +69,6 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to read files colder than memory: direct (past the page cache), mmap, or auto; the answer does not depend on it",
     )
     parser.add_argument("--verify", action="store_true", help="check every block against its checksum first")
-    parser.add_argument("--run", dest="run_name", metavar="NAME", help="make it a durable run, which 'resume NAME' continues")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     add_ray_argument(parser)
 

@@ -16,7 +16,7 @@ from fastomp_nvm.constraints.bounds import Bounds
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["Intersection", "intersect"]
+__all__ = ["Intersection", "intersect", "parts_of"]
 
 
 class Intersection(Constraint):
@@ -25,11 +25,11 @@ class Intersection(Constraint):
     Parameters
     ----------
     parts : sequence of Constraint
-        At least one, all over the same number of features.
+        At least one, all over the same number of features. The parts of an intersection among them become parts of this one.
     """
 
     def __init__(self, parts: Sequence[Constraint]) -> None:
-        self.parts = tuple(parts)
+        self.parts = tuple(inner for part in parts for inner in parts_of(part))
         if not self.parts:
             raise ConstraintError("an intersection of no constraints was asked for: give at least one")
         if len(sizes := sorted({part.n_features for part in self.parts})) > 1:
@@ -96,6 +96,11 @@ class Intersection(Constraint):
         return blocked
 
 
+def parts_of(constraint: Constraint) -> tuple[Constraint, ...]:
+    """Return the constraints, none of them an intersection, of which ``constraint`` is the intersection."""
+    return constraint.parts if isinstance(constraint, Intersection) else (constraint,)
+
+
 def intersect(parts: Iterable[Constraint]) -> Constraint:
     """Return the intersection of ``parts`` with lower bounds that can be kept.
 
@@ -111,7 +116,7 @@ def intersect(parts: Iterable[Constraint]) -> Constraint:
     -------
     Constraint
     """
-    given = list(parts)
+    given = [inner for part in parts for inner in parts_of(part)]
     k = min((part.k for part in given if isinstance(part, Cardinality)), default=None)
     if k is not None:
         given = [part.with_total(k) if isinstance(part, Bounds) and k < part.total else part for part in given]

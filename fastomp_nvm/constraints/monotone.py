@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,13 +65,10 @@ class Monotone(Oracle):
             workers=fields["workers"].integer() if "workers" in fields else 0,
         )
 
-    def violations(self, features: IndexArray) -> Sequence[str]:
+    def _refusal(self, features: IndexArray) -> str:
         """Say by how much the threshold is exceeded."""
-        if self.independent(features):
-            return ()
-        return (
-            f"the set function is {self._at_most.value(np.sort(features)):g} on the selection, above {self._at_most.threshold:g}",
-        )
+        value, threshold = self._at_most.value(np.sort(features)), self._at_most.threshold
+        return f"the set function is {value:g} on the selection, above {threshold:g}"
 
 
 @dataclass(frozen=True, slots=True)

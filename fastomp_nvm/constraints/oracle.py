@@ -84,7 +84,7 @@ class Oracle(Constraint):
     function : callable
         Takes a sorted int64 array of features, returns True or False. Not asked about the empty set, which is always allowed.
     rank : int, optional
-        An upper bound on the size of a set that is allowed; all features by default.
+        Larger sets are not allowed, and the function is not asked about them; all features by default.
     p : float, optional
         When known.
     workers : int
@@ -127,7 +127,7 @@ class Oracle(Constraint):
 
     @property
     def rank(self) -> int:
-        """The upper bound the user gave, or the number of features."""
+        """What the user gave, or the number of features."""
         return self._rank
 
     @property
@@ -137,15 +137,26 @@ class Oracle(Constraint):
 
     def independent(self, features: IndexArray) -> bool:
         """Ask the function about one set."""
-        return _ask(self.function, np.sort(features))
+        return len(features) <= self._rank and _ask(self.function, np.sort(features))
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Say that the function refuses the selection."""
-        return () if self.independent(features) else ("the oracle does not allow the selected features",)
+        """Say that the selection is too large, or that the function refuses it."""
+        if len(features) > self._rank:
+            return (f"{len(features)} features are selected, and the constraint's rank is {self._rank}",)
+        return () if self.independent(features) else (self._refusal(features),)
+
+    def _refusal(self, features: IndexArray) -> str:
+        """Say that the function refuses ``features``."""
+        return "the oracle does not allow the selected features"
 
     def independent_many(self, sets: Sequence[IndexArray]) -> BoolArray:
-        """Ask the function about all sets, in the workers if there are any."""
-        ordered = [np.sort(features) for features in sets]
+        """Ask the function about all sets that are not too large, in the workers if there are any."""
+        allowed = np.array([len(features) <= self._rank for features in sets], dtype=np.bool_)
+        allowed[allowed] = self._ask_many([np.sort(features) for features in sets if len(features) <= self._rank])
+        return allowed
+
+    def _ask_many(self, ordered: Sequence[IndexArray]) -> BoolArray:
+        """Ask the function about all sets."""
         if not self.workers or len(ordered) < 2:
             return np.array([_ask(self.function, features) for features in ordered], dtype=np.bool_)
         try:

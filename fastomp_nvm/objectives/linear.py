@@ -111,7 +111,9 @@ class Linear(Objective):
         """Return R^2 about the mean of these observations (about zero without intercept)."""
         mean = float(weights @ self.given) / float(weights.sum()) if self.centred else 0.0
         spread = float(weights @ (self.given - mean) ** 2)
-        return 1.0 - float(weights @ (self.given - eta) ** 2) / spread if spread > 0.0 else math.nan
+        with np.errstate(over="ignore", invalid="ignore"):  # observations held out may be absurd, and so are then predictions
+            rest = float(weights @ (self.given - eta) ** 2)
+        return 1.0 - rest / spread if spread > 0.0 else math.nan
 
     def summary(self, fit: Fit) -> dict[str, float]:
         """Return nothing beyond the score."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALLEST_PIVOT", "LinearGains", "exact_gains"]
 
-#: Squared remainder below which an exact gain is not computed: products in float32 do not carry it.
+#: Share of its squared length below which the remainder of a column has no exact gain: products in float32 do not carry it.
 SMALLEST_PIVOT = 1e-6
 
 #: Columns of the Gram matrix computed at once when the greedy meets one it does not have: few where they cost only time, many where
@@ -28,7 +28,11 @@ GRAM_BLOCK, READING_BLOCK = 16, 48
 
 
 def exact_gains(
-    standardisation: Standardisation, gradient: Float64Array, pivot: Float64Array, groups: Sequence[Float64Array]
+    standardisation: Standardisation,
+    gradient: Float64Array,
+    pivot: Float64Array,
+    groups: Sequence[Float64Array],
+    smallest: Float64Array | float = SMALLEST_PIVOT,
 ) -> Float64Array:
     """Return (n_features,): ``g^2 / d`` of each feature, ``g' D^+ g`` for several columns; 0 where nothing remains.
 
@@ -38,16 +42,19 @@ def exact_gains(
     gradient, pivot : (n_columns,) float64
     groups : sequence of (f, d, d) float64
         One array per whitener.
+    smallest : (n_columns,) float64 or float
+        What counts as nothing: ``SMALLEST_PIVOT`` for columns of unit length.
     """
     gains = np.zeros(len(gradient))
-    np.divide(gradient * gradient, pivot, out=gains, where=pivot > SMALLEST_PIVOT)
+    np.divide(gradient * gradient, pivot, out=gains, where=pivot > smallest)
     if not standardisation.whiteners:
         return gains
     per_feature = gains[standardisation.offsets[:-1]]
     for group, pivots in zip(standardisation.whiteners, groups, strict=True):
         values, bases = np.linalg.eigh(pivots)
         rotated = np.einsum("fji,fj->fi", bases, gradient[group.columns])
-        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > SMALLEST_PIVOT)
+        least = smallest if isinstance(smallest, float) else smallest[group.columns].max(axis=1, keepdims=True)
+        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > least)
         per_feature[group.features] = (rotated**2 * inverse).sum(axis=1)
     return per_feature
 
@@ -65,6 +72,7 @@ class LinearGains(GainTracker):
         self._offsets = columns.standardisation.offsets
         self._gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
         self._pivot, self._groups = objective.remainders(columns.standardisation, columns)
+        self._smallest = SMALLEST_PIVOT * self._pivot
         self._directions: Float64Array = np.empty((64, len(self._gradient)))
         self._size, self._value = 0, 0.0
         self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
@@ -81,7 +89,7 @@ class LinearGains(GainTracker):
 
     def gains(self) -> Float64Array:
         """Return the exact gain of each feature; 0 for dependent ones."""
-        return exact_gains(self._columns.standardisation, self._gradient, self._pivot, self._groups)
+        return exact_gains(self._columns.standardisation, self._gradient, self._pivot, self._groups, self._smallest)
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
@@ -94,7 +102,7 @@ class LinearGains(GainTracker):
             self._compute(np.array([position, *others[: block - 1]]))
         for column in range(first, last):
             pivot = float(self._pivot[column])
-            if pivot <= SMALLEST_PIVOT:
+            if pivot <= self._smallest[column]:
                 continue
             root = math.sqrt(pivot)
             move = float(self._gradient[column]) / root

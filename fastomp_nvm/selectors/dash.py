@@ -14,8 +14,8 @@ What that leaves open, and what is done here:
 
 * Expectations are means over 5 samples, and alpha is 0.95, as in the authors' code.
 * ``r`` is ``ceil(1 / epsilon)``, at most k.
-* OPT is unknown. The guess starts at the smaller of k times the best single feature and the largest value f can have, and falls by
-  ``1 - epsilon`` whenever the filter drops nothing or everything (and then begins anew), which a right guess excludes.
+* OPT is unknown. The guess starts at k times the best single feature (for the linear model at most the largest value f can have)
+  and falls by ``1 - epsilon`` whenever the filter drops nothing or everything (and then begins anew), which a right guess excludes.
 * Fewer than ``k / r`` members in X are taken all, as in the authors' code.
 
 All samples of a filter step are one round: one sweep for the linear model. For other objectives each sample is a refit with every

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -109,6 +109,7 @@ class _LinearGains(Gains):
     gradient: Float64Array
     pivot: Float64Array
     groups: tuple[Float64Array, ...]
+    smallest: Float64Array  # (n_columns,): pivots that count as nothing
     basis: Float64Array
     size: int
     value: float
@@ -120,13 +121,14 @@ class _LinearGains(Gains):
         columns = None if objective.centred else problem.pool.columns(problem.usable)
         pivot, groups = objective.remainders(problem.design.standardisation.subset(problem.usable), columns)
         gradient = answers[0].of(problem.usable)
-        return cls(problem, objective, gradient, pivot, tuple(groups), np.empty((len(objective.response), 0)), 0, 0.0)
+        basis, smallest = np.empty((len(objective.response), 0)), SMALLEST_PIVOT * pivot
+        return cls(problem, objective, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)
 
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
         """Return ``g^2 / d``."""
         yield Round(self.size, self.value)
         standardisation = self.problem.design.standardisation.subset(self.problem.usable)
-        gains = exact_gains(standardisation, self.gradient, self.pivot, self.groups)
+        gains = exact_gains(standardisation, self.gradient, self.pivot, self.groups, self.smallest)
         return gains[np.searchsorted(self.problem.usable, candidates)]
 
     def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
@@ -173,7 +175,7 @@ class _LinearGains(Gains):
                 groups = tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(groups, parts, strict=True))
                 basis = np.column_stack((basis, vector))
             first = end
-            yield _LinearGains(self.problem, self.objective, gradient, pivot, groups, basis, self.size + added, value)
+            yield replace(self, gradient=gradient, pivot=pivot, groups=groups, basis=basis, size=self.size + added, value=value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,9 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
     candidates = problem.usable
     outer, block = 0, SMALLEST_BLOCK
     while parameters.until == "full" or outer < math.ceil(1.0 / epsilon):
-        candidates = candidates[constraint.extensions(selected, candidates)]  # line 3: X = Cond(S), which only shrinks
         counters.independence_rounds += 1
         counters.independence_calls += len(candidates)
+        candidates = candidates[constraint.extensions(selected, candidates)]  # line 3: X = Cond(S), which only shrinks
         if not candidates.size:
             break
         answers = yield Query(len(selected), model.value, (Ask(model.residual, candidates),))

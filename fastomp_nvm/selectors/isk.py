@@ -28,9 +28,9 @@ import numpy as np
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.fairness import Fairness
+from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.rounds import Algorithm, Outcome, Problem
-from fastomp_nvm.selectors.cardinality_only import constraint_parts
 from fastomp_nvm.selectors.exact_gains import Gains, Steps, gains_of_nothing
 
 __all__ = ["isk"]
@@ -84,7 +84,7 @@ def _bound(problem: Problem, cost: _Cost, singles: IndexArray, tight: IndexArray
 def _cost(problem: Problem) -> _Cost:
     """Read the cost off the constraint, or refuse it."""
     k, fair = len(problem.usable), []
-    for part in constraint_parts(problem.constraint):
+    for part in parts_of(problem.constraint):
         if isinstance(part, Cardinality):
             k = min(k, part.k)
         elif isinstance(part, Fairness):

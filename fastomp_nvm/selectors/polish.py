@@ -46,4 +46,7 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     chosen = room[:size]
     if tracker.value <= value or (full and len(chosen) < len(selected)) or np.array_equal(np.sort(chosen), np.sort(selected)):
         return selected
+    # Of two maximal sets under lower bounds and something else, one may meet the bounds and the other not.
+    if constraint.needs_base and constraint.violations(chosen) and not constraint.violations(selected):
+        return selected
     return chosen

@@ -23,9 +23,9 @@ def sds_ma(problem: Problem) -> Algorithm:
     best = selected
     candidates = problem.usable
     while True:
-        candidates = candidates[constraint.extensions(selected, candidates)]
         counters.independence_rounds += 1
         counters.independence_calls += len(candidates)
+        candidates = candidates[constraint.extensions(selected, candidates)]
         if not candidates.size:
             return Outcome(selected)
         if best.size:

@@ -18,9 +18,9 @@ def sds_omp(problem: Problem) -> Algorithm:
     selected = np.empty(0, dtype=np.int64)
     candidates = problem.usable
     while True:
-        candidates = candidates[constraint.extensions(selected, candidates)]
         counters.independence_rounds += 1
         counters.independence_calls += len(candidates)
+        candidates = candidates[constraint.extensions(selected, candidates)]
         if not candidates.size:
             return Outcome(selected)
         answers = yield Query(len(selected), model.value, (Ask(model.residual, candidates),))

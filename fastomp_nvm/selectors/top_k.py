@@ -26,9 +26,10 @@ def top_k(problem: Problem) -> Algorithm:
     selected = np.empty(0, dtype=np.int64)
     while left.size:
         # What does not fit now never will, so the walk goes on behind the longest prefix that fits.
-        left = left[constraint.extensions(selected, left)]
-        taken = constraint.longest_prefix(selected, left)
         counters.independence_rounds += 1
-        counters.independence_calls += 2 * len(left) - taken
+        counters.independence_calls += len(left)
+        left = left[constraint.extensions(selected, left)]
+        counters.independence_calls += len(left)
+        taken = constraint.longest_prefix(selected, left)
         selected, left = np.concatenate((selected, left[:taken])), left[taken:]
     return Outcome(selected)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import fast, kernels, paper, peers, pursuit
+from benchmarks.paper_report import write_report
+from fastomp_nvm.errors import RequestError
 
 
 def test_pursuit_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,3 +79,35 @@ def test_paper_draws_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert f"{name}.png" in page
     assert "a stand-in" in page
     assert "Skipped" in page
+
+
+def test_the_compas_section_shows_mean_and_spread(tmp_path: Path) -> None:
+    """Runs of several seeds become a line and a band, and two sentences on the distance from the optimum."""
+    figures = {"FAST_OMP": (-0.66, -0.64), "FAST_OMP + polish": (-0.63, -0.62), "ISK": (-0.65,), "optimum": (-0.6,)}
+    points = [
+        {
+            "judgement": "apriori",
+            "limit": limit,
+            "algorithm": algorithm,
+            "seed": seed,
+            "log_likelihood": value,
+            "accuracy": 0.6 + limit / 10 - seed / 100,
+            "outcome_fairness": -limit - seed / 100,
+        }
+        for limit in (0.1, 0.5)
+        for algorithm, values in figures.items()
+        for seed, value in enumerate(values)
+    ]
+    page = write_report(tmp_path, [], points, {}, {}, {}).read_text()
+    assert (tmp_path / "compas.png").stat().st_size > 10_000
+    assert "FAST_OMP: the training log-likelihood is at most 8.33 % from the optimum in the mean over seeds and 6.67 %" in page
+    assert "FAST_OMP + polish: the training log-likelihood is at most 4.17 %" in page
+
+
+def test_paper_refuses_what_makes_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, and nothing written."""
+    monkeypatch.delenv("FASTOMP_TEST_DATA", raising=False)
+    for words in (["--seeds", "0"], ["--scale", "0"], ["--scale", "nan"], ["--genes", "nosuch.csv"], ["--only", "compas"]):
+        with pytest.raises(RequestError):
+            paper.main([*words, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

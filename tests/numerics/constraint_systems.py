@@ -140,7 +140,9 @@ def procedural(draw, n):
 def oracle(draw, n):
     maximal = draw(st.lists(st.frozensets(st.integers(0, max(n - 1, 0)), max_size=n), min_size=1, max_size=4))
     allowed = lambda T: any(T <= S for S in maximal)  # noqa: E731
-    return System(fc.Oracle(n, lambda features: allowed(frozenset(features.tolist()))), allowed, False)
+    rank = draw(st.one_of(st.none(), st.integers(0, n)))  # below what the function allows: a limit of its own
+    constraint = fc.Oracle(n, lambda features: allowed(frozenset(features.tolist())), rank=rank)
+    return System(constraint, lambda T: allowed(T) and (rank is None or len(T) <= rank), False)
 
 
 @st.composite
@@ -179,7 +181,10 @@ SIMPLE = {
 @st.composite
 def intersection(draw, n):
     parts = [draw(SIMPLE[draw(st.sampled_from(sorted(SIMPLE)))](n)) for _ in range(draw(st.integers(1, 3)))]
-    return System(fc.Intersection([part.constraint for part in parts]), lambda T: all(part.defined(T) for part in parts), False)
+    constraint = fc.Intersection([part.constraint for part in parts])
+    if draw(st.booleans()):
+        constraint = fc.Intersection([fc.Intersection([constraint]), parts[0].constraint])
+    return System(constraint, lambda T: all(part.defined(T) for part in parts), False)
 
 
 SYSTEMS = {**SIMPLE, "intersection": intersection}

@@ -45,6 +45,16 @@ def systems(seed: int) -> dict[str, Constraint]:
     }
 
 
+#: Families whose instances here are so tight that two outer iterations fill them.
+ALWAYS_MAXIMAL = ("cardinality", "truncated", "knapsack")
+
+
+def is_maximal(constraint: Constraint, features: np.ndarray) -> bool:
+    """Tell whether nothing extends ``features``, by the definition."""
+    others = set(range(N_FEATURES)) - set(features.tolist())
+    return not any(constraint.independent(np.array([*features.tolist(), other])) for other in others)
+
+
 def asked(constraint: Constraint) -> Callable[[frozenset[int]], bool]:
     return lambda features: constraint.independent(np.array(sorted(features), dtype=np.int64))
 
@@ -53,6 +63,7 @@ def asked(constraint: Constraint) -> Callable[[frozenset[int]], bool]:
 @pytest.mark.parametrize("ridge", [0.0, 0.2])
 def test_linear_bound_holds_against_brute_force(family: str, ridge: float) -> None:
     """With the true smallest eigenvalue, and with the ridge alone, no feasible set passes the bound, S maximal or not."""
+    maximal = set()
     for seed in range(4):
         X, y = instance(seed, "linear")
         constraint = systems(seed)[family]
@@ -63,6 +74,7 @@ def test_linear_bound_holds_against_brute_force(family: str, ridge: float) -> No
             # Two outer iterations that want nearly everything of the threshold stop before the set is maximal.
             request = {"constraint": constraint, "epsilon": 0.6, "tau": 1.0, "until": until, "polish": "none", "certificate": True}
             found = fo.select(X, y, lambda_min=smallest, seed=seed, **request, **model)
+            maximal.add(is_maximal(constraint, found.indices))
             wanted = oracles.certificate_bound(X, y, None, asked(constraint), found.indices.tolist(), **model)
             certificate = found.certificate
             assert certificate["value"] == pytest.approx(oracles.Model(X, y, **model).value(found.indices), abs=1e-10)
@@ -79,13 +91,14 @@ def test_linear_bound_holds_against_brute_force(family: str, ridge: float) -> No
                 assert alone["unconditional"]
                 assert alone["curvature"] == ridge
                 assert alone["upper_bound"] >= certificate["upper_bound"] >= optimum - 1e-10
+    assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
 
 
 @pytest.mark.parametrize("family", ["cardinality", "partition", "knapsack"])
 @pytest.mark.parametrize("ridge", [2.0, 0.01])
 def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float) -> None:
     """The ridge alone bounds the penalised likelihood of every feasible set; so does the likelihood of a perfect fit."""
-    informative = 0
+    informative, maximal = 0, set()
     for seed in range(3):
         X, y = instance(seed, "logistic")
         constraint = systems(seed)[family]
@@ -101,7 +114,9 @@ def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float)
         if constraint.p == 1:
             assert certificate["upper_bound"] == pytest.approx(min(wanted.bound, perfect), rel=1e-6)
         informative += certificate["upper_bound"] < perfect
+        maximal.add(is_maximal(constraint, found.indices))
     assert informative == (3 if ridge > 1 else 0)
+    assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
 
 
 def test_a_maximal_selection_does_not_certify_itself() -> None:

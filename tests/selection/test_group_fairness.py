@@ -101,6 +101,21 @@ def test_process_unfairness_is_h_of_the_selection(data) -> None:
 
 
 @pytest.mark.numerics
+def test_groups_and_classes_that_look_alike_stay_apart(data) -> None:
+    """Numbers that agree in six digits are different groups and different classes."""
+    X, y, group = data
+    first = group == np.unique(group)[0]
+    coded = fo.select(X, np.where(y == 1, 10000002.0, 10000001.0), k=2, objective="logistic")
+    plain = fo.select(X, y, k=2, objective="logistic")
+    assert coded.classes == ["10000001", "10000002"]
+    named = fo.fairness_report(plain, X, y, np.where(first, "a", "b"))
+    numbered = fo.fairness_report(plain, X, y, np.where(first, 1234567, 1234568))
+    assert list(numbered.groups) == ["1234567", "1234568"]
+    assert list(numbered.groups.values()) == list(named.groups.values())
+    assert fo.fairness_report(coded, X, np.where(y == 1, 10000002.0, 10000001.0), first).groups["True"] == named.groups["a"]
+
+
+@pytest.mark.numerics
 @pytest.mark.parametrize("objective", ["linear", "logistic", "poisson"])
 def test_held_out_observations_do_not_leak(data, objective) -> None:
     """Nonsense in the rows held out changes no feature and no coefficient, only the score on them."""
@@ -110,6 +125,7 @@ def test_held_out_observations_do_not_leak(data, objective) -> None:
     rows = held_out_rows(N_OBS, 0.25, 4)
     spoiled, spoiled_response = X.copy(), response.copy()
     spoiled[rows] = 50 * spoiled[rows] + 7
+    spoiled[np.flatnonzero(rows)[:3]] = [[1e30], [-3.4e38], [1e200]]  # what files are filled with where nothing was measured
     spoiled_response[rows] = spoiled_response[rows][::-1]
     other = fo.select(spoiled, spoiled_response, k=3, objective=objective, test_fraction=0.25, seed=4)
     alone = fo.select(X[~rows], response[~rows], k=3, objective=objective, seed=4)

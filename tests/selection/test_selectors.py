@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm import registry
-from fastomp_nvm.constraints import Bounds, Cardinality, Fairness, Intersection, Knapsack, Partition
+from fastomp_nvm.constraints import Bounds, Cardinality, Fairness, Intersection, Knapsack, Oracle, Partition
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.selectors.random_sequence import permutation
 from tests import oracles
@@ -303,6 +304,71 @@ def test_sds_ma_with_a_ridge_and_without_standardisation(options) -> None:
         found = fo.select(case.X, case.y, constraint=case.constraint, algorithm="sds_ma", **request)
         decided = undecided(model, wanted, 1e-7)
         assert found.indices.tolist()[:decided] == wanted[:decided], f"instance {seed}"
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("algorithm", ["sds_ma", "fast", "dash", "fast_omp"])
+def test_the_unit_of_a_column_does_not_matter_without_standardisation(data, algorithm) -> None:
+    """Without a ridge f does not depend on how long columns are, so neither does what is selected."""
+    X, y = data
+    plain = fo.select(X, y, k=5, algorithm=algorithm, standardize=False)
+    for unit in (2.0**-40, 2.0**40):
+        found = fo.select(X * unit, y, k=5, algorithm=algorithm, standardize=False)
+        assert found.score == pytest.approx(plain.score, rel=1e-9)
+        if algorithm == "sds_ma":
+            assert found.indices.tolist() == plain.indices.tolist()
+
+
+@pytest.mark.numerics
+def test_every_candidate_asked_about_is_counted(data) -> None:
+    """A constraint that refuses almost everything was asked about everything all the same."""
+    X, y = data
+    allowed = Partition(40, (np.arange(40) < 4).astype(np.int64), [0, 2])
+    for algorithm in ("fast_omp", "sds_omp", "sds_ma", "top_k", "random", "fast"):
+        assert fo.select(X, y, algorithm=algorithm, constraint=allowed).independence_calls >= 35, algorithm
+
+
+@pytest.mark.numerics
+def test_nested_intersections_keep_room_for_lower_bounds(data) -> None:
+    """A limit crowds no lower bound out, however deep the bounds were written."""
+    X, y = data
+    groups = (np.arange(40) >= 30).astype(np.int64)
+    bounds = Bounds(40, groups, lower=[0, 2], upper=[10, 10], total=10)
+    inner = Intersection([Intersection([bounds, Partition(40, groups, [9, 9])])])
+    for request in ({"k": 3, "constraint": inner}, {"constraint": Intersection([inner, Cardinality(40, 3)])}):
+        found = fo.select(X, y, **request)
+        assert found.feasible
+        assert len(found.indices) == 3
+
+
+@pytest.mark.numerics
+def test_the_polish_never_breaks_bounds_that_were_kept() -> None:
+    """Of two maximal sets under bounds and something else one may be feasible alone: a better score is no reason to leave it."""
+    kept = 0
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        X = rng.normal(size=(40, 10))
+        y = X @ rng.normal(size=10) + rng.normal(size=40)
+        bounds = Bounds(10, rng.permutation(10) % 3, lower=[1, 1, 0], upper=[2, 2, 2], total=3)
+        parts = [Partition(10, rng.permutation(10) % 3, [1, 1, 1]), bounds]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain, polished = (fo.select(X, y, constraint=Intersection(parts), polish=how) for how in ("none", "pool"))
+        assert polished.feasible or not plain.feasible
+        kept += plain.feasible
+    assert kept > 75
+
+
+@pytest.mark.numerics
+def test_the_rank_of_an_oracle_is_a_limit(data) -> None:
+    """Whoever writes a rank below what the function allows gets that many features, from every algorithm."""
+    X, y = data
+    limited = Oracle(40, lambda features: True, rank=3)
+    for algorithm in ("fast_omp", "sds_omp", "sds_ma", "top_k", "random", "fast"):
+        found = fo.select(X, y, algorithm=algorithm, constraint=limited)
+        assert len(found.indices) <= 3
+        assert found.feasible
+    assert limited.violations(np.arange(4)) == ("4 features are selected, and the constraint's rank is 3",)
 
 
 @pytest.mark.numerics

@@ -73,13 +73,13 @@ def test_the_refit_of_a_selection_is_the_fit_of_its_set(everything) -> None:
 def test_the_curve_grows_with_lambda_and_never_passes_the_optimum(test_data) -> None:
     """A looser limit allows more, nobody beats brute force, and every answer keeps to its lambda."""
     points = compas.curve(test_data, limits=(0.2, 0.5, 0.9), seeds=3)
-    by = {(point.judgement, point.limit, point.algorithm): point for point in points}
-    assert len(by) == len(points)
-    for (judgement, limit, _), point in by.items():
+    by = {(point.judgement, point.limit, point.algorithm, point.seed): point for point in points}
+    assert len(by) == len(points) == 3 * 3 * (2 * 3 + 3)
+    for (judgement, limit, _, _), point in by.items():
         assert point.process_unfairness <= limit + 1e-9
-        assert point.log_likelihood <= by[judgement, limit, "optimum"].log_likelihood
-        assert point.accuracy <= by[judgement, limit, "most_accurate"].accuracy
+        assert point.log_likelihood <= by[judgement, limit, "optimum", None].log_likelihood
+        assert point.accuracy <= by[judgement, limit, "most accurate", None].accuracy
         assert point.outcome_fairness <= 0
     for judgement in compas.JUDGEMENTS:
-        optima = [by[judgement, limit, "optimum"].log_likelihood for limit in (0.2, 0.5, 0.9)]
+        optima = [by[judgement, limit, "optimum", None].log_likelihood for limit in (0.2, 0.5, 0.9)]
         assert np.all(np.diff(optima) > 0)
