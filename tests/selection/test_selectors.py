@@ -345,18 +345,19 @@ def test_nested_intersections_keep_room_for_lower_bounds(data) -> None:
 def test_the_polish_never_breaks_bounds_that_were_kept() -> None:
     """Of two maximal sets under bounds and something else one may be feasible alone: a better score is no reason to leave it."""
     kept = 0
-    for seed in range(150):
+    for seed in range(100, 150):  # in number 119 the better set is infeasible
         rng = np.random.default_rng(seed)
-        X = rng.normal(size=(40, 10))
-        y = X @ rng.normal(size=10) + rng.normal(size=40)
-        bounds = Bounds(10, rng.permutation(10) % 3, lower=[1, 1, 0], upper=[2, 2, 2], total=3)
-        parts = [Partition(10, rng.permutation(10) % 3, [1, 1, 1]), bounds]
+        X = rng.normal(size=(60, 12))
+        y = X @ rng.normal(size=12) + rng.normal(size=60)
+        groups = rng.integers(0, 3, 12)
+        bounds = Bounds(12, groups, [min(1, int((groups == group).sum())) for group in range(3)], [12] * 3, 4)
+        parts = [bounds, Partition(12, rng.integers(0, 3, 12), [1, 2, 1])]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             plain, polished = (fo.select(X, y, constraint=Intersection(parts), polish=how) for how in ("none", "pool"))
         assert polished.feasible or not plain.feasible
         kept += plain.feasible
-    assert kept > 75
+    assert kept > 25
 
 
 @pytest.mark.numerics
