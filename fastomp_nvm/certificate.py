@@ -8,8 +8,8 @@ set T then has
   ``lam = lambda_min(X'X) + ridge`` on the columns of S and T, so maximising the quadratic bound over the coefficients of T gives
   :math:`f(T) \le f(S \cup T) \le f(S) + G / lam`, and never more than 1;
 * GLM, total log-likelihood less ``ridge / 2 |b|^2``: gradient ``g``, curvature at least ``m = lambda_min + ridge``, and
-  :math:`f(T) \le f(S) + G / (2m)`. Profiling the intercept out is a Schur complement and keeps the bound. Log-likelihoods of
-  classes and counts are at most 0, so neither is ``f`` above minus that of the null model.
+  :math:`f(T) \le f(S) + G / (2m)`. Profiling the intercept out is a Schur complement and keeps the bound. Nor is ``f`` ever above
+  the likelihood of a perfect model (0 for classes, every count as its own mean for counts) less that of the null model.
 
 The ridge acts on whitened coordinates, in which scores are sums of squares, so features of several columns need nothing else. With
 a ridge the bound thus holds for the penalised objective whatever the data. Without one it rests on ``lambda_min``, which nobody
@@ -145,7 +145,7 @@ def _bound(
         # Without standardisation the model's ridge acts on columns of unit length, but scores do not: then it bounds nothing here.
         ridge, ceiling, share = (objective.ridge if objective.centred else 0.0), 1.0, 1.0
     elif isinstance(objective, GLM):
-        ridge, ceiling, share = objective.ridge, -objective.null_likelihood, 0.5
+        ridge, ceiling, share = objective.ridge, objective.best_likelihood() - objective.null_likelihood, 0.5
     else:
         raise RequestError(f"there is no certificate for the objective {type(objective).__name__}: leave it out")
     curvature = ridge + (lambda_min or 0.0)

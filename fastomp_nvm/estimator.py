@@ -4,13 +4,14 @@
 parameters, validate as scikit-learn wants it, and call :func:`fastomp_nvm.select`; nothing is computed before ``fit``.
 
 What scikit-learn calls a feature is a *column* here: ``n_features_in_``, ``support_`` and names count columns, so a feature of
-several columns comes out whole. Every method that takes ``X`` also takes the URL of a store, of which ``fit`` makes passes and the
+several columns comes out whole. Every method that takes ``X`` also takes a store or its URL, of which ``fit`` makes passes and the
 others read the selected columns only. This module alone imports scikit-learn; ``fastomp_nvm`` imports it on first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -49,6 +50,11 @@ _REQUEST_PARAMETERS = (
 )
 
 
+def _opened(source: str | FeatureStore) -> AbstractContextManager[FeatureStore]:
+    """Return a store, closed afterwards when it was opened here."""
+    return open_store(source) if isinstance(source, str) else nullcontext(source)
+
+
 class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Select features by FAST_OMP, or another algorithm of this package.
 
@@ -68,7 +74,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
     tier : {"auto", "exact", "int8"}
         As in ``SelectionRequest``; arrays have no tier.
     target : str, optional
-        Which of a store's targets, when ``X`` is a URL and ``y`` is None; the first when left out.
+        Which of a store's targets, when ``X`` is a store and ``y`` is None; the first when left out.
     threads : int, optional
         Threads of a sweep; the answer does not depend on it.
     observer : callable, optional
@@ -144,8 +150,8 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
         Parameters
         ----------
-        X : (n_samples, n_features) array or DataFrame, or str
-            Observations, or the URL of a store.
+        X : (n_samples, n_features) array or DataFrame, or FeatureStore or str
+            Observations, or a store or its URL.
         y : (n_samples,) array, optional
             The target; may be None when the store holds it.
         sample_weight : (n_samples,) array, optional
@@ -155,8 +161,8 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         -------
         self
         """
-        if isinstance(X, str):
-            with open_store(X) as store:
+        if isinstance(X, (str, FeatureStore)):
+            with _opened(X) as store:
                 self._fit_store(store, y, sample_weight)
             return self
         X, y = _validated(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
@@ -169,15 +175,15 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
         Parameters
         ----------
-        X : (n_samples, n_features) array or DataFrame, or str
-            Observations, or the URL of a store with the columns of ``fit``.
+        X : (n_samples, n_features) array or DataFrame, or FeatureStore or str
+            Observations, or a store with the columns of ``fit`` or its URL.
 
         Returns
         -------
         (n_samples, n_selected) array or DataFrame
         """
         validation.check_is_fitted(self)
-        if isinstance(X, str):
+        if isinstance(X, (str, FeatureStore)):
             return self._columns_of_store(X, self.get_support(indices=True))
         return super().transform(X)
 
@@ -221,9 +227,10 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
             return "linear"
         raise DataError(f"the target is {kind} and not numeric: expected numbers or two classes")
 
-    def _columns_of_store(self, url: str, positions: Any) -> AnyArray:
+    def _columns_of_store(self, source: str | FeatureStore, positions: Any) -> AnyArray:
         """Read columns of a store as (n_obs, len(positions))."""
-        with open_store(url) as store:
+        with _opened(source) as store:
+            url = store.url
             if store.layout.n_columns != self.n_features_in_:
                 raise DataError(f"{url} has {store.layout.n_columns} columns: expected the {self.n_features_in_} seen in fit")
             for position in positions if hasattr(self, "feature_names_in_") else ():
@@ -238,7 +245,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         """Return the refit model's linear predictor (n_samples,)."""
         validation.check_is_fitted(self)
         positions = self.selection_.column_positions
-        if isinstance(X, str):
+        if isinstance(X, (str, FeatureStore)):
             chosen = self._columns_of_store(X, positions)
         else:
             chosen = _validated(self, X, reset=False, dtype=(np.float64, np.float32))[:, positions]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["finite_number", "group_names", "whole_number", "whole_numbers"]
+__all__ = ["array_of", "finite_number", "group_names", "whole_number", "whole_numbers"]
 
 
 def whole_number(value: Any, what: str, *, minimum: int = 0, maximum: float = math.inf) -> int:
@@ -31,9 +32,22 @@ def whole_number(value: Any, what: str, *, minimum: int = 0, maximum: float = ma
     return number
 
 
+def array_of(values: npt.ArrayLike, what: str) -> AnyArray:
+    """Return ``values`` as an array, if they are one: no ragged lists, nothing but numbers and booleans."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy before 1.24 warns of ragged lists and makes objects of them
+            array = np.asarray(values)
+    except ValueError:
+        raise ConstraintError(f"{what} are lists of different lengths: expected a table") from None
+    if array.size and array.dtype.kind not in "biuf":
+        raise ConstraintError(f"{what} are of type {array.dtype}: expected numbers")
+    return array
+
+
 def whole_numbers(values: npt.ArrayLike, what: str, *, length: int | None = None, minimum: int = 0) -> IndexArray:
     """Return ``values`` as a read-only one-dimensional int64 array of the given length, no entry below ``minimum``."""
-    array = np.asarray(values)
+    array = array_of(values, what)
     if array.ndim != 1:
         raise ConstraintError(f"{what} have shape {array.shape}: expected one dimension")
     if array.size and array.dtype.kind not in "iu":

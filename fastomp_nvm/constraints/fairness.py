@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.constraints.checks import finite_number, whole_number
+from fastomp_nvm.constraints.checks import array_of, finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _told(kind: str, table: npt.ArrayLike | None, raises: npt.ArrayLike | None, 
         raise ConstraintError(
             f"the {kind} judgements are of {len(told)} people: expected the {len(base)} of the a-priori judgements"
         )
-    mask = np.asarray(raises)
+    mask = array_of(raises, f"'raises_{kind}'")
     if mask.shape != (base.shape[1],) or mask.dtype != np.bool_:
         raise ConstraintError(f"'raises_{kind}' has shape {mask.shape} and type {mask.dtype}: expected {base.shape[1]} booleans")
     return told, mask
@@ -199,7 +199,7 @@ def _told(kind: str, table: npt.ArrayLike | None, raises: npt.ArrayLike | None, 
 
 def _checked_table(table: npt.ArrayLike, what: str, n_features: int | None = None) -> BoolArray:
     """Return a table of judgements as booleans."""
-    array = np.asarray(table)
+    array = array_of(table, what)
     if array.ndim != 2 or (n_features is not None and array.shape[1] != n_features):
         expected = "a column per feature" if n_features is None else f"{n_features} columns, one per feature"
         raise ConstraintError(f"{what} have shape {array.shape}: expected a row per person and {expected}")

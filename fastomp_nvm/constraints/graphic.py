@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.constraints.checks import whole_number
+from fastomp_nvm.constraints.checks import array_of, whole_number
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _connect(edges: IndexArray, n_vertices: int) -> tuple[int, IndexArray]:
 
 def _checked_edges(edges: npt.ArrayLike, n_features: int) -> IndexArray:
     """Return the edges as a read-only (n_features, 2) array with the vertices in use numbered from 0 without gaps."""
-    array = np.asarray(edges)
+    array = array_of(edges, "the edges")
     if array.shape != (n_features, 2):
         raise ConstraintError(f"the edges have shape {array.shape}: expected ({n_features}, 2)")
     if array.size and array.dtype.kind not in "iu":

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.constraints.checks import finite_number, whole_number
+from fastomp_nvm.constraints.checks import array_of, finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Knapsack(Constraint):
     def __init__(self, n_features: int, costs: npt.ArrayLike, budget: float) -> None:
         self.n_features = whole_number(n_features, "the number of features")
         self.budget = finite_number(budget, "the budget", minimum=0)
-        self.costs = np.array(costs, dtype=np.float64)
+        self.costs = array_of(costs, "the costs").astype(np.float64)
         self.costs.flags.writeable = False
         if self.costs.shape != (self.n_features,):
             raise ConstraintError(f"the costs have shape {self.costs.shape}: expected ({self.n_features},)")

@@ -45,6 +45,8 @@ class Laminar(CappedGroups):
         self, n_features: int, groups: Sequence[npt.ArrayLike], caps: npt.ArrayLike, *, names: Sequence[str] | None = None
     ) -> None:
         self.n_features = whole_number(n_features, "the number of features")
+        if not isinstance(groups, Sequence):
+            raise ConstraintError(f"the groups are a {type(groups).__name__}: expected a list of lists of features")
         self.caps = whole_numbers(caps, "the caps", length=len(groups))
         self.names = group_names(names, len(groups))
         members = [self._checked_group(group, name) for group, name in zip(groups, self.names, strict=True)]

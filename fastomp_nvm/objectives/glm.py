@@ -94,6 +94,10 @@ class GLM(Objective):
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return each observation's log-likelihood at ``eta`` (n_obs,)."""
 
+    def best_likelihood(self) -> float:
+        """Return what the total log-likelihood of no model exceeds: 0, because the probability of an observation is at most 1."""
+        return 0.0
+
     @abstractmethod
     def null_intercept(self) -> float:
         """Return the intercept of the empty model."""

@@ -173,6 +173,10 @@ def test_both_bit_counts_agree(words):
 
 
 WRONG = {
+    "costs that are texts": (lambda: fc.Knapsack(2, ["a", "b"], 1), "the costs are of type"),
+    "ragged groups": (lambda: fc.Partition(2, [[0], [0, 1]], [1]), "expected"),
+    "ragged judgements": (lambda: fc.Fairness(2, [[1], [1, 0]], 0.5), "judgements are"),
+    "groups that are no lists": (lambda: fc.Laminar(3, 5, [1]), "expected a list of lists"),
     "negative cardinality": (lambda: fc.Cardinality(3, -1), "at least 0"),
     "fractional cardinality": (lambda: fc.Cardinality(3, 1.5), "whole number"),
     "boolean cardinality": (lambda: fc.Cardinality(3, True), "whole number"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float)
         maximal.add(is_maximal(constraint, found.indices))
     assert informative == (3 if ridge > 1 else 0)
     assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
+
+
+def test_a_poisson_bound_stops_at_the_perfect_model() -> None:
+    """No model of counts is more likely than that with every count as its own mean, and the bound knows it, however small the ridge."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 6))
+    y = rng.poisson(np.exp(1.0 + X[:, 0])).astype(float)
+    certificate = fo.select(X, y, k=2, objective="poisson", certificate=True).certificate
+    mean = float(y.mean())
+    perfect = sum(count * (math.log(count / mean) if count else 0.0) - count + mean for count in y)  # half the null deviance
+    assert certificate["upper_bound"] == pytest.approx(perfect)
+    assert certificate["ratio"] > 0.5
 
 
 def test_a_maximal_selection_does_not_certify_itself() -> None:

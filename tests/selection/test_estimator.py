@@ -124,9 +124,11 @@ def test_three_classes_by_one_against_the_rest(data) -> None:
     assert OneVsRestClassifier(fo.FastOMPClassifier(k=2)).fit(X, classes).score(X, classes) > 0.6
 
 
-def test_a_store_by_its_url(data, url) -> None:
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_store_or_its_url(data, url, opened) -> None:
     """Fitting and predicting on a store equals doing so on its array, with the store's own target and names."""
     X, y = data
+    url = fo.open_store(url) if opened else url
     selector = fo.FastOMPSelector(k=2).fit(url)
     assert selector.objective_ == "linear"
     assert selector.get_feature_names_out().tolist() == ["c3", "c11"]
