@@ -121,7 +121,7 @@ def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float)
 
 
 def test_a_poisson_bound_stops_at_the_perfect_model() -> None:
-    """No model of counts is more likely than that with every count as its own mean, and the bound knows it, however small the ridge."""
+    """No model of counts is more likely than that with every count as its own mean, and the bound knows it."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(60, 6))
     y = rng.poisson(np.exp(1.0 + X[:, 0])).astype(float)
