@@ -23,6 +23,13 @@ def screenshot(page: Path) -> np.ndarray:
     image = pytest.importorskip("matplotlib.image")
     picture = page.with_suffix(".shot.png")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={page.parent / 'profile'}"]
+    options += [
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-quic",
+    ]
     command = [browser, *options, f"--screenshot={picture}", f"--window-size={WIDTH},1600", page.as_uri()]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     return np.asarray(255 * image.imread(picture)[:, :, :3], dtype=np.uint8)
