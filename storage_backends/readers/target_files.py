@@ -29,7 +29,8 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
     Parameters
     ----------
     path : str
-        ``.npy``, or text with one value per line and an optional heading: a file of ``n_obs + 1`` lines has one.
+        ``.npy``, or text with one value per line and an optional heading: a file of ``n_obs + 1`` lines has one, unless its first
+        line may as well be a value.
     n_obs : int
         Values expected.
 
@@ -45,8 +46,8 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
         values = _read_npy(path, label)
     elif path.lower().endswith(TARGET_EXTENSIONS):
         cells = _read_lines(path, label)
-        if len(cells) == n_obs + 1:
-            name = cells.pop(0) or name
+        if len(cells) == n_obs + 1 and _is_heading(cells[0], cells[1:]):
+            name = cells.pop(0)
         values = _numbers_or_labels(cells, label)
     else:
         raise InputError(f"{label} cannot hold a target: expected a file in {', '.join(TARGET_EXTENSIONS)}")
@@ -81,6 +82,11 @@ def _read_lines(path: str, label: str) -> list[str]:
     except csv.Error as error:
         raise DataError(f"{label}: line {source.line_num} is not well quoted: {error}") from error
     return cells
+
+
+def _is_heading(cell: str, values: list[str]) -> bool:
+    """Tell whether a first cell can be nothing but a heading: taking a value for one would shift all others."""
+    return parse_number(cell) is None and cell not in MISSING_TOKENS and cell not in values
 
 
 def _numbers_or_labels(cells: list[str], label: str) -> AnyArray:

@@ -393,13 +393,12 @@ def test_every_reader_of_the_table_exists() -> None:
     [
         ("1\n2\n3\n", "t", [1.0, 2.0, 3.0]),
         ("height\n1\n2\n3\n", "height", [1.0, 2.0, 3.0]),
-        ("7\n1\n2\n3\n", "7", [1.0, 2.0, 3.0]),
         ("no\nyes\nno", "t", ["no", "yes", "no"]),
         ("answer\nno\nyes\nno\n", "answer", ["no", "yes", "no"]),
     ],
 )
 def test_target_files(tmp_path: Path, text: str, name: str, values: list[Any]) -> None:
-    """One value per line; one line more than observations is a heading."""
+    """One value per line; one line more than observations is a heading if it cannot be a value."""
     path = tmp_path / "t.csv"
     path.write_text(text)
     found_name, found = read_target_file(str(path), 3)
@@ -411,13 +410,16 @@ def test_target_files(tmp_path: Path, text: str, name: str, values: list[Any]) -
     ("text", "message"),
     [
         ("1\n2\n", "holds 2 values, expected one for each of 3 observations"),
+        ("0\n1\n0\n1\n", "holds 4 values, expected one for each of 3 observations"),
+        ("no\nyes\nno\nyes\n", "holds 4 values, expected one for each of 3 observations"),
+        ("NA\n1\n2\n3\n", "row 1 is missing"),
         ("1\nNA\n3\n", "row 2 is missing"),
         ("1\nx\n3\n", "row 2 holds 'x' among numbers"),
         ("1,2\n", "line 1 has 2 cells"),
     ],
 )
 def test_target_file_errors(tmp_path: Path, text: str, message: str) -> None:
-    """A target file that does not fit is refused with the row."""
+    """A target file that does not fit is refused; a value is never taken for a heading, which would shift all others."""
     (tmp_path / "t.txt").write_text(text)
     with pytest.raises(DataError, match=message):
         read_target_file(str(tmp_path / "t.txt"), 3)
