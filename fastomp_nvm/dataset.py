@@ -26,6 +26,9 @@ from fastomp_nvm.sweep import Traffic, aligned_empty
 
 __all__ = ["Dataset"]
 
+# Of columns taken as they are: squares of longer ones, or of shorter ones than its inverse, leave the range of float64.
+_LARGEST_NORM = 1e150
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -150,7 +153,13 @@ class Dataset:
             grams = [
                 gram + n_obs * np.outer(stats.mean[span], stats.mean[span]) for gram, span in zip(stats.grams, spans, strict=True)
             ]
-            norm = np.sqrt(stats.norm**2 + n_obs * stats.mean**2)
+            norm = np.hypot(stats.norm, np.sqrt(n_obs) * stats.mean)
+            extreme = np.flatnonzero((norm > 0.0) & ~((norm > 1.0 / _LARGEST_NORM) & (norm < _LARGEST_NORM)))
+            if extreme.size:
+                name, size = self.column_names[int(extreme[0])], norm[extreme[0]]
+                raise DataError(
+                    f"column {name!r} has the norm {size:.0e}, whose square float64 cannot hold: scale or standardise it"
+                )
             return Design(self._rows(standardize, weights), Standardisation.identity(self.offsets, norm, grams))
         if weights is None:
             return Design(self.matrix, self._standardisation)

@@ -365,7 +365,10 @@ def _finish(
     indices = outcome.selected
     columns = problem.pool.columns(indices)
     fit = problem.objective.refit(columns)
-    coef, shift = columns.standardisation.coefficients(fit.coef)
+    with np.errstate(over="ignore", invalid="ignore"):
+        coef, shift = columns.standardisation.coefficients(fit.coef)
+    if not np.isfinite([*coef, fit.intercept + shift, fit.score]).all():
+        raise DataError("the fit left the range of float64: scale the columns and the target to moderate sizes")
     positions = column_index(dataset.offsets, indices)
     offsets = columns.standardisation.offsets.tolist()
     unpolished = fit.score

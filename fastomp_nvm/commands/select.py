@@ -225,7 +225,7 @@ def run(arguments: argparse.Namespace) -> int:
         result["fairness"] = report.to_json()
     result["verified"] = bool(arguments.verify)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps(result, allow_nan=False))
     else:
         show_selection(selection)
         if report is not None:

@@ -1,8 +1,8 @@
 """CSV and TSV, plain or gzip: one observation per line, or one feature per line.
 
-The first line names the columns if some cell of it is neither a number nor missing. A column is categorical when none of its filled cells among
-the first rows is a number; afterwards its kind is fixed, and a cell of the other kind is an error that names it. Two passes: the
-first counts records and gathers labels, the second parses. The grammar and the parsers are in
+The first line names the columns if some cell of it is neither a number nor missing. A column is categorical when none of its
+filled cells among the first rows is a number; afterwards its kind is fixed, and a cell of the other kind is an error that names
+it. Two passes: the first counts records and gathers labels, the second parses. The grammar and the parsers are in
 :mod:`storage_backends.readers.records`.
 """
 
@@ -163,9 +163,7 @@ class DelimitedReader(Reader):
         """Return where in a record the columns are, and their names."""
         names = self._dialect.names
         if not self._has_header:
-            self.notes.append(
-                f"the first line holds no names and was read as data: columns are named {names[0]} to {names[-1]}"
-            )
+            self.notes.append(f"the first line holds no names and was read as data: columns are named {names[0]} to {names[-1]}")
         if labelled:
             self.notes.append("the first column has no heading and was taken as row labels")
             names = names[1:]

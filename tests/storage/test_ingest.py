@@ -245,7 +245,7 @@ def test_report(tmp_path: Path, place: Path) -> None:
     report = ingest(str(tmp_path / "t.csv"), str(place / "s"), progress=lambda done, total: seen.append((done, total)))
     assert isinstance(report, IngestReport)
     assert report.constant == ("f1",)
-    assert any("first line holds only numbers" in line for line in report.summary)
+    assert any("first line holds no names" in line for line in report.summary)
     assert any("constant" in line for line in report.summary)
     assert seen
     assert seen[-1][0] == seen[-1][1]
