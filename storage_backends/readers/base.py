@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
@@ -20,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.errors import DataError
+from fastomp_nvm.errors import DataError, FastompError
 
 __all__ = [
     "CHUNK_BYTES",
@@ -34,6 +35,7 @@ __all__ = [
     "Scan",
     "as_float",
     "float_type",
+    "library_errors",
     "pick_columns",
     "rows_are_efficient",
     "spans",
@@ -200,6 +202,20 @@ class LabelCollector:
     def result(self) -> Categories:
         """Return what was gathered."""
         return Categories(tuple(sorted(self._labels)), self._has_missing)
+
+
+@contextmanager
+def library_errors(found: str) -> Iterator[None]:
+    """Turn what a library raises over a damaged file into a ``DataError`` that begins with ``found``.
+
+    Libraries promise no type: damaged bytes were seen to end in a ``KeyError``, a ``UnicodeDecodeError`` and a ``TokenError``.
+    """
+    try:
+        yield
+    except (FastompError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{found}: {str(error) or type(error).__name__}") from error
 
 
 def spans(total: int, unit_bytes: int, budget: int) -> Iterator[tuple[int, int]]:

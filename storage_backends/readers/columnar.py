@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError, InputError
-from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, spans
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
 from storage_backends.readers.text import MISSING_TOKENS
 
 __all__ = ["FeatherReader", "ParquetReader"]
@@ -40,10 +40,8 @@ class _ColumnarReader(Reader):
         super().__init__(path, options)
         if options.rows == "features":
             raise InputError(f"{self.label}: columns of this format are features already: leave out --rows features")
-        try:
+        with library_errors(f"{self.label} cannot be read"):
             self._open()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.label} cannot be read: {error}") from error
 
     @abstractmethod
     def _open(self) -> None:
@@ -102,10 +100,10 @@ class _ColumnarReader(Reader):
 
     def _batches(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
         """Yield record batches; a damaged file is a ``DataError``."""
-        try:
-            yield from self._read(columns, batch_rows)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.label} is damaged: {error}") from error
+        with library_errors(f"{self.label} is damaged"):
+            for batch in self._read(columns, batch_rows):
+                batch.validate(full=True)  # offsets of damaged text would lead outside the buffers
+                yield batch
 
     def _is_text(self, column: int) -> bool:
         """Tell whether a column is categorical; refuse types that are neither text nor number."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, InputError
+from storage_backends.readers.base import library_errors
 from storage_backends.readers.text import MISSING_TOKENS, decode, open_bytes, parse_number, read_some
 
 __all__ = ["TARGET_EXTENSIONS", "is_target_file", "read_target_file"]
@@ -58,10 +59,8 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
 
 def _read_npy(path: str, label: str) -> AnyArray:
     """Load a vector."""
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{label} is not a readable NPY file: {error}") from error
+    with library_errors(f"{label} is not a readable NPY file"), open(path, "rb") as stream:
+        values = np.lib.format.read_array(stream, allow_pickle=False)
     if values.ndim != 1 and not (values.ndim == 2 and values.shape[1] == 1):
         raise DataError(f"{label} holds an array of shape {values.shape}, expected one value per observation")
     return np.asarray(values.reshape(-1))

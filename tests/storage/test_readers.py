@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +251,10 @@ def test_matrix_market_pattern_and_repeated_entries(tmp_path: Path) -> None:
         ("%%MatrixMarket matrix coordinate real hermitian\n1 1 0\n", "is hermitian, expected general"),
         ("%%MatrixMarket matrix coordinate real general\n% only\n", "the size line is ''"),
         ("%%MatrixMarket matrix coordinate real general\n2 2\n", "the size line is '2 2', expected rows columns entries"),
+        ("%%MatrixMarket matrix coordinate real general\ninf 3 1\n", "the size line is 'inf 3 1', expected"),
+        ("%%MatrixMarket matrix coordinate real general\nnan 3 1\n", "the size line is 'nan 3 1', expected"),
+        ("%%MatrixMarket matrix coordinate real general\n2.7 3 1\n", "the size line is '2.7 3 1', expected"),
+        ("%%MatrixMarket matrix coordinate real general\n1e30 3 1\n", "the size line is '1e30 3 1', expected"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 5\n", "has 1 entries, but its size line says 2"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 5\n", "at row 3, column 1 of a matrix of shape"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 5\n1 two 5\n", "line 4 is '1 two 5', expected 3 numbers"),
@@ -330,6 +336,71 @@ def test_damaged_archive_member(tmp_path: Path, table: np.ndarray) -> None:
     data[len(data) // 2] ^= 255
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"t\.npz: array 'X' is damaged"):
+        read_all(path)
+
+
+@pytest.mark.parametrize("as_target", [False, True])
+def test_an_archive_by_the_name_of_an_array(tmp_path: Path, as_target: bool) -> None:
+    """A NPZ archive called .npy is refused by name, as table and as target."""
+    np.savez(tmp_path / "t.npz", X=np.eye(3))
+    path = (tmp_path / "t.npz").rename(tmp_path / "t.npy")
+    with pytest.raises(DataError, match=r"t\.npy is not a readable NPY file"):
+        read_target_file(str(path), 3) if as_target else read_all(path)
+
+
+@pytest.mark.parametrize("extension", ["npy", "npz"])
+def test_damaged_numpy_headers(tmp_path: Path, extension: str) -> None:
+    """Whatever NumPy raises over a header that is no Python literal, or that promises more than there is, names the file."""
+    stored = io.BytesIO()
+    np.save(stored, np.eye(3))
+    for damage in (lambda data: data.replace(b"(3, 3)", b"(3, (3"), lambda data: data.replace(b"(3, 3), ", b"(9**9,3)")):
+        path = tmp_path / f"t.{extension}"
+        if extension == "npy":
+            path.write_bytes(damage(stored.getvalue()))
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("X.npy", damage(stored.getvalue()))
+        with pytest.raises(DataError, match=rf"t\.{extension} is not a readable"):
+            read_all(path)
+
+
+def test_an_archive_that_promises_more_than_it_holds(tmp_path: Path) -> None:
+    """A header with an absurd shape is refused before anything of that size is made."""
+    stored = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stored, {"descr": "<f8", "fortran_order": False, "shape": (2**40, 2**30)})
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("X.npy", stored.getvalue())
+    with pytest.raises(DataError, match="cut short"):
+        read_all(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("signature", [b"TREE", b"HEAP", b"SNOD"])
+def test_damaged_hdf5(tmp_path: Path, table: np.ndarray, signature: bytes) -> None:
+    """Whatever the library raises over damaged objects, the error names the file."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "t.h5"
+    with h5py.File(path, "w") as file:
+        file["column"] = table[:, 0]
+    path.write_bytes(path.read_bytes().replace(signature, b"gone"))
+    with pytest.raises(DataError, match=r"t\.h5 is damaged"):
+        read_all(path)
+
+
+def test_text_with_damaged_offsets(tmp_path: Path) -> None:
+    """Offsets that lead outside a text column's bytes are refused before anything follows them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather
+
+    path = tmp_path / "t.feather"
+    cells = [f"label {row % 5}" for row in range(100)]
+    feather.write_feather(pyarrow.table({"a": cells}), str(path), compression="uncompressed")
+    offsets = pyarrow.array(cells).buffers()[1].to_pybytes()[: 4 * 101]
+    data = path.read_bytes()
+    assert data.count(offsets) == 1
+    damaged = np.frombuffer(offsets, dtype=np.int32).copy()
+    damaged[50] = 2**30
+    path.write_bytes(data.replace(offsets, damaged.tobytes()))
+    with pytest.raises(DataError, match=r"t\.feather is damaged"):
         read_all(path)
 
 
