@@ -117,7 +117,10 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
 
 def _tau(text: str) -> float | str:
     """Read a number or ``auto``."""
-    return "auto" if text == "auto" else float(text)
+    try:
+        return "auto" if text == "auto" else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from error
 
 
 def _listed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
