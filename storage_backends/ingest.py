@@ -26,13 +26,11 @@ from storage_backends.builder import BuildReport, StoreBuilder
 from storage_backends.readers import open_reader
 from storage_backends.readers.base import Categories, Chunk, Reader, ReaderOptions, RowsOf, Scan, spans
 from storage_backends.readers.target_files import is_target_file, read_target_file
+from storage_backends.readers.text import MISSING_LABEL
 from storage_backends.schema import TableSchema
 from storage_backends.targets import make_target
 
-__all__ = ["MISSING_LABEL", "IngestReport", "ingest"]
-
-#: The category that stands for missing cells of a text column when missing numbers are imputed.
-MISSING_LABEL = "(missing)"
+__all__ = ["IngestReport", "ingest"]
 
 _INTEGER = re.compile(r"-?\d{1,9}")
 
@@ -169,7 +167,7 @@ def ingest(
                     "missing": missing,
                 }
                 built = builder.finish(responses, provenance)
-            return _report(built, tuple(responses), tuple(reader.notes))
+            return _report(built, layout.filled, tuple(responses), tuple(reader.notes))
     except OSError as error:
         raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
 
@@ -284,6 +282,8 @@ class _Layout:
         self._target_position = {source.name: positions[source.column] for source in plan.targets if source.column is not None}
         # Before the long way through the chunks, so that a target that does not fit costs nothing.
         self._given: dict[str, Target] = {}
+        #: Missing texts that were given a category of their own.
+        self.filled = 0
         self._target_names = [self._take_given(source) for source in plan.targets]
         if len(set(self._target_names)) < len(self._target_names):
             raise InputError(f"two targets have the same name among {_some(self._target_names)}: rename one of them")
@@ -363,6 +363,7 @@ class _Layout:
                 raise DataError(f"row {row} of column {name!r} is missing: fill it in or use --missing mean|median|drop-feature")
             if MISSING_LABEL in labels and self._missing != "drop-feature":
                 piece = np.where(absent, labels.index(MISSING_LABEL), piece)
+                self.filled += int(absent.sum())
             indicators = (piece[:, np.newaxis] == np.arange(len(labels))).astype(np.float32)
             indicators[np.isnan(piece)] = np.nan
             builder.write_tile(first_obs + first, int(self._first_column[position]), indicators)
@@ -389,14 +390,14 @@ def _refuse_existing(url: str, replace: bool) -> None:
         raise StoreURLError(f"a store stands at {url}: choose another place or ask to replace it (--replace)")
 
 
-def _report(built: BuildReport, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
+def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
     """Put the report together."""
     return IngestReport(
         n_obs=built.n_obs,
         n_features=built.n_features,
         n_columns=built.n_columns,
         bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
-        imputed=sum(built.imputed.values()),
+        imputed=sum(built.imputed.values()) + filled,
         dropped=built.dropped,
         constant=built.constant,
         targets=targets,

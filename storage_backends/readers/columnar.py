@@ -18,15 +18,12 @@ import pyarrow.parquet
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
-from storage_backends.readers.text import MISSING_TOKENS
+from storage_backends.readers.text import ARROW_TEXTS, MISSING_TOKENS
 
 __all__ = ["FeatherReader", "ParquetReader"]
 
 # What a column being decoded may hold on to: a data page, a dictionary page and their unpacked copies.
 _DECODER_BYTES = 4 << 20
-
-# By name, because the oldest pyarrow we support does not know the last one.
-_TEXT_TYPES = frozenset({"string", "large_string", "string_view"})
 
 
 class _ColumnarReader(Reader):
@@ -110,7 +107,7 @@ class _ColumnarReader(Reader):
         field = self._schema.field(column)
         kinds = pyarrow.types
         kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
-        if str(kind) in _TEXT_TYPES:
+        if str(kind) in ARROW_TEXTS:
             return True
         if (
             kinds.is_integer(kind)

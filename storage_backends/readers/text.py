@@ -21,7 +21,9 @@ from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.errors import DataError
 
 __all__ = [
+    "ARROW_TEXTS",
     "BLOCK_BYTES",
+    "MISSING_LABEL",
     "MISSING_TOKENS",
     "LineBlock",
     "decode",
@@ -38,6 +40,12 @@ BLOCK_BYTES = 8 << 20
 
 #: Cells that mean "missing", after stripping blanks.
 MISSING_TOKENS = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "None", "?"})
+
+#: Types of text in Arrow, by name, because the oldest pyarrow we support does not know the last one.
+ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
+
+#: The category that stands for missing cells of a text column when missing numbers are imputed.
+MISSING_LABEL = "(missing)"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

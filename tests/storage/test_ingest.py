@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
 from fastomp_nvm.stores import open_store
 from storage_backends import ingest as ingest_module
-from storage_backends.ingest import MISSING_LABEL, IngestReport, ingest
+from storage_backends.ingest import IngestReport, ingest
 from storage_backends.readers import base
+from storage_backends.readers.text import MISSING_LABEL
 
 ROWS, WIDTH = 60, 7
 
@@ -227,7 +228,7 @@ def test_missing_cells(tmp_path: Path, place: Path) -> None:
     """Each policy does what it says, for numbers and for text."""
     (tmp_path / "t.csv").write_text("a,b,c\n1,2,x\n,4,NA\n3,6,y\n8,8,x\n")
     report = ingest(str(tmp_path / "t.csv"), str(place / "mean"), missing="mean", dtype="float64")
-    assert report.imputed == 1
+    assert report.imputed == 2
     with open_store(str(place / "mean")) as store:
         assert list(store.column_names) == ["a", "b", "c=x", "c=y", f"c={MISSING_LABEL}"]
         np.testing.assert_array_equal(store.matrix, [[1, 4, 3, 8], [2, 4, 6, 8], [1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0]])
