@@ -129,6 +129,24 @@ def test_columnar_formats_by_rows_and_by_columns(
     assert scan.categories[1].has_missing
 
 
+def test_row_labels_of_pandas_are_no_column(tmp_path: Path) -> None:
+    """An index without a name that pandas wrote into a Parquet file is left out, with a note; a named one stays."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 7.0]}, index=[7, 3, 5])
+    path = tmp_path / "t.parquet"
+    frame.to_parquet(path)
+    with open_reader(str(path), ReaderOptions()) as reader:
+        assert list(reader.names) == ["a", "b"]
+        assert "row labels" in reader.notes[0]
+    np.testing.assert_array_equal(read_all(path), frame.to_numpy())
+    np.testing.assert_array_equal(read_all(path, [1]), frame[["b"]].to_numpy())
+    frame.rename_axis("row").to_parquet(path)
+    with open_reader(str(path), ReaderOptions()) as reader:
+        assert list(reader.names) == ["a", "b", "row"]
+        assert not reader.notes
+
+
 def test_columnar_types_that_are_neither_number_nor_text(tmp_path: Path) -> None:
     """A date column is refused by name when used, and no obstacle when not."""
     pyarrow = pytest.importorskip("pyarrow")
