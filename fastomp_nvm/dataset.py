@@ -6,6 +6,7 @@ The moments of a store were computed when it was built. An array's are computed 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -100,6 +101,9 @@ class Dataset:
         labels = NumberedNames(len(matrix)) if names is None else list(names)
         if len(labels) != len(matrix):
             raise DataError(f"{len(labels)} names were given for {len(matrix)} features")
+        if names is not None and len(set(labels)) < len(labels):
+            twice = next(name for name, count in Counter(labels).items() if count > 1)
+            raise DataError(f"two features are named {twice!r}: rename one of them")
         traits = MediumTraits("dram", "none", False, "an array of this process")
         offsets = np.arange(len(matrix) + 1, dtype=np.int64)
         return cls(matrix, offsets, statistics, labels, labels, {}, traits)
