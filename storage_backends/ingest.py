@@ -130,7 +130,7 @@ def ingest(
     dataset : str, optional
         Which array of a container holds the table.
     progress : callable, optional
-        Called with (bytes done, bytes to do) after each chunk.
+        Called with (bytes done, bytes to do) as the source is read and the store is written; the second may be a guess at first.
     open_builder : callable, optional
         Starts the build in place of ``StoreBuilder``: a remote one sends the values to a server.
 
@@ -148,14 +148,16 @@ def ingest(
     if open_builder is None:
         _refuse_existing(url, replace)
         open_builder = StoreBuilder
-    options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column)
+    meter = _Meter(progress, source)
+    options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column, consumed=meter.consumed)
     try:
         with open_reader(source, options) as reader:
+            meter.passes = reader.passes
             plan = _plan(reader, targets, id_column, drop)
             scan = reader.scan(plan.columns)
             layout = _Layout(reader, plan, scan, missing)
             with open_builder(
-                url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=progress
+                url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=meter.built
             ) as builder:
                 for chunk in reader.chunks(plan.columns, scan):
                     layout.write(builder, chunk)
@@ -170,6 +172,32 @@ def ingest(
             return _report(built, layout.filled, tuple(responses), tuple(reader.notes))
     except OSError as error:
         raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
+
+
+class _Meter:
+    """Adds up what was read of the source and what was built, and tells the sum."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, source: str) -> None:
+        self._progress = progress
+        self._source_bytes = os.path.getsize(source) if os.path.isfile(source) else 0
+        self._read = self._built = 0
+        # Guesses until the reader and the builder are there: those that read on opening make two passes.
+        self.passes, self._to_build = 2, 2 * self._source_bytes
+
+    def consumed(self, count: int) -> None:
+        """Take in bytes of the source."""
+        self._read += count
+        self._tell()
+
+    def built(self, done: int, total: int) -> None:
+        """Take in where the builder stands."""
+        self._built, self._to_build = done, total
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the sum."""
+        if self._progress is not None:
+            self._progress(self._read + self._built, self.passes * self._source_bytes + self._to_build)
 
 
 @dataclass(frozen=True, slots=True)

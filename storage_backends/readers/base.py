@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -67,12 +67,15 @@ class ReaderOptions:
         Column of identifiers: with ``rows="features"`` it holds the feature names.
     chunk_bytes : int
         Budget of one chunk.
+    consumed : callable, optional
+        Told the bytes of the source that a pass has read since it was last told.
     """
 
     rows: RowsOf = "observations"
     dataset: str | None = None
     id_column: str | None = None
     chunk_bytes: int = CHUNK_BYTES
+    consumed: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,8 @@ class Reader(ABC):
     default_target: str | None = None
     #: True when ``id_column`` was used to name the features, so that it is no column of the table.
     names_from_id: bool = False
+    #: Passes over the source that are told to ``ReaderOptions.consumed``; binary formats are read only as chunks are handed out.
+    passes: int = 0
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         self.path = path

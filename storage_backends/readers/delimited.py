@@ -48,6 +48,8 @@ class DelimitedReader(Reader):
     its heading is empty, and ``id_column`` may name another one.
     """
 
+    passes = 2
+
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         cells, delimiter = self._heading()
@@ -104,7 +106,8 @@ class DelimitedReader(Reader):
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""
-        return record_blocks(self.path, skip_first=self._has_header, block_bytes=min(BLOCK_BYTES, self.options.chunk_bytes // 4))
+        block_bytes = min(BLOCK_BYTES, self.options.chunk_bytes // 4)
+        return record_blocks(self.path, skip_first=self._has_header, block_bytes=block_bytes, consumed=self.options.consumed)
 
     def _parse(self, block: RecordBlock, sources: IndexArray, codes: dict[int, dict[str, float]]) -> Float64Array:
         """Parse a run with the first parser that takes it."""

@@ -26,6 +26,8 @@ _MAX_LINE = 1 << 16
 class MatrixMarketReader(Reader):
     """A MatrixMarket file."""
 
+    passes = 1
+
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         self._read_header()
@@ -96,7 +98,7 @@ class MatrixMarketReader(Reader):
     def _numbers(self, per_line: int) -> Iterator[tuple[Float64Array, int]]:
         """Yield the numbers after the size line as (lines, per_line) arrays, with the line of the first."""
         seen = 0
-        for block in line_blocks(self.path, _BLOCK_BYTES):
+        for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
             data, line = block.data, block.first_line
             if line <= self._first_line:
                 skipped = data.split(b"\n", self._first_line + 1 - line)

@@ -44,6 +44,7 @@ class SvmlightReader(Reader):
 
     vectors = (_TARGET,)
     default_target = _TARGET
+    passes = 2
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
@@ -87,7 +88,7 @@ class SvmlightReader(Reader):
 
     def _entries(self) -> Iterator[_Entries]:
         """Parse the file run by run."""
-        for block in line_blocks(self.path, _BLOCK_BYTES):
+        for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
             yield self._parse(block)
 
     def _parse(self, block: LineBlock) -> _Entries:

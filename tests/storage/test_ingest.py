@@ -252,6 +252,23 @@ def test_report(tmp_path: Path, place: Path) -> None:
     assert seen[-1][0] == seen[-1][1]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.svm", "t.mtx", "c.npy"])
+def test_progress_covers_every_pass(
+    tmp_path: Path, place: Path, table: np.ndarray, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress grows with every pass over a text, beginning with the first, and ends where it said it would."""
+    monkeypatch.setattr("storage_backends.readers.delimited.BLOCK_BYTES", 512)
+    monkeypatch.setattr("storage_backends.readers.svmlight._BLOCK_BYTES", 512)
+    FORMATS[name](tmp_path / name, table)
+    seen: list[tuple[int, int]] = []
+    ingest(str(tmp_path / name), str(place / "s"), progress=lambda done, total: seen.append((done, total)))
+    done = [step[0] for step in seen]
+    assert done == sorted(done)
+    assert seen[-1][0] == seen[-1][1]
+    if name in ("t.csv", "t.svm"):
+        assert max(np.diff(done)) < 0.25 * done[-1]  # no part of the work goes untold
+
+
 ERRORS: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
     ("missing number", "a,b\n1,2\n3,\n", {}, DataError, r"row 2 of column 'b' is missing.*--missing"),
     ("missing text", "a,b\n1,x\n3,?\n", {}, DataError, r"row 2 of column 'b' is missing.*--missing"),
