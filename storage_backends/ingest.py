@@ -302,12 +302,13 @@ class _Layout:
         self._n_obs = scan.n_obs
         self._missing = missing
         self._names = reader.names
-        positions = {int(column): position for position, column in enumerate(plan.columns)}
+        self._target_position = {
+            source.name: int(np.searchsorted(plan.columns, source.column)) for source in plan.targets if source.column is not None
+        }
         #: Values of the targets that are columns, by position.
         self._target_values: dict[int, Float64Array] = {
-            positions[source.column]: np.empty(scan.n_obs) for source in plan.targets if source.column is not None
+            position: np.empty(scan.n_obs) for position in self._target_position.values()
         }
-        self._target_position = {source.name: positions[source.column] for source in plan.targets if source.column is not None}
         # Before the long way through the chunks, so that a target that does not fit costs nothing.
         self._given: dict[str, Target] = {}
         #: Missing texts that were given a category of their own.

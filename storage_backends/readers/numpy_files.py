@@ -102,12 +102,13 @@ class NpzReader(Reader):
             if name in shapes:
                 self._names = name_list(self.label, name, self._load(name), width)
                 break
-        self.vectors = tuple(
-            name
-            for name, shape in shapes.items()
-            if name not in (self._table, *NAME_ARRAYS)
-            and shape in ((n_obs,), (n_obs, 1))
-            and not self._members[name].dtype.hasobject
+        beside = [name for name, shape in shapes.items() if shape in ((n_obs,), (n_obs, 1))]
+        beside = [name for name in beside if name not in (self._table, *NAME_ARRAYS)]
+        self.vectors = tuple(name for name in beside if not self._members[name].dtype.hasobject)
+        self.notes.extend(
+            f"the array {name!r} holds Python objects and was left out: save it as numbers or text"
+            for name in beside
+            if name not in self.vectors
         )
         self.default_target = "y" if "y" in self.vectors else None
 

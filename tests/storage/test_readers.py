@@ -208,6 +208,12 @@ def test_svmlight(tmp_path: Path, table: np.ndarray, base: int, packed: bool) ->
         np.testing.assert_array_equal(reader.vector("target"), np.arange(300) % 2 * 2 - 1.0)
 
 
+def test_svmlight_indices_in_any_order(tmp_path: Path) -> None:
+    """The entries of a line may come in any order."""
+    (tmp_path / "t.svm").write_text("1 3:3 1:1\n0 2:2 3:5 1:4\n")
+    np.testing.assert_array_equal(read_all(tmp_path / "t.svm"), [[1, 0, 3], [4, 2, 5]])
+
+
 def test_svmlight_agrees_with_scikit_learn(tmp_path: Path, table: np.ndarray) -> None:
     """The other reader of this format finds the same table."""
     datasets = pytest.importorskip("sklearn.datasets")
@@ -227,6 +233,9 @@ def test_svmlight_agrees_with_scikit_learn(tmp_path: Path, table: np.ndarray) ->
         ("1 1.5:4", "line 3 has the index 1.5, expected a whole number"),
         ("1 -1:4", "line 3 has the index -1, expected a whole number"),
         ("3:4 5:6", "line 3 holds '3:4', expected a number as label"),
+        ("1 500000000:1", "line 3 has the index 500000000, expected a whole number from 0 to 67108863"),
+        ("1 3:1 3:2", "line 3 has the index 3 twice"),
+        ("1 3:1 2:5 3:2", "line 3 has the index 3 twice"),
     ],
 )
 def test_svmlight_errors(tmp_path: Path, line: str, message: str) -> None:
@@ -436,6 +445,14 @@ def test_archives_without_a_table(tmp_path: Path, arrays: dict[str, np.ndarray],
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=message):
         read_all(tmp_path / "t.npz")
+
+
+def test_arrays_of_objects_beside_the_table_are_noted(tmp_path: Path) -> None:
+    """A target that was pickled is not loaded, and the report says so."""
+    np.savez(tmp_path / "t.npz", X=np.eye(2), y=np.array(["a", None], dtype=object))
+    with open_reader(str(tmp_path / "t.npz"), ReaderOptions()) as reader:
+        assert reader.vectors == ()
+        assert "'y' holds Python objects and was left out" in reader.notes[0]
 
 
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
