@@ -117,10 +117,10 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
 
 def _tau(text: str) -> float | str:
     """Read a number or ``auto``."""
-    try:
-        return "auto" if text == "auto" else float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from error
+    return "auto" if text == "auto" else float(text)
+
+
+_tau.__name__ = "number or auto"  # argparse names it in its error
 
 
 def _listed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
