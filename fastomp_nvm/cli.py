@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
     parser = _parser(command)
@@ -71,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         hint = ": free some space and try again" if error.errno == errno.ENOSPC else ""
         return _complain(f"{error}{hint}", 1, arguments.debug, error)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error} (not foreseen: run with --debug for the traceback)"
+        return _complain(what, 1, arguments.debug, error)
 
 
 def _complain(error: object, code: int, debug: bool, cause: BaseException | None = None) -> int:
@@ -78,7 +85,9 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
     raised = error if isinstance(error, BaseException) else cause
     if debug and raised is not None:
         raise raised
-    print(f"fastomp: {' '.join(str(error).split())}", file=sys.stderr)
+    from fastomp_nvm.display import clean
+
+    print(f"fastomp: {clean(' '.join(str(error).split()), longest=None)}", file=sys.stderr)
     return code
 
 

@@ -6,6 +6,7 @@ The moments of a store were computed when it was built. An array's are computed 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,9 @@ from fastomp_nvm.stores import BLOCK_COLUMNS, ColumnStatistics, FeatureStore, Me
 from fastomp_nvm.sweep import Traffic, aligned_empty
 
 __all__ = ["Dataset"]
+
+# Of columns taken as they are: squares of longer ones, or of shorter ones than its inverse, leave the range of float64.
+_LARGEST_NORM = 1e150
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,9 @@ class Dataset:
         labels = NumberedNames(len(matrix)) if names is None else list(names)
         if len(labels) != len(matrix):
             raise DataError(f"{len(labels)} names were given for {len(matrix)} features")
+        if names is not None and len(set(labels)) < len(labels):
+            twice = next(name for name, count in Counter(labels).items() if count > 1)
+            raise DataError(f"two features are named {twice!r}: rename one of them")
         traits = MediumTraits("dram", "none", False, "an array of this process")
         offsets = np.arange(len(matrix) + 1, dtype=np.int64)
         return cls(matrix, offsets, statistics, labels, labels, {}, traits)
@@ -150,7 +157,13 @@ class Dataset:
             grams = [
                 gram + n_obs * np.outer(stats.mean[span], stats.mean[span]) for gram, span in zip(stats.grams, spans, strict=True)
             ]
-            norm = np.sqrt(stats.norm**2 + n_obs * stats.mean**2)
+            norm = np.hypot(stats.norm, np.sqrt(n_obs) * stats.mean)
+            extreme = np.flatnonzero((norm > 0.0) & ~((norm > 1.0 / _LARGEST_NORM) & (norm < _LARGEST_NORM)))
+            if extreme.size:
+                name, size = self.column_names[int(extreme[0])], norm[extreme[0]]
+                raise DataError(
+                    f"column {name!r} has the norm {size:.0e}, whose square float64 cannot hold: scale or standardise it"
+                )
             return Design(self._rows(standardize, weights), Standardisation.identity(self.offsets, norm, grams))
         if weights is None:
             return Design(self.matrix, self._standardisation)

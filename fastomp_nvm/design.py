@@ -126,7 +126,8 @@ class Standardisation:
             Centred Gram matrix of each feature of several columns, in feature order.
         """
         root = np.sqrt(weight)
-        constant = ~(norm > CONSTANT_RELATIVE_NORM * root * largest)
+        # The inverse of a subnormal norm is infinite.
+        constant = ~((norm > CONSTANT_RELATIVE_NORM * root * largest) & (norm >= np.finfo(np.float64).tiny))
         with np.errstate(divide="ignore"):
             scale = np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, norm))
         wide = np.abs(mean) * root > WIDE_MEAN_RATIO * norm

@@ -15,10 +15,10 @@ from fastomp_nvm.engine import Progress as RunProgress
 __all__ = ["byte_progress", "clean", "human_bytes", "human_seconds", "run_progress"]
 
 
-def clean(text: str, longest: int = 60) -> str:
-    """Return ``text`` fit for a terminal: control characters replaced, shortened in the middle."""
+def clean(text: str, longest: int | None = 60) -> str:
+    """Return ``text`` fit for a terminal: control characters replaced, shortened in the middle to ``longest`` characters."""
     shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    if len(shown) <= longest:
+    if longest is None or len(shown) <= longest:
         return shown
     half = (longest - 3) // 2
     return f"{shown[:half]}...{shown[-half:]}"

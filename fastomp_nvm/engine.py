@@ -150,10 +150,12 @@ class Engine:
             if self._cancelled is not None and self._cancelled():
                 raise CancelledError("the selection was cancelled")
             if self._observer is not None:
-                gathered = sum(other.problem.pool.traffic.bytes_read for other in runs)
+                # Counters are those of runs alone: of a merged sweep only what it really took is told.
+                taken = sum(other.problem.pool.traffic.bytes_read for other in runs)
+                taken += self.traffic.bytes_read - self.alone.bytes_read
                 rank = run.problem.constraint.rank
                 seconds = time.perf_counter() - self._started
-                latest[:] = [Progress(places[id(run)], run.rounds, step.selected, rank, step.value, gathered, seconds)]
+                latest[:] = [Progress(places[id(run)], run.rounds, step.selected, rank, step.value, taken, seconds)]
                 self._observer(latest[0])
 
         def swept(shares: Sequence[float]) -> None:

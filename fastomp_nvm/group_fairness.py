@@ -24,6 +24,7 @@ from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.held_out import held_out_rows
+from fastomp_nvm.missing import first_missing
 from fastomp_nvm.request import Selection, SelectionRequest
 from fastomp_nvm.selection import encode_response, labelled, resolve_response
 from fastomp_nvm.stores import FeatureStore, open_store
@@ -205,8 +206,9 @@ def _groups(protected: Any, dataset: Dataset | None, n_obs: int) -> tuple[tuple[
         values, name = np.asarray(protected), "given"
     if values.shape != (n_obs,):
         raise DataError(f"the protected attribute ({name}) has shape {values.shape}: expected one value for {n_obs} observations")
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise DataError(f"the protected attribute ({name}) is missing at row {int(np.flatnonzero(np.isnan(values))[0]) + 1}")
+    missing = first_missing(values)
+    if missing is not None:
+        raise DataError(f"the protected attribute ({name}) is missing at row {missing + 1}")
     labels, codes = labelled(values)
     if not 2 <= len(labels) <= MOST_GROUPS:
         raise DataError(f"the protected attribute ({name}) has {len(labels)} distinct values: expected 2 to {MOST_GROUPS} groups")

@@ -24,6 +24,7 @@ from fastomp_nvm.design import column_index
 from fastomp_nvm.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError
 from fastomp_nvm.held_out import split_weights
+from fastomp_nvm.missing import first_missing
 from fastomp_nvm.objectives.base import Fit, Objective
 from fastomp_nvm.remote_rows import network_figures, restart_network_figures
 from fastomp_nvm.request import Selection, SelectionRequest
@@ -186,14 +187,19 @@ def as_dataset(data: Any, names: Sequence[str] | None) -> Dataset:
         return data
     if isinstance(data, FeatureStore):
         return Dataset.of_store(data)
-    if hasattr(data, "columns") and names is None:  # a DataFrame of numbers; mixed ones need create_store
-        names = [str(name) for name in data.columns]
+    if hasattr(data, "columns") and names is None:  # a table of numbers; mixed ones need create_store
+        of_arrow = type(data).__module__.startswith("pyarrow")  # whose columns are the values
+        names = [str(name) for name in (data.column_names if of_arrow else data.columns)]
+    if np.ma.is_masked(data):
+        raise DataError("X has masked entries: fill them in, or build a store with create_store(..., missing='mean')")
     try:
         array = np.asarray(data)
-        if array.dtype.kind not in "fiub":
+        if array.dtype.kind not in "fiubcmM":  # NumPy would drop imaginary parts, and count the nanoseconds of a date
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"the data is not a table of numbers ({error}): build a store with create_store first") from error
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"X holds elements of type {array.dtype}, expected real numbers: convert it first")
     return Dataset.of_array(array, names)
 
 
@@ -318,11 +324,18 @@ def _label(value: Any) -> str:
 
 def encode_response(y: Any, objective: str) -> tuple[Float64Array, tuple[str, ...]]:
     """Return a response as float64; for the logistic objective also the labels of codes 0 and 1."""
+    if np.ma.is_masked(y):
+        raise DataError("the target has masked entries: remove these observations or fill the values in")
     values = np.asarray(y)
     if values.ndim == 2 and 1 in values.shape:
         values = values.ravel()
     if values.ndim != 1:
         raise DataError(f"the target has shape {values.shape}: expected one value per observation")
+    if values.dtype.kind in "cmM":
+        raise DataError(f"the target holds elements of type {values.dtype}, expected real numbers or labels: convert it first")
+    missing = first_missing(values)
+    if missing is not None:
+        raise DataError(f"the target is missing at row {missing + 1}: remove the observation or fill the value in")
     if objective == "logistic":
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise DataError(f"the target holds a NaN or infinity at row {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}")
@@ -365,7 +378,10 @@ def _finish(
     indices = outcome.selected
     columns = problem.pool.columns(indices)
     fit = problem.objective.refit(columns)
-    coef, shift = columns.standardisation.coefficients(fit.coef)
+    with np.errstate(over="ignore", invalid="ignore"):
+        coef, shift = columns.standardisation.coefficients(fit.coef)
+    if not np.isfinite([*coef, fit.intercept + shift, fit.score]).all():
+        raise DataError("the fit left the range of float64: scale the columns and the target to moderate sizes")
     positions = column_index(dataset.offsets, indices)
     offsets = columns.standardisation.offsets.tolist()
     unpolished = fit.score

@@ -436,7 +436,7 @@ def create_store(
     dtype : {"float32", "float64", "float16"}
         Element type of the exact matrix.
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about NaN.
+        What to do about NaN. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``, as from files.
     groups : mapping, optional
         Features of several columns: feature name -> its columns, by name or position.
     tier : {"int8", "none"}

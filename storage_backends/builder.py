@@ -7,9 +7,11 @@ the same memory. It knows no medium (that is the draft's part) and no file forma
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -274,7 +276,7 @@ class StoreBuilder:
             fingerprint(kept.n_obs, self._dtype.name, kept.offsets, blocks, checksums),
         )
         if tier is not None:
-            tier = replace(tier, fingerprint=layout.fingerprint)
+            tier = dataclasses.replace(tier, fingerprint=layout.fingerprint)
         constant = tuple(kept.columns[int(column)] for column in np.flatnonzero(statistics.norm == 0))
         report = BuildReport(
             self._url, kept.n_obs, kept.n_features, kept.n_columns, layout.dtype, layout.fingerprint, imputed, dropped, constant
@@ -421,7 +423,7 @@ def build_from_arrays(
     -------
     BuildReport
     """
-    table = as_table(X, names=names, rows=rows, groups=groups)
+    table = as_table(X, names=names, rows=rows, groups=groups, missing=missing)
     targets = {name: make_target(name, values) for name, values in _named_targets(y).items()}
     for name, target in targets.items():
         if len(target.values) != table.schema.n_obs:
@@ -430,7 +432,8 @@ def build_from_arrays(
         for first_obs, first_column, values in table.tiles():
             builder.write_tile(first_obs, first_column, values)
         report: BuildReport = builder.finish(targets, {"source": "memory"})
-        return report
+    imputed = Counter(report.imputed) + Counter(table.filled)
+    return dataclasses.replace(report, imputed=dict(imputed))
 
 
 def _named_targets(y: Any) -> dict[str, Any]:

@@ -36,7 +36,8 @@ VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
 NO_REPLACE = 1
 EXCHANGE = 2
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What stands in the way of a file although there is room for it.
+_LIMITS = {errno.EDQUOT: "the quota on its file system", errno.EFBIG: "the largest size of a file (ulimit -f, or its file system)"}
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -92,8 +93,11 @@ def allocate(descriptor: int, length: int, path: str) -> None:
     try:
         os.posix_fallocate(descriptor, 0, length)
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno == errno.ENOSPC:
             raise MediumError(shortage) from error
+        if error.errno in _LIMITS:
+            limit = _LIMITS[error.errno]
+            raise MediumError(f"{path} needs {describe_bytes(length)}, more than {limit} allows: raise it") from error
         if error.errno not in _UNSUPPORTED:
             raise MediumError(f"cannot allocate {path}: {error.strerror}") from error
         with device_errors(f"allocate {path}"):

@@ -26,13 +26,11 @@ from storage_backends.builder import BuildReport, StoreBuilder
 from storage_backends.readers import open_reader
 from storage_backends.readers.base import Categories, Chunk, Reader, ReaderOptions, RowsOf, Scan, spans
 from storage_backends.readers.target_files import is_target_file, read_target_file
+from storage_backends.readers.text import MISSING_LABEL
 from storage_backends.schema import TableSchema
 from storage_backends.targets import make_target
 
-__all__ = ["MISSING_LABEL", "IngestReport", "ingest"]
-
-#: The category that stands for missing cells of a text column when missing numbers are imputed.
-MISSING_LABEL = "(missing)"
+__all__ = ["IngestReport", "ingest"]
 
 _INTEGER = re.compile(r"-?\d{1,9}")
 
@@ -132,7 +130,7 @@ def ingest(
     dataset : str, optional
         Which array of a container holds the table.
     progress : callable, optional
-        Called with (bytes done, bytes to do) after each chunk.
+        Called with (bytes done, bytes to do) as the source is read and the store is written; the second may be a guess at first.
     open_builder : callable, optional
         Starts the build in place of ``StoreBuilder``: a remote one sends the values to a server.
 
@@ -150,14 +148,16 @@ def ingest(
     if open_builder is None:
         _refuse_existing(url, replace)
         open_builder = StoreBuilder
-    options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column)
+    meter = _Meter(progress, source)
+    options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column, consumed=meter.consumed)
     try:
         with open_reader(source, options) as reader:
+            meter.passes = reader.passes
             plan = _plan(reader, targets, id_column, drop)
             scan = reader.scan(plan.columns)
             layout = _Layout(reader, plan, scan, missing)
             with open_builder(
-                url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=progress
+                url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=meter.built
             ) as builder:
                 for chunk in reader.chunks(plan.columns, scan):
                     layout.write(builder, chunk)
@@ -169,9 +169,35 @@ def ingest(
                     "missing": missing,
                 }
                 built = builder.finish(responses, provenance)
-            return _report(built, tuple(responses), tuple(reader.notes))
+            return _report(built, layout.filled, tuple(responses), tuple(reader.notes))
     except OSError as error:
         raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
+
+
+class _Meter:
+    """Adds up what was read of the source and what was built, and tells the sum."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, source: str) -> None:
+        self._progress = progress
+        self._source_bytes = os.path.getsize(source) if os.path.isfile(source) else 0
+        self._read = self._built = 0
+        # Guesses until the reader and the builder are there: those that read on opening make two passes.
+        self.passes, self._to_build = 2, 2 * self._source_bytes
+
+    def consumed(self, count: int) -> None:
+        """Take in bytes of the source."""
+        self._read += count
+        self._tell()
+
+    def built(self, done: int, total: int) -> None:
+        """Take in where the builder stands."""
+        self._built, self._to_build = done, total
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the sum."""
+        if self._progress is not None:
+            self._progress(self._read + self._built, self.passes * self._source_bytes + self._to_build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +302,17 @@ class _Layout:
         self._n_obs = scan.n_obs
         self._missing = missing
         self._names = reader.names
-        positions = {int(column): position for position, column in enumerate(plan.columns)}
+        self._target_position = {
+            source.name: int(np.searchsorted(plan.columns, source.column)) for source in plan.targets if source.column is not None
+        }
         #: Values of the targets that are columns, by position.
         self._target_values: dict[int, Float64Array] = {
-            positions[source.column]: np.empty(scan.n_obs) for source in plan.targets if source.column is not None
+            position: np.empty(scan.n_obs) for position in self._target_position.values()
         }
-        self._target_position = {source.name: positions[source.column] for source in plan.targets if source.column is not None}
         # Before the long way through the chunks, so that a target that does not fit costs nothing.
         self._given: dict[str, Target] = {}
+        #: Missing texts that were given a category of their own.
+        self.filled = 0
         self._target_names = [self._take_given(source) for source in plan.targets]
         if len(set(self._target_names)) < len(self._target_names):
             raise InputError(f"two targets have the same name among {_some(self._target_names)}: rename one of them")
@@ -363,6 +392,7 @@ class _Layout:
                 raise DataError(f"row {row} of column {name!r} is missing: fill it in or use --missing mean|median|drop-feature")
             if MISSING_LABEL in labels and self._missing != "drop-feature":
                 piece = np.where(absent, labels.index(MISSING_LABEL), piece)
+                self.filled += int(absent.sum())
             indicators = (piece[:, np.newaxis] == np.arange(len(labels))).astype(np.float32)
             indicators[np.isnan(piece)] = np.nan
             builder.write_tile(first_obs + first, int(self._first_column[position]), indicators)
@@ -389,14 +419,14 @@ def _refuse_existing(url: str, replace: bool) -> None:
         raise StoreURLError(f"a store stands at {url}: choose another place or ask to replace it (--replace)")
 
 
-def _report(built: BuildReport, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
+def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
     """Put the report together."""
     return IngestReport(
         n_obs=built.n_obs,
         n_features=built.n_features,
         n_columns=built.n_columns,
         bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
-        imputed=sum(built.imputed.values()),
+        imputed=sum(built.imputed.values()) + filled,
         dropped=built.dropped,
         constant=built.constant,
         targets=targets,

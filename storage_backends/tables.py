@@ -1,14 +1,15 @@
 """Data already in Python (arrays, pandas and pyarrow tables) as a schema and a stream of tiles.
 
 Tiles are (observations x columns) pieces small enough that no copy of the whole is ever made. Text columns become one feature
-that spans one indicator column per category. Knows neither stores nor files.
+that spans one indicator column per category; what counts as a missing text is as in files. Knows neither stores nor files.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.names import NumberedNames
+from storage_backends.readers.text import ARROW_TEXTS, MISSING_LABEL, MISSING_TOKENS
 from storage_backends.schema import TableSchema
 
 __all__ = ["Table", "as_table"]
@@ -36,12 +38,17 @@ class Table(Protocol):
         """Shape, names and grouping."""
         ...
 
+    @property
+    def filled(self) -> Mapping[str, int]:
+        """Missing texts that were given a category of their own, per feature that had any."""
+        ...
+
     def tiles(self) -> Iterator[Tile]:
         """Yield (first observation, first column, (rows, columns) values) until every cell was given once."""
         ...
 
 
-def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups | None) -> Table:
+def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups | None, missing: str = "error") -> Table:
     """Return ``X`` as a table.
 
     Parameters
@@ -53,6 +60,8 @@ def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups |
         What a row of an array is.
     groups : mapping or None
         Feature name -> its columns, by name or position.
+    missing : {"error", "mean", "median", "drop-feature"}
+        What to do about missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
 
     Returns
     -------
@@ -65,12 +74,14 @@ def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups |
         if rows == "features":
             raise DataError("a table has observations in its rows: pass rows='observations', or an array")
         columns = _pandas_columns(X) if library == "pandas" else _arrow_columns(X)
-        return _ColumnTable(len(X), columns, names, groups)
+        return _ColumnTable(len(X), columns, names, groups, missing)
     return _ArrayTable(X, names, rows, groups)
 
 
 class _ArrayTable:
     """A two-dimensional array of numbers."""
+
+    filled: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, X: Any, names: Iterable[str] | None, rows: str, groups: Groups | None) -> None:
         if hasattr(X, "toarray"):
@@ -133,12 +144,19 @@ class _Column:
 class _ColumnTable:
     """A table whose columns each have their own type."""
 
-    def __init__(self, n_obs: int, columns: Sequence[_Column], names: Iterable[str] | None, groups: Groups | None) -> None:
+    def __init__(
+        self, n_obs: int, columns: Sequence[_Column], names: Iterable[str] | None, groups: Groups | None, missing: str
+    ) -> None:
         if names is not None:
             renamed = _column_names(names, len(columns))
-            columns = [_Column(name, column.labels, column.load) for name, column in zip(renamed, columns, strict=True)]
+            columns = [replace(column, name=name) for name, column in zip(renamed, columns, strict=True)]
+        gaps = [int((column.load() < 0).sum()) if column.labels and missing in ("mean", "median") else 0 for column in columns]
+        columns = [_with_missing_label(column) if count else column for column, count in zip(columns, gaps, strict=True)]
+        self._missing = missing
         features = _arrange([column.name for column in columns], groups or {})
         self._columns = [columns[member] for _, members in features for member in members]
+        counts = {name: sum(gaps[member] for member in members) for name, members in features}
+        self.filled = {name: count for name, count in counts.items() if count}
         self.schema = TableSchema.grouped(
             n_obs, [(name, [text for member in members for text in columns[member].column_names]) for name, members in features]
         )
@@ -148,12 +166,25 @@ class _ColumnTable:
         left = 0
         for column in self._columns:
             values = column.load()
+            if column.labels and self._missing == "error" and (values < 0).any():
+                row = int((values < 0).argmax()) + 1
+                raise DataError(
+                    f"row {row} of column {column.name!r} is missing: fill it in or use --missing mean|median|drop-feature"
+                )
             if not column.labels:
                 yield 0, left, values[:, np.newaxis]
                 left += 1
             for code in range(len(column.labels)):
                 yield 0, left, np.where(values < 0, np.nan, values == code)[:, np.newaxis]
                 left += 1
+
+
+def _with_missing_label(column: _Column) -> _Column:
+    """Return a text column whose missing cells are a category."""
+    labels = column.labels if MISSING_LABEL in column.labels else (*column.labels, MISSING_LABEL)
+    codes = column.load()
+    filled = np.where(codes < 0, labels.index(MISSING_LABEL), codes)
+    return _Column(column.name, labels, lambda: filled)
 
 
 def _column_names(names: Iterable[str] | None, n_columns: int) -> Sequence[str]:
@@ -217,7 +248,7 @@ def _arrow_columns(table: Any) -> list[_Column]:
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = column.type
-        if types.is_dictionary(kind) or types.is_string(kind) or types.is_large_string(kind):
+        if types.is_dictionary(kind) or str(kind) in ARROW_TEXTS:
             dense = column.cast(kind.value_type) if types.is_dictionary(kind) else column
             missing = dense.is_null().to_numpy()
             columns.append(_object_column(name, np.array(dense.to_pylist(), dtype=object), missing, "category"))
@@ -243,6 +274,11 @@ def _object_column(name: str, values: AnyArray, missing: AnyArray, kind: str) ->
     """Return a column of Python objects: categories when they are text or declared to be, else numbers."""
     present = values[~missing]
     texts = [isinstance(value, str) for value in present]
+    if len(texts) and all(texts):
+        cells = np.array([value.strip() for value in present], dtype=object)
+        absent = np.array([cell in MISSING_TOKENS for cell in cells])
+        missing, present = missing.copy(), cells[~absent]
+        missing[~missing] = absent
     if kind != "category" and not any(texts):
         if not all(_is_number(value) for value in present):
             raise DataError(f"column {name!r} holds {type(present[0]).__name__} objects: convert it to numbers or text, or drop it")

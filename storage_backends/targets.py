@@ -8,6 +8,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.missing import first_missing
 from fastomp_nvm.stores import Target
 
 __all__ = ["make_target"]
@@ -53,10 +54,9 @@ def make_target(name: str, values: Any) -> Target:
 def _homogeneous(name: str, array: AnyArray) -> AnyArray:
     """Return a column of objects as text or as numbers."""
     texts = np.fromiter((isinstance(value, (str, bytes)) for value in array), dtype=bool, count=len(array))
-    for row in np.flatnonzero(~texts):
-        # A missing value is None, NaN or pandas.NA; the last has no truth value, so its name must do.
-        if array[row] is None or type(array[row]).__name__ in ("NAType", "NaTType") or array[row] != array[row]:
-            raise DataError(f"row {row + 1} of target {name!r} is missing: remove the observation or fill the value in")
+    missing = first_missing(array)
+    if missing is not None:
+        raise DataError(f"row {missing + 1} of target {name!r} is missing: remove the observation or fill the value in")
     if texts.all():
         return np.array([value.decode(errors="replace") if isinstance(value, bytes) else value for value in array], dtype=str)
     if texts.any():

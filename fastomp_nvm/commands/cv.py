@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             **fields,
         )
     if arguments.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(found.to_json(), allow_nan=False))
         return 0
     console = Console(highlight=False, markup=False)
     table = Table(title=f"{found.scores.shape[1]} folds, score on held-out observations")

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         fixed = {name: value for name, value in fields.items() if name not in over}
         found = grid(dataset, values, over=over, threads=arguments.threads, observer=observer, **fixed)
     if arguments.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(found.to_json(), allow_nan=False))
         return 0
     console = Console(highlight=False, markup=False)
     table = Table(title=f"{len(found.cells)} selections")

@@ -11,7 +11,9 @@ from fastomp_nvm import registry
 from fastomp_nvm.addresses import is_remote
 from fastomp_nvm.commands.cluster_argument import shard_counts
 from fastomp_nvm.commands.remote import add_connection_arguments, connected
-from fastomp_nvm.display import byte_progress
+from fastomp_nvm.commands.termination import terminating_cleanly
+from fastomp_nvm.display import byte_progress, clean
+from fastomp_nvm.errors import StoreURLError
 from fastomp_nvm.stores import MISSING_POLICIES, STORE_DTYPES, TIERS
 
 __all__ = ["add_arguments", "run"]
@@ -54,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         "replace": arguments.replace,
         "dataset": arguments.dataset,
     }
-    with byte_progress("ingest") as progress:
+    if arguments.store.startswith("dram:"):
+        raise StoreURLError(f"{arguments.store} would end with this command: build the store at a path, then select --load dram")
+    with terminating_cleanly(), byte_progress("ingest") as progress:
         if arguments.shards is not None:
             ingest = registry.load("storage_backends.sharding:ingest_shards")
             into = shard_counts(arguments.shards)
@@ -69,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(asdict(report)))
     else:
         for line in report.summary:
-            print(line)
+            print(clean(line, longest=None))
         place = arguments.store if arguments.shards is None else f"cluster://{os.path.abspath(arguments.store)}/manifest.yaml"
         print(f"next: fastomp select {place} --k 10")
     return 0

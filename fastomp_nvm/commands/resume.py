@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     with run_progress("resume") as observer:
         selection = resume(arguments.name, other_build=arguments.other_build, threads=arguments.threads, observer=observer)
     if arguments.json:
-        print(json.dumps(selection.to_json()))
+        print(json.dumps(selection.to_json(), allow_nan=False))
     else:
         show_selection(selection)
         for difference in selection.details.get("other_build", ()):

@@ -120,6 +120,9 @@ def _tau(text: str) -> float | str:
     return "auto" if text == "auto" else float(text)
 
 
+_tau.__name__ = "number or auto"  # argparse names it in its error
+
+
 def _listed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return what reads comma-separated values of a kind."""
 
@@ -225,7 +228,7 @@ def run(arguments: argparse.Namespace) -> int:
         result["fairness"] = report.to_json()
     result["verified"] = bool(arguments.verify)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps(result, allow_nan=False))
     else:
         show_selection(selection)
         if report is not None:

@@ -7,6 +7,7 @@ import json
 
 from fastomp_nvm import registry
 from fastomp_nvm.commands.cluster_argument import shard_counts
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.display import byte_progress
 
 __all__ = ["add_arguments", "run"]
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Cut and say where the manifest is."""
     cut = registry.load("storage_backends.sharding:cut")
     read = registry.load("storage_backends.manifest:read_manifest")
-    with byte_progress("shard") as progress:
+    with terminating_cleanly(), byte_progress("shard") as progress:
         path = cut(
             arguments.store,
             arguments.out,

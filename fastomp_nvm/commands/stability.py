@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             **fields,
         )
     if arguments.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(found.to_json(), allow_nan=False))
         return 0
     console = Console(highlight=False, markup=False)
     shown = max(len(found.stable), 20)

@@ -25,6 +25,9 @@ from fastomp_nvm.objectives.linear_gains import LinearGains
 
 __all__ = ["Linear"]
 
+# Squares of values beyond this, or below its inverse, leave the range of float64, alone or added up.
+_LARGEST = 1e150
+
 
 class Linear(Objective):
     """R^2 of a response.
@@ -51,6 +54,9 @@ class Linear(Objective):
         scaled = self.weighted(response - mean)
         self.mean = mean
         self.given = response
+        spread = float(np.abs(scaled).max(initial=0.0))
+        if spread and not 1.0 / _LARGEST < spread < _LARGEST:  # NaN is beyond both
+            raise DataError(f"the target varies by {spread:.0e}, whose square float64 cannot hold: scale the target")
         self.norm = float(np.linalg.norm(scaled))
         largest = float(np.abs(response).max(initial=0.0))
         if not self.norm > 1e-12 * max(largest, 1e-300) * np.sqrt(max(total, 1.0)):

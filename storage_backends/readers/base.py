@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
@@ -20,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.errors import DataError
+from fastomp_nvm.errors import DataError, FastompError
 
 __all__ = [
     "CHUNK_BYTES",
@@ -34,6 +35,7 @@ __all__ = [
     "Scan",
     "as_float",
     "float_type",
+    "library_errors",
     "pick_columns",
     "rows_are_efficient",
     "spans",
@@ -65,12 +67,15 @@ class ReaderOptions:
         Column of identifiers: with ``rows="features"`` it holds the feature names.
     chunk_bytes : int
         Budget of one chunk.
+    consumed : callable, optional
+        Told the bytes of the source that a pass has read since it was last told.
     """
 
     rows: RowsOf = "observations"
     dataset: str | None = None
     id_column: str | None = None
     chunk_bytes: int = CHUNK_BYTES
+    consumed: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ class Reader(ABC):
     default_target: str | None = None
     #: True when ``id_column`` was used to name the features, so that it is no column of the table.
     names_from_id: bool = False
+    #: Passes over the source that are told to ``ReaderOptions.consumed``; binary formats are read only as chunks are handed out.
+    passes: int = 0
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         self.path = path
@@ -200,6 +207,20 @@ class LabelCollector:
     def result(self) -> Categories:
         """Return what was gathered."""
         return Categories(tuple(sorted(self._labels)), self._has_missing)
+
+
+@contextmanager
+def library_errors(found: str) -> Iterator[None]:
+    """Turn what a library raises over a damaged file into a ``DataError`` that begins with ``found``.
+
+    Libraries promise no type: damaged bytes were seen to end in a ``KeyError``, a ``UnicodeDecodeError`` and a ``TokenError``.
+    """
+    try:
+        yield
+    except (FastompError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{found}: {str(error) or type(error).__name__}") from error
 
 
 def spans(total: int, unit_bytes: int, budget: int) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ a batch keeps a page of every column in memory. Text and dictionary columns are 
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,16 +18,15 @@ import pyarrow.parquet
 
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError, InputError
-from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, spans
-from storage_backends.readers.text import MISSING_TOKENS
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
+from storage_backends.readers.text import ARROW_TEXTS, MISSING_TOKENS
 
 __all__ = ["FeatherReader", "ParquetReader"]
 
 # What a column being decoded may hold on to: a data page, a dictionary page and their unpacked copies.
 _DECODER_BYTES = 4 << 20
 
-# By name, because the oldest pyarrow we support does not know the last one.
-_TEXT_TYPES = frozenset({"string", "large_string", "string_view"})
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class _ColumnarReader(Reader):
@@ -40,23 +40,27 @@ class _ColumnarReader(Reader):
         super().__init__(path, options)
         if options.rows == "features":
             raise InputError(f"{self.label}: columns of this format are features already: leave out --rows features")
-        try:
+        with library_errors(f"{self.label} cannot be read"):
             self._open()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.label} cannot be read: {error}") from error
+            index = _pandas_index(self._schema)
+        if index:
+            self.notes.append("the row labels that pandas wrote with the table were left out")
+        #: Which fields of the file are columns of the table.
+        self._fields = [field for field, name in enumerate(self._schema.names) if name not in index]
+        self._names = tuple(self._schema.names[field] for field in self._fields)
 
     @abstractmethod
     def _open(self) -> None:
         """Open the file and set ``_schema``, ``_n_obs`` and ``_column_bytes`` (memory one column takes while a batch is read)."""
 
     @abstractmethod
-    def _read(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
-        """Yield record batches of these columns, in row order, of ``batch_rows`` rows where the format lets one choose."""
+    def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
+        """Yield record batches of these fields, in row order, of ``batch_rows`` rows where the format lets one choose."""
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the fields."""
-        return tuple(self._schema.names)
+        return self._names
 
     def scan(self, columns: IndexArray) -> Scan:
         """Check the types and gather the labels of the text columns."""
@@ -102,17 +106,17 @@ class _ColumnarReader(Reader):
 
     def _batches(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
         """Yield record batches; a damaged file is a ``DataError``."""
-        try:
-            yield from self._read(columns, batch_rows)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.label} is damaged: {error}") from error
+        with library_errors(f"{self.label} is damaged"):
+            for batch in self._read([self._fields[column] for column in columns], batch_rows):
+                batch.validate(full=True)  # offsets of damaged text would lead outside the buffers
+                yield batch
 
     def _is_text(self, column: int) -> bool:
         """Tell whether a column is categorical; refuse types that are neither text nor number."""
-        field = self._schema.field(column)
+        field = self._schema.field(self._fields[column])
         kinds = pyarrow.types
         kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
-        if str(kind) in _TEXT_TYPES:
+        if str(kind) in ARROW_TEXTS:
             return True
         if (
             kinds.is_integer(kind)
@@ -144,6 +148,12 @@ class _ColumnarReader(Reader):
             raise DataError(f"{self.label}: column {self.names[column]!r} cannot be read as numbers: {error}") from error
 
 
+def _pandas_index(schema: Any) -> frozenset[str]:
+    """Return the fields in which pandas kept an index that has no name of its own."""
+    listed = (schema.pandas_metadata or {}).get("index_columns", ())  # text, or a description of a range that is no field
+    return frozenset(name for name in listed if isinstance(name, str) and _UNNAMED_INDEX.fullmatch(name))
+
+
 class ParquetReader(_ColumnarReader):
     """A Parquet file."""
 
@@ -156,8 +166,8 @@ class ParquetReader(_ColumnarReader):
         largest = max((metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)), default=0)
         self._column_bytes = min(_DECODER_BYTES, 8 * largest)
 
-    def _read(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
-        names = [self._schema.names[column] for column in columns]
+    def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
+        names = [self._schema.names[field] for field in fields]
         for batch in self._file.iter_batches(batch_size=batch_rows, columns=names):
             yield batch.select(names)  # iter_batches keeps the order of the file
 
@@ -177,8 +187,8 @@ class FeatherReader(_ColumnarReader):
         self._n_obs = sum(rows)
         self._column_bytes = 8 * max(rows, default=0)  # a batch is unpacked whole
 
-    def _read(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
-        options = pyarrow.ipc.IpcReadOptions(included_fields=columns)
+    def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
+        options = pyarrow.ipc.IpcReadOptions(included_fields=fields)
         with pyarrow.ipc.open_file(self._source, options=options) as reader:
             for batch in range(reader.num_record_batches):
                 yield reader.get_batch(batch)

@@ -1,8 +1,8 @@
 """CSV and TSV, plain or gzip: one observation per line, or one feature per line.
 
-The first line names the columns unless every cell of it is a number. A column is categorical when none of its filled cells among
-the first rows is a number; afterwards its kind is fixed, and a cell of the other kind is an error that names it. Two passes: the
-first counts records and gathers labels, the second parses. The grammar and the parsers are in
+The first line names the columns if some cell of it is neither a number nor missing. A column is categorical when none of its
+filled cells among the first rows is a number; afterwards its kind is fixed, and a cell of the other kind is an error that names
+it. Two passes: the first counts records and gathers labels, the second parses. The grammar and the parsers are in
 :mod:`storage_backends.readers.records`.
 """
 
@@ -48,10 +48,14 @@ class DelimitedReader(Reader):
     its heading is empty, and ``id_column`` may name another one.
     """
 
+    passes = 2
+
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         cells, delimiter = self._heading()
-        self._has_header = any(parse_number(cell) is None for cell in cells)
+        self._has_header = any(parse_number(cell) is None and cell not in MISSING_TOKENS for cell in cells)
+        if self._has_header and any(parse_number(cell) is not None for cell in cells):
+            self.notes.append("the first line mixes numbers with text and was taken as column names")
         self._dialect = Dialect(path, delimiter, cells if self._has_header else NumberedNames(len(cells)))
         self._is_text = self._sample()
         # Row labels as pandas and R write them: a first column without a heading.
@@ -102,7 +106,8 @@ class DelimitedReader(Reader):
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""
-        return record_blocks(self.path, skip_first=self._has_header, block_bytes=min(BLOCK_BYTES, self.options.chunk_bytes // 4))
+        block_bytes = min(BLOCK_BYTES, self.options.chunk_bytes // 4)
+        return record_blocks(self.path, skip_first=self._has_header, block_bytes=block_bytes, consumed=self.options.consumed)
 
     def _parse(self, block: RecordBlock, sources: IndexArray, codes: dict[int, dict[str, float]]) -> Float64Array:
         """Parse a run with the first parser that takes it."""
@@ -161,9 +166,7 @@ class DelimitedReader(Reader):
         """Return where in a record the columns are, and their names."""
         names = self._dialect.names
         if not self._has_header:
-            self.notes.append(
-                f"the first line holds only numbers and was read as data: columns are named {names[0]} to {names[-1]}"
-            )
+            self.notes.append(f"the first line holds no names and was read as data: columns are named {names[0]} to {names[-1]}")
         if labelled:
             self.notes.append("the first column has no heading and was taken as row labels")
             names = names[1:]

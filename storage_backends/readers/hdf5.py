@@ -7,6 +7,7 @@ The table is the dataset asked for, ``X``, or the only two-dimensional one; with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import h5py
@@ -16,6 +17,7 @@ from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.names import NumberedNames
 from storage_backends.readers.base import (
+    Categories,
     Chunk,
     LabelCollector,
     Reader,
@@ -23,6 +25,7 @@ from storage_backends.readers.base import (
     Scan,
     as_float,
     float_type,
+    library_errors,
     pick_columns,
     rows_are_efficient,
     spans,
@@ -46,12 +49,11 @@ class Hdf5Reader(Reader):
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
-        try:
+        with library_errors(f"{self.label} is not a readable HDF5 file"):
             self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise DataError(f"{self.label} is not a readable HDF5 file: {error}") from error
         try:
-            self._choose()
+            with self._damage():
+                self._choose()
         except BaseException:
             self._file.close()
             raise
@@ -65,6 +67,11 @@ class Hdf5Reader(Reader):
         """Check the types and gather the labels of the text columns."""
         if self._matrix is not None:
             return Scan(self._n_obs)
+        with self._damage():
+            return Scan(self._n_obs, self._categories(columns))
+
+    def _categories(self, columns: IndexArray) -> dict[int, Categories]:
+        """Gather the labels of the text columns, by position."""
         categories = {}
         for position, column in enumerate(columns.tolist()):
             dataset = self._columns[column]
@@ -77,28 +84,31 @@ class Hdf5Reader(Reader):
                 labels = different - MISSING_TOKENS
                 collector.add(labels, missing=len(labels) < len(different))
             categories[position] = collector.result()
-        return Scan(self._n_obs, categories)
+        return categories
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield slabs of the matrix, or one column after the other."""
-        try:
+        with self._damage():
             if self._matrix is not None:
                 yield from self._slabs(columns)
                 return
             for position, column in enumerate(columns.tolist()):
                 yield Chunk(0, position, self._column(column, scan, position)[:, np.newaxis])
-        except OSError as error:
-            raise DataError(f"{self.label} is damaged: {error}") from error
 
     def vector(self, name: str) -> AnyArray:
         """Return one of the vectors."""
-        dataset = self._file[name]
-        values = dataset.asstr()[...] if _is_text(dataset) else dataset[...]
+        with self._damage():
+            dataset = self._file[name]
+            values = dataset.asstr()[...] if _is_text(dataset) else dataset[...]
         return np.asarray(values.astype(str) if values.dtype == object else values).reshape(-1)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _damage(self) -> AbstractContextManager[None]:
+        """Name the file in what the library raises."""
+        return library_errors(f"{self.label} is damaged")
 
     def _choose(self) -> None:
         """Find the table, its names and the vectors beside it."""

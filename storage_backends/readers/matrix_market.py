@@ -26,6 +26,8 @@ _MAX_LINE = 1 << 16
 class MatrixMarketReader(Reader):
     """A MatrixMarket file."""
 
+    passes = 1
+
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         self._read_header()
@@ -75,10 +77,11 @@ class MatrixMarketReader(Reader):
             raise DataError(f"{self.label} is {self._symmetry}, expected general, symmetric or skew-symmetric")
         size, self._first_line = _size_line(text) or (b"", 0)
         numbers = parse_numbers(size)
-        if numbers is None or len(numbers) != (3 if self._sparse else 2) or (numbers < 0).any():
+        if numbers is None or len(numbers) != (3 if self._sparse else 2) or not _are_sizes(numbers):
             shown = shorten(size.decode("utf-8", "replace"))
             raise DataError(
-                f"{self.label}: the size line is {shown}, expected {'rows columns entries' if self._sparse else 'rows columns'}"
+                f"{self.label}: the size line is {shown}, expected {'rows columns entries' if self._sparse else 'rows columns'}, "
+                "whole numbers below 9e15"
             )
         self._shape = (int(numbers[0]), int(numbers[1]))
         if self._symmetry != "general" and self._shape[0] != self._shape[1]:
@@ -95,7 +98,7 @@ class MatrixMarketReader(Reader):
     def _numbers(self, per_line: int) -> Iterator[tuple[Float64Array, int]]:
         """Yield the numbers after the size line as (lines, per_line) arrays, with the line of the first."""
         seen = 0
-        for block in line_blocks(self.path, _BLOCK_BYTES):
+        for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
             data, line = block.data, block.first_line
             if line <= self._first_line:
                 skipped = data.split(b"\n", self._first_line + 1 - line)
@@ -148,6 +151,11 @@ class MatrixMarketReader(Reader):
                 shown = shorten(line.decode("utf-8", "replace"))
                 return DataError(f"{self.label}: line {block.first_line + offset} is {shown}, expected {per_line} numbers")
         return DataError(f"{self.label}: line {block.first_line} or after does not hold {per_line} numbers")
+
+
+def _are_sizes(numbers: Float64Array) -> bool:
+    """Tell whether all ``numbers`` are whole, not negative, and small enough for float64 to tell them from their neighbours."""
+    return bool(((numbers >= 0) & (numbers < 2**53) & (numbers == np.floor(numbers))).all())
 
 
 def _size_line(text: bytes) -> tuple[bytes, int] | None:

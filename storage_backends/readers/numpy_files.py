@@ -6,8 +6,8 @@ of columns. A mapped C-ordered matrix that is too wide for that is cut into colu
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -24,6 +24,7 @@ from storage_backends.readers.base import (
     Scan,
     as_float,
     float_type,
+    library_errors,
     pick_columns,
     rows_are_efficient,
     spans,
@@ -40,10 +41,8 @@ class NpyReader(Reader):
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise DataError(f"{self.label} is not a readable NPY file of numbers: {error}") from error
+        with library_errors(f"{self.label} is not a readable NPY file of numbers"):
+            array: AnyArray = np.lib.format.open_memmap(path, mode="r")
         if array.ndim != 2:
             raise DataError(f"{self.label} holds an array of shape {array.shape}, expected two dimensions")
         float_type(array.dtype, self.label)
@@ -87,13 +86,11 @@ class NpzReader(Reader):
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
-        try:
+        with library_errors(f"{self.label} is not a readable NPZ archive"):
             self._archive = zipfile.ZipFile(path)
             self._members = {
                 name.removesuffix(".npy"): self._header(name) for name in self._archive.namelist() if name.endswith(".npy")
             }
-        except (zipfile.BadZipFile, ValueError, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{self.label} is not a readable NPZ archive: {error}") from error
         shapes = {name: member.shape for name, member in self._members.items()}
         self._table = choose_matrix(self.label, shapes, options.dataset)
         member = self._members[self._table]
@@ -105,12 +102,13 @@ class NpzReader(Reader):
             if name in shapes:
                 self._names = name_list(self.label, name, self._load(name), width)
                 break
-        self.vectors = tuple(
-            name
-            for name, shape in shapes.items()
-            if name not in (self._table, *NAME_ARRAYS)
-            and shape in ((n_obs,), (n_obs, 1))
-            and not self._members[name].dtype.hasobject
+        beside = [name for name, shape in shapes.items() if shape in ((n_obs,), (n_obs, 1))]
+        beside = [name for name in beside if name not in (self._table, *NAME_ARRAYS)]
+        self.vectors = tuple(name for name in beside if not self._members[name].dtype.hasobject)
+        self.notes.extend(
+            f"the array {name!r} holds Python objects and was left out: save it as numbers or text"
+            for name in beside
+            if name not in self.vectors
         )
         self.default_target = "y" if "y" in self.vectors else None
 
@@ -129,7 +127,8 @@ class NpzReader(Reader):
         by_rows = member.fortran == (self.options.rows == "features")
         slow, fast = (self._n_obs, len(self._names)) if by_rows else (len(self._names), self._n_obs)
         where = f"{self.label}: array {self._table!r}"
-        with self._archive.open(self._table + ".npy") as stream:
+        damaged = f"{self.label}: array {self._table!r} is damaged"
+        with library_errors(damaged), self._archive.open(self._table + ".npy") as stream:
             _read_header(stream)
             for first, last in spans(slow, fast * max(8, member.dtype.itemsize), self.options.chunk_bytes):
                 data = self._exactly(stream, (last - first) * fast * member.dtype.itemsize)
@@ -150,25 +149,22 @@ class NpzReader(Reader):
     def _header(self, name: str) -> _Member:
         """Read the header of a member."""
         with self._archive.open(name) as stream:
-            return _read_header(stream)
+            member = _read_header(stream)
+        if math.prod(member.shape) * member.dtype.itemsize > self._archive.getinfo(name).file_size:
+            raise ValueError(f"its array {name!r} of shape {member.shape} is cut short")
+        return member
 
     def _load(self, name: str) -> AnyArray:
         """Load a small member whole."""
-        try:
-            with self._archive.open(name + ".npy") as stream:
-                return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{self.label}: array {name!r} cannot be read: {error}") from error
+        with library_errors(f"{self.label}: array {name!r} cannot be read"), self._archive.open(name + ".npy") as stream:
+            return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
     def _exactly(self, stream: IO[bytes], size: int) -> bytearray:
         """Read ``size`` bytes of a member."""
         data = bytearray(size)
         view, filled = memoryview(data), 0
-        try:
-            while filled < size and (count := stream.readinto(view[filled:])):  # type: ignore[attr-defined]
-                filled += count
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise DataError(f"{self.label}: array {self._table!r} is damaged: {error}") from error
+        while filled < size and (count := stream.readinto(view[filled:])):  # type: ignore[attr-defined]
+            filled += count
         if filled < size:
             raise DataError(f"{self.label}: array {self._table!r} ends early: write the file again")
         return data

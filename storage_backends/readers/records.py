@@ -22,6 +22,7 @@ from fastomp_nvm.errors import DataError
 from storage_backends.readers.text import (
     BLOCK_BYTES,
     MISSING_TOKENS,
+    Consumed,
     decode,
     open_bytes,
     parse_number,
@@ -80,7 +81,9 @@ class RecordBlock:
     rows: int
 
 
-def record_blocks(path: str, *, skip_first: bool = False, block_bytes: int = BLOCK_BYTES) -> Iterator[RecordBlock]:
+def record_blocks(
+    path: str, *, skip_first: bool = False, block_bytes: int = BLOCK_BYTES, consumed: Consumed = None
+) -> Iterator[RecordBlock]:
     """Yield the records of a file in runs; blank lines are no records.
 
     Parameters
@@ -90,10 +93,12 @@ def record_blocks(path: str, *, skip_first: bool = False, block_bytes: int = BLO
         Leave out the first record (the header).
     block_bytes : int
         Bytes read at once; a run holds at least one record.
+    consumed : callable, optional
+        Told the bytes of the file that each read took.
     """
     row, line, pending = 0, 1, b""
     with open_bytes(path) as stream:
-        while (data := read_some(stream, block_bytes, path)) or pending:
+        while (data := read_some(stream, block_bytes, path, consumed)) or pending:
             buffer = pending + (data or b"\n")  # the last line may lack its end
             if line == 1:
                 buffer = buffer.removeprefix(_BYTE_ORDER_MARK)

@@ -25,6 +25,9 @@ _COMMENT = re.compile(rb"#[^\n]*")
 _QUERY = re.compile(rb"(?<=\s)qid:\S*")
 _TARGET = "target"
 
+# Every column up to the largest index is stored, those without an entry too: beyond this an index is a slip or a hash.
+_LARGEST_INDEX = (1 << 26) - 1
+
 # Text parsed at once: an entry of four bytes becomes several arrays of eight bytes per entry.
 _BLOCK_BYTES = 4 << 20
 
@@ -44,6 +47,7 @@ class SvmlightReader(Reader):
 
     vectors = (_TARGET,)
     default_target = _TARGET
+    passes = 2
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
@@ -87,7 +91,7 @@ class SvmlightReader(Reader):
 
     def _entries(self) -> Iterator[_Entries]:
         """Parse the file run by run."""
-        for block in line_blocks(self.path, _BLOCK_BYTES):
+        for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
             yield self._parse(block)
 
     def _parse(self, block: LineBlock) -> _Entries:
@@ -111,15 +115,23 @@ class SvmlightReader(Reader):
         length = np.where(is_label, 1, 2)
         position = np.cumsum(length) - length
         indices = tokens[position[~is_label]]
-        bad = np.flatnonzero((indices < 0) | (indices != np.floor(indices)) | (indices >= 2**31))
+        bad = np.flatnonzero(~((indices >= 0) & (indices <= _LARGEST_INDEX) & (indices == np.floor(indices))))
         if bad.size:
             number = block.first_line + int(line[~is_label][bad[0]])
             raise DataError(
-                f"{self.label}: line {number} has the index {indices[bad[0]]:g}, expected a whole number from 0 to 2147483647"
+                f"{self.label}: line {number} has the index {indices[bad[0]]:.15g}, expected a whole number from 0 to "
+                f"{_LARGEST_INDEX}: number the columns one after the other"
+            )
+        observations = np.asarray(np.cumsum(is_label)[~is_label] - 1, dtype=np.int64)
+        repeated = _repeated_entry(observations, indices)
+        if repeated is not None:
+            number = block.first_line + int(line[~is_label][repeated])
+            raise DataError(
+                f"{self.label}: line {number} has the index {indices[repeated]:.15g} twice: keep one value of each index"
             )
         return _Entries(
             tokens[position[is_label]],
-            np.asarray(np.cumsum(is_label)[~is_label] - 1, dtype=np.int64),
+            observations,
             indices.astype(np.int64),
             tokens[position[~is_label] + 1],
         )
@@ -135,3 +147,12 @@ class SvmlightReader(Reader):
                 shown = shorten(word.decode("utf-8", "replace"))
                 return DataError(f"{self.label}: line {first_line + number} holds {shown}, expected {expected}")
         return DataError(f"{self.label}: line {first_line} or after is not in SVMlight format")
+
+
+def _repeated_entry(observations: IndexArray, indices: Float64Array) -> int | None:
+    """Return the place of an entry whose index its observation already has, or None; observations ascend."""
+    if (np.diff(indices)[np.diff(observations) == 0] > 0).all():  # as nearly every file is written
+        return None
+    order = np.lexsort((indices, observations))
+    same = (np.diff(observations[order]) == 0) & (np.diff(indices[order]) == 0)
+    return int(order[1:][same].min()) if same.any() else None

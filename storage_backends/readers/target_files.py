@@ -10,6 +10,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, InputError
+from storage_backends.readers.base import library_errors
 from storage_backends.readers.text import MISSING_TOKENS, decode, open_bytes, parse_number, read_some
 
 __all__ = ["TARGET_EXTENSIONS", "is_target_file", "read_target_file"]
@@ -29,7 +30,8 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
     Parameters
     ----------
     path : str
-        ``.npy``, or text with one value per line and an optional heading: a file of ``n_obs + 1`` lines has one.
+        ``.npy``, or text with one value per line and an optional heading: a file of ``n_obs + 1`` lines has one, unless its first
+        line may as well be a value.
     n_obs : int
         Values expected.
 
@@ -45,8 +47,8 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
         values = _read_npy(path, label)
     elif path.lower().endswith(TARGET_EXTENSIONS):
         cells = _read_lines(path, label)
-        if len(cells) == n_obs + 1:
-            name = cells.pop(0) or name
+        if len(cells) == n_obs + 1 and _is_heading(cells[0], cells[1:]):
+            name = cells.pop(0)
         values = _numbers_or_labels(cells, label)
     else:
         raise InputError(f"{label} cannot hold a target: expected a file in {', '.join(TARGET_EXTENSIONS)}")
@@ -57,10 +59,8 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
 
 def _read_npy(path: str, label: str) -> AnyArray:
     """Load a vector."""
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{label} is not a readable NPY file: {error}") from error
+    with library_errors(f"{label} is not a readable NPY file"), open(path, "rb") as stream:
+        values = np.lib.format.read_array(stream, allow_pickle=False)
     if values.ndim != 1 and not (values.ndim == 2 and values.shape[1] == 1):
         raise DataError(f"{label} holds an array of shape {values.shape}, expected one value per observation")
     return np.asarray(values.reshape(-1))
@@ -81,6 +81,11 @@ def _read_lines(path: str, label: str) -> list[str]:
     except csv.Error as error:
         raise DataError(f"{label}: line {source.line_num} is not well quoted: {error}") from error
     return cells
+
+
+def _is_heading(cell: str, values: list[str]) -> bool:
+    """Tell whether a first cell can be nothing but a heading: taking a value for one would shift all others."""
+    return parse_number(cell) is None and cell not in MISSING_TOKENS and cell not in values
 
 
 def _numbers_or_labels(cells: list[str], label: str) -> AnyArray:

@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, cast
 
@@ -21,8 +21,11 @@ from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.errors import DataError
 
 __all__ = [
+    "ARROW_TEXTS",
     "BLOCK_BYTES",
+    "MISSING_LABEL",
     "MISSING_TOKENS",
+    "Consumed",
     "LineBlock",
     "decode",
     "line_blocks",
@@ -33,11 +36,20 @@ __all__ = [
     "shorten",
 ]
 
+#: Told the bytes of a file that were read since it was last told.
+Consumed = Callable[[int], None] | None
+
 #: Bytes of text parsed at once: the shortest cell takes two, its value eight.
 BLOCK_BYTES = 8 << 20
 
 #: Cells that mean "missing", after stripping blanks.
 MISSING_TOKENS = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "None", "?"})
+
+#: Types of text in Arrow, by name, because the oldest pyarrow we support does not know the last one.
+ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
+
+#: The category that stands for missing cells of a text column when missing numbers are imputed.
+MISSING_LABEL = "(missing)"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -55,19 +67,24 @@ def open_bytes(path: str) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path, "rb")) if path.lower().endswith(".gz") else open(path, "rb")
 
 
-def read_some(stream: IO[bytes], size: int, path: str) -> bytes:
-    """Read up to ``size`` bytes; a broken gzip stream is a ``DataError``."""
+def read_some(stream: IO[bytes], size: int, path: str, consumed: Consumed = None) -> bytes:
+    """Read up to ``size`` bytes and tell ``consumed`` how many of the file these took; a broken gzip stream is a ``DataError``."""
+    file: IO[bytes] = getattr(stream, "fileobj", stream)  # of a gzip stream, the packed file under it
+    before = file.tell()
     try:
-        return stream.read(size)
+        data = stream.read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{os.path.basename(path)} is not a whole gzip file ({error}): pack or fetch it again") from error
+    if consumed is not None:
+        consumed(file.tell() - before)
+    return data
 
 
-def line_blocks(path: str, block_bytes: int = BLOCK_BYTES) -> Iterator[LineBlock]:
-    """Yield the file as runs of whole lines, each ending in a newline."""
+def line_blocks(path: str, block_bytes: int = BLOCK_BYTES, consumed: Consumed = None) -> Iterator[LineBlock]:
+    """Yield the file as runs of whole lines, each ending in a newline; ``consumed`` as for ``read_some``."""
     with open_bytes(path) as stream:
         pending, line = b"", 1
-        while data := read_some(stream, block_bytes, path):
+        while data := read_some(stream, block_bytes, path, consumed):
             cut = data.rfind(b"\n") + 1
             if not cut:
                 pending += data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,7 @@ def test_people_get_a_readable_answer(store: str, capsys: pytest.CaptureFixture[
         (["ingest", "missing.csv", "new"], 2, "missing.csv"),
         (["ingest", "TABLE", "STORE", "--target", "price"], 2, "--replace"),
         (["ingest", "TABLE", "NEW", "--target", "cost"], 2, "cost"),
+        (["ingest", "TABLE", "dram:houses", "--target", "price"], 2, "--load dram"),
     ],
 )
 def test_bad_input_is_one_sentence(words, code, message, store, table, tmp_path, capsys) -> None:
@@ -203,6 +205,52 @@ def test_debug_shows_where_an_error_came_from(capsys) -> None:
     """--debug raises instead of printing one line."""
     with pytest.raises(ValueError, match="nowhere"):
         main(["select", "nowhere", "--k", "2", "--debug"])
+
+
+def test_an_unforeseen_error_is_one_line_too(store: str, monkeypatch, capsys) -> None:
+    """A defect of ours is one line with its type and the way to the traceback, exit code 1; --debug shows the traceback."""
+
+    def defective(_: object) -> int:
+        raise LookupError("lost")
+
+    monkeypatch.setattr("fastomp_nvm.commands.info.run", defective)
+    assert main(["info", store]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "LookupError: lost" in error
+    assert "--debug" in error
+    with pytest.raises(LookupError):
+        main(["info", store, "--debug"])
+
+
+def test_errors_hold_no_terminal_escapes(tmp_path: Path, capsys) -> None:
+    """A column name cannot speak to the terminal through an error or a report."""
+    (tmp_path / "t.csv").write_text("a\x1b[31m,b\n1,2\n1,x\n")
+    assert main(["ingest", str(tmp_path / "t.csv"), str(tmp_path / "s"), "--target", "nobody"]) == 2
+    (tmp_path / "t.csv").write_text("a\x1b[31m,b\n1,2\n1,3\n")
+    assert main(["ingest", str(tmp_path / "t.csv"), str(tmp_path / "s")]) == 0
+    captured = capsys.readouterr()
+    assert "a\N{REPLACEMENT CHARACTER}[31m" in captured.err
+    assert "a\N{REPLACEMENT CHARACTER}[31m" in captured.out  # it is constant, and the report says so
+    assert "\x1b" not in captured.err + captured.out
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    """Where output is ASCII, other characters are escaped instead of ending the command."""
+    (tmp_path / "t.csv").write_text("gr\u00f6\u00dfe,b\n1,2\n1,3\n")
+    words = [sys.executable, "-m", "fastomp_nvm", "ingest", str(tmp_path / "t.csv"), str(tmp_path / "s")]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"gr\xf6\xdfe" in done.stdout
+
+
+def test_arguments_are_explained_in_words(store: str, capsys) -> None:
+    """A word that is no number is refused in the user's terms, not in those of the code."""
+    with pytest.raises(SystemExit):
+        main(["select", store, "--k", "2", "--tau", "abc"])
+    assert "invalid number or auto value: 'abc'" in capsys.readouterr().err
 
 
 def test_help_and_version_cost_no_heavy_imports() -> None:

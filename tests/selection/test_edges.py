@@ -153,6 +153,79 @@ def test_unusable_targets_are_refused(data) -> None:
             fo.select(X, target, k=2, **options)
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e160, 1e300])
+def test_targets_that_cannot_be_squared_are_refused(data, size) -> None:
+    """A target beyond the squares of float64 gets a sentence, not coefficients that are no numbers, nor is it called constant."""
+    X, y = data
+    with pytest.raises(fo.DataError, match=r"the target varies by .* scale the target"):
+        fo.select(X, y * size, k=2)
+
+
+def test_columns_of_any_size_have_finite_answers(data) -> None:
+    """Standardised columns may have any size that float64 can invert; smaller ones count as constant."""
+    X, y = data
+    plain = fo.select(X, y, k=3)
+    for size in (2.0**-600, 2.0**600):
+        assert fo.select(X * size, y, k=3).indices.tolist() == plain.indices.tolist()
+    mixed = X.copy()
+    mixed[:, plain.indices[0]] *= 1e-310
+    found = fo.select(mixed, y, k=3)
+    assert plain.indices[0] not in found.indices
+    assert np.isfinite(np.concatenate(found.coef)).all()
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_extreme_columns_as_they_are_are_refused_by_name(data, size) -> None:
+    """Without standardisation a column that cannot be squared is named, not passed over as constant."""
+    X, y = data
+    X = X.copy()
+    X[:, 3] *= size
+    with pytest.raises(fo.DataError, match=r"column 'f3' has the norm"):
+        fo.select(X, y, k=2, standardize=False)
+
+
+def test_an_answer_that_is_no_number_is_an_error(data) -> None:
+    """Coefficients beyond float64 end a selection with a sentence instead of a result."""
+    X, y = data
+    with pytest.raises(fo.DataError, match="left the range of float64"):
+        fo.select(X * 1e-300, y * 1e100, k=2)
+
+
+def test_values_that_are_no_real_numbers_are_refused(data) -> None:
+    """Imaginary parts, dates, masked entries and repeated names are refused, not dropped or passed over."""
+    X, y = data
+    masked = np.ma.masked_array(X, mask=X > 2)
+    for given, response, options, message in [
+        (X + 1j, y, {}, "complex128"),
+        (X.astype("M8[s]"), y, {}, "datetime64"),
+        (masked, y, {}, "masked entries"),
+        (X[:, :2], y, {"names": ["a", "a"]}, "two features are named 'a'"),
+        (X, y + 1j, {}, "complex128"),
+        (X, np.ma.masked_array(y, mask=y > 1), {}, "masked entries"),
+    ]:
+        with pytest.raises(fo.DataError, match=message):
+            fo.select(given, response, k=2, **options)
+    assert fo.select(np.ma.masked_array(X), y, k=2).features == fo.select(X, y, k=2).features
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_a_missing_label_is_no_class(data, missing) -> None:
+    """A missing entry among labels is named by its row instead of becoming a class."""
+    X, y = data
+    labels = np.where(y > 0, "a", "b").astype(object)
+    labels[7] = missing
+    with pytest.raises(fo.DataError, match="missing at row 8"):
+        fo.select(X, labels, k=2, objective="logistic")
+
+
+def test_names_of_an_arrow_table(data) -> None:
+    """A pyarrow table of numbers gives the features its column names."""
+    pyarrow = pytest.importorskip("pyarrow")
+    X, y = data
+    table = pyarrow.table({f"column {place}": X[:, place] for place in range(5)})
+    assert set(fo.select(table, y, k=2).features) <= set(table.column_names)
+
+
 def test_a_huge_mean_does_not_drown_the_signal() -> None:
     """Columns with mean 10^6 and deviation 1 are accumulated in float64: the right ones are found in a float32 matrix."""
     rng = np.random.default_rng(5)

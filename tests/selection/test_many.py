@@ -31,6 +31,16 @@ def bits(selection: fo.Selection) -> tuple[Any, ...]:
     return (selection.indices.tolist(), coef.tobytes(), selection.intercept, selection.score, selection.bytes_read)
 
 
+def test_progress_tells_what_was_really_read(data) -> None:
+    """A merged sweep counts once in the bytes that an observer is told, as it does in the figures of the grid."""
+    X, y = data
+    heard: list[Any] = []
+    found = fo.grid(X, y, over={"seed": range(6)}, k=10, observer=heard.append)
+    told = [progress.bytes_read for progress in heard]
+    assert told == sorted(told)
+    assert X.nbytes < told[-1] <= found.sharing.bytes_read < found.sharing.bytes_read_alone
+
+
 def test_each_cell_of_a_grid_equals_the_request_alone(data) -> None:
     """Every combination is there, in order, with the bits of ``select``."""
     X, y = data

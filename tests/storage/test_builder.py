@@ -23,6 +23,7 @@ from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.stores import BLOCK_COLUMNS, StoreURL, open_store
 from storage_backends import dram, statistics
 from storage_backends.builder import StoreBuilder, build_from_arrays
+from storage_backends.ingest import ingest
 from storage_backends.schema import TableSchema
 from storage_backends.targets import make_target
 
@@ -390,17 +391,19 @@ def table_columns() -> dict[str, list]:
 
 def check_table(X) -> None:
     """Check the store built from ``table_columns``."""
-    _, store = build(X, missing="mean")
+    report, store = build(X, missing="mean")
+    assert report.imputed == {"score": 1, "grade": 1}
     assert list(store.names) == ["age", "score", "member", "site", "grade"]
-    assert list(store.column_names) == ["age", "score", "member", "site=oslo", "site=rome", "grade=a", "grade=b"]
+    assert list(store.column_names) == ["age", "score", "member", "site=oslo", "site=rome", "grade=a", "grade=b", "grade=(missing)"]
     assert store.matrix.tolist() == [
         [31, 45, 27],
         [0.5, 1.5, 2.5],
         [1, 0, 1],
         [0, 1, 0],
         [1, 0, 1],
-        [0.5, 1, 0],
-        [0.5, 0, 1],
+        [0, 1, 0],
+        [0, 0, 1],
+        [1, 0, 0],
     ]
     with pytest.raises(DataError, match="row 2 of column 'score' is missing"):
         build(X)
@@ -411,9 +414,31 @@ def check_table(X) -> None:
     assert list(store.names) == ["place", "score", "member", "grade"]
     assert list(store.column_names)[:3] == ["site=oslo", "site=rome", "age"]
     _, store = build(X, missing="mean", names=list("vwxyz"))
-    assert list(store.column_names)[-1] == "z=b"
+    assert list(store.column_names)[-1] == "z=(missing)"
     with pytest.raises(DataError, match="rows"):
         build(X, rows="features")
+
+
+@pytest.mark.parametrize("missing", ["mean", "drop-feature"])
+def test_a_table_is_the_same_from_memory_and_from_files(tmp_path: Path, missing: str) -> None:
+    """Text with blanks around it, empty or missing gives the same store from a DataFrame, an Arrow table, CSV and Parquet."""
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    columns = {"a": [1.0, 2.0, 4.0, 8.0, 9.0], "c": ["x", " y", "", None, "NA"]}
+    frame, table = pandas.DataFrame(columns), pyarrow.table(columns)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    given = [frame, table]
+    if hasattr(pyarrow, "string_view"):
+        given.append(table.set_column(1, "c", table["c"].cast(pyarrow.string_view())))
+    reports = [build(X, missing=missing)[0] for X in given]
+    for name in ("t.csv", "t.parquet"):
+        found = ingest(str(tmp_path / name), str(tmp_path / "store"), missing=missing, replace=True)
+        for report in reports:
+            assert report.fingerprint == found.fingerprint
+            assert sum(report.imputed.values()) == found.imputed
+            assert report.dropped == found.dropped
+    with pytest.raises(DataError, match="row 3 of column 'c' is missing"):
+        build(frame)
 
 
 def test_pandas_tables() -> None:

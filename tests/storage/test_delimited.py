@@ -90,15 +90,30 @@ def test_csv_separators_and_gzip(tmp_path: Path, name: str, separator: str) -> N
 
 
 def test_csv_without_header_and_with_row_labels(tmp_path: Path) -> None:
-    """A first line of numbers is data; a first column without a heading is row labels; both are noted."""
+    """A first line without names is data; a first column without a heading is row labels; both are noted."""
     (tmp_path / "a.csv").write_text("1,2\n3,4\n")
     (tmp_path / "b.csv").write_text(",x,y\nr1,1,2\nr2,3,4\n")
     np.testing.assert_array_equal(read_all(tmp_path / "a.csv"), [[1, 2], [3, 4]])
     np.testing.assert_array_equal(read_all(tmp_path / "b.csv"), [[1, 2], [3, 4]])
-    for name, names, note in (("a.csv", ["f0", "f1"], "only numbers"), ("b.csv", ["x", "y"], "row labels")):
+    for name, names, note in (("a.csv", ["f0", "f1"], "no names"), ("b.csv", ["x", "y"], "row labels")):
         with open_reader(str(tmp_path / name), ReaderOptions()) as reader:
             assert list(reader.names) == names
             assert note in reader.notes[0]
+
+
+@pytest.mark.parametrize("cell", ["", "NA", "?", "nan"])
+def test_a_missing_cell_makes_no_header(tmp_path: Path, cell: str) -> None:
+    """A first line of numbers and missing cells is an observation like any other: neither it nor a column is lost."""
+    (tmp_path / "t.csv").write_text(f"{cell},1,2\n3,4,5\n")
+    np.testing.assert_array_equal(read_all(tmp_path / "t.csv"), [[np.nan, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize(("heading", "noted"), [("cat,1,2", True), ("a,b,c", False), (",b,c", False)])
+def test_a_header_that_holds_numbers_is_noted(tmp_path: Path, heading: str, noted: bool) -> None:
+    """Where the first line may as well be data, the report says that it was taken as names."""
+    (tmp_path / "t.csv").write_text(f"{heading}\n3,4,5\n")
+    with open_reader(str(tmp_path / "t.csv"), ReaderOptions()) as reader:
+        assert any("taken as column names" in note for note in reader.notes) == noted
 
 
 @pytest.mark.parametrize("only_parser", PARSERS, indirect=True)

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
 from fastomp_nvm.stores import open_store
 from storage_backends import ingest as ingest_module
-from storage_backends.ingest import MISSING_LABEL, IngestReport, ingest
+from storage_backends.ingest import IngestReport, ingest
 from storage_backends.readers import base
+from storage_backends.readers.text import MISSING_LABEL
 
 ROWS, WIDTH = 60, 7
 
@@ -227,7 +228,7 @@ def test_missing_cells(tmp_path: Path, place: Path) -> None:
     """Each policy does what it says, for numbers and for text."""
     (tmp_path / "t.csv").write_text("a,b,c\n1,2,x\n,4,NA\n3,6,y\n8,8,x\n")
     report = ingest(str(tmp_path / "t.csv"), str(place / "mean"), missing="mean", dtype="float64")
-    assert report.imputed == 1
+    assert report.imputed == 2
     with open_store(str(place / "mean")) as store:
         assert list(store.column_names) == ["a", "b", "c=x", "c=y", f"c={MISSING_LABEL}"]
         np.testing.assert_array_equal(store.matrix, [[1, 4, 3, 8], [2, 4, 6, 8], [1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0]])
@@ -245,10 +246,27 @@ def test_report(tmp_path: Path, place: Path) -> None:
     report = ingest(str(tmp_path / "t.csv"), str(place / "s"), progress=lambda done, total: seen.append((done, total)))
     assert isinstance(report, IngestReport)
     assert report.constant == ("f1",)
-    assert any("first line holds only numbers" in line for line in report.summary)
+    assert any("first line holds no names" in line for line in report.summary)
     assert any("constant" in line for line in report.summary)
     assert seen
     assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.svm", "t.mtx", "c.npy"])
+def test_progress_covers_every_pass(
+    tmp_path: Path, place: Path, table: np.ndarray, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress grows with every pass over a text, beginning with the first, and ends where it said it would."""
+    monkeypatch.setattr("storage_backends.readers.delimited.BLOCK_BYTES", 512)
+    monkeypatch.setattr("storage_backends.readers.svmlight._BLOCK_BYTES", 512)
+    FORMATS[name](tmp_path / name, table)
+    seen: list[tuple[int, int]] = []
+    ingest(str(tmp_path / name), str(place / "s"), progress=lambda done, total: seen.append((done, total)))
+    done = [step[0] for step in seen]
+    assert done == sorted(done)
+    assert seen[-1][0] == seen[-1][1]
+    if name in ("t.csv", "t.svm"):
+        assert max(np.diff(done)) < 0.25 * done[-1]  # no part of the work goes untold
 
 
 ERRORS: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [

@@ -89,6 +89,37 @@ def test_a_killed_build_leaves_the_old_store_or_the_new(tmp_path: Path, stage: s
     assert list(tmp_path.iterdir()) == [path]
 
 
+TERMINATED = """
+import sys, time
+from storage_backends import builder
+from fastomp_nvm.cli import main
+
+def stop(*_, **__):
+    sys.stdout.write("here\\n"); sys.stdout.flush()
+    time.sleep(600)
+
+builder.StoreBuilder.write_tile = stop
+sys.exit(main(["ingest", *sys.argv[1:]]))
+"""
+
+
+def test_a_terminated_ingest_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM ends an ingest as Ctrl-C does: no draft stays behind."""
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,5\n")
+    child = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, str(tmp_path / "t.csv"), str(tmp_path / "s")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        child.terminate()
+        assert child.wait() == 128 + signal.SIGTERM
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
+
+
 def test_a_living_builder_is_not_swept_away(tmp_path: Path) -> None:
     """Cleaning up spares the drafts of live processes, of other stores, and those that are locked."""
     dead = 2**22 + 1  # above the largest process number Linux gives

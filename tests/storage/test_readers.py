@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,24 @@ def test_columnar_formats_by_rows_and_by_columns(
     assert scan.categories[1].has_missing
 
 
+def test_row_labels_of_pandas_are_no_column(tmp_path: Path) -> None:
+    """An index without a name that pandas wrote into a Parquet file is left out, with a note; a named one stays."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 7.0]}, index=[7, 3, 5])
+    path = tmp_path / "t.parquet"
+    frame.to_parquet(path)
+    with open_reader(str(path), ReaderOptions()) as reader:
+        assert list(reader.names) == ["a", "b"]
+        assert "row labels" in reader.notes[0]
+    np.testing.assert_array_equal(read_all(path), frame.to_numpy())
+    np.testing.assert_array_equal(read_all(path, [1]), frame[["b"]].to_numpy())
+    frame.rename_axis("row").to_parquet(path)
+    with open_reader(str(path), ReaderOptions()) as reader:
+        assert list(reader.names) == ["a", "b", "row"]
+        assert not reader.notes
+
+
 def test_columnar_types_that_are_neither_number_nor_text(tmp_path: Path) -> None:
     """A date column is refused by name when used, and no obstacle when not."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -188,6 +208,12 @@ def test_svmlight(tmp_path: Path, table: np.ndarray, base: int, packed: bool) ->
         np.testing.assert_array_equal(reader.vector("target"), np.arange(300) % 2 * 2 - 1.0)
 
 
+def test_svmlight_indices_in_any_order(tmp_path: Path) -> None:
+    """The entries of a line may come in any order."""
+    (tmp_path / "t.svm").write_text("1 3:3 1:1\n0 2:2 3:5 1:4\n")
+    np.testing.assert_array_equal(read_all(tmp_path / "t.svm"), [[1, 0, 3], [4, 2, 5]])
+
+
 def test_svmlight_agrees_with_scikit_learn(tmp_path: Path, table: np.ndarray) -> None:
     """The other reader of this format finds the same table."""
     datasets = pytest.importorskip("sklearn.datasets")
@@ -207,6 +233,9 @@ def test_svmlight_agrees_with_scikit_learn(tmp_path: Path, table: np.ndarray) ->
         ("1 1.5:4", "line 3 has the index 1.5, expected a whole number"),
         ("1 -1:4", "line 3 has the index -1, expected a whole number"),
         ("3:4 5:6", "line 3 holds '3:4', expected a number as label"),
+        ("1 500000000:1", "line 3 has the index 500000000, expected a whole number from 0 to 67108863"),
+        ("1 3:1 3:2", "line 3 has the index 3 twice"),
+        ("1 3:1 2:5 3:2", "line 3 has the index 3 twice"),
     ],
 )
 def test_svmlight_errors(tmp_path: Path, line: str, message: str) -> None:
@@ -249,6 +278,10 @@ def test_matrix_market_pattern_and_repeated_entries(tmp_path: Path) -> None:
         ("%%MatrixMarket matrix coordinate real hermitian\n1 1 0\n", "is hermitian, expected general"),
         ("%%MatrixMarket matrix coordinate real general\n% only\n", "the size line is ''"),
         ("%%MatrixMarket matrix coordinate real general\n2 2\n", "the size line is '2 2', expected rows columns entries"),
+        ("%%MatrixMarket matrix coordinate real general\ninf 3 1\n", "the size line is 'inf 3 1', expected"),
+        ("%%MatrixMarket matrix coordinate real general\nnan 3 1\n", "the size line is 'nan 3 1', expected"),
+        ("%%MatrixMarket matrix coordinate real general\n2.7 3 1\n", "the size line is '2.7 3 1', expected"),
+        ("%%MatrixMarket matrix coordinate real general\n1e30 3 1\n", "the size line is '1e30 3 1', expected"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 5\n", "has 1 entries, but its size line says 2"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 5\n", "at row 3, column 1 of a matrix of shape"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 5\n1 two 5\n", "line 4 is '1 two 5', expected 3 numbers"),
@@ -333,6 +366,71 @@ def test_damaged_archive_member(tmp_path: Path, table: np.ndarray) -> None:
         read_all(path)
 
 
+@pytest.mark.parametrize("as_target", [False, True])
+def test_an_archive_by_the_name_of_an_array(tmp_path: Path, as_target: bool) -> None:
+    """A NPZ archive called .npy is refused by name, as table and as target."""
+    np.savez(tmp_path / "t.npz", X=np.eye(3))
+    path = (tmp_path / "t.npz").rename(tmp_path / "t.npy")
+    with pytest.raises(DataError, match=r"t\.npy is not a readable NPY file"):
+        read_target_file(str(path), 3) if as_target else read_all(path)
+
+
+@pytest.mark.parametrize("extension", ["npy", "npz"])
+def test_damaged_numpy_headers(tmp_path: Path, extension: str) -> None:
+    """Whatever NumPy raises over a header that is no Python literal, or that promises more than there is, names the file."""
+    stored = io.BytesIO()
+    np.save(stored, np.eye(3))
+    for damage in (lambda data: data.replace(b"(3, 3)", b"(3, (3"), lambda data: data.replace(b"(3, 3), ", b"(9**9,3)")):
+        path = tmp_path / f"t.{extension}"
+        if extension == "npy":
+            path.write_bytes(damage(stored.getvalue()))
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("X.npy", damage(stored.getvalue()))
+        with pytest.raises(DataError, match=rf"t\.{extension} is not a readable"):
+            read_all(path)
+
+
+def test_an_archive_that_promises_more_than_it_holds(tmp_path: Path) -> None:
+    """A header with an absurd shape is refused before anything of that size is made."""
+    stored = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stored, {"descr": "<f8", "fortran_order": False, "shape": (2**40, 2**30)})
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("X.npy", stored.getvalue())
+    with pytest.raises(DataError, match="cut short"):
+        read_all(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("signature", [b"TREE", b"HEAP", b"SNOD"])
+def test_damaged_hdf5(tmp_path: Path, table: np.ndarray, signature: bytes) -> None:
+    """Whatever the library raises over damaged objects, the error names the file."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "t.h5"
+    with h5py.File(path, "w") as file:
+        file["column"] = table[:, 0]
+    path.write_bytes(path.read_bytes().replace(signature, b"gone"))
+    with pytest.raises(DataError, match=r"t\.h5 is damaged"):
+        read_all(path)
+
+
+def test_text_with_damaged_offsets(tmp_path: Path) -> None:
+    """Offsets that lead outside a text column's bytes are refused before anything follows them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather
+
+    path = tmp_path / "t.feather"
+    cells = [f"label {row % 5}" for row in range(100)]
+    feather.write_feather(pyarrow.table({"a": cells}), str(path), compression="uncompressed")
+    offsets = pyarrow.array(cells).buffers()[1].to_pybytes()[: 4 * 101]
+    data = path.read_bytes()
+    assert data.count(offsets) == 1
+    damaged = np.frombuffer(offsets, dtype=np.int32).copy()
+    damaged[50] = 2**30
+    path.write_bytes(data.replace(offsets, damaged.tobytes()))
+    with pytest.raises(DataError, match=r"t\.feather is damaged"):
+        read_all(path)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -347,6 +445,14 @@ def test_archives_without_a_table(tmp_path: Path, arrays: dict[str, np.ndarray],
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=message):
         read_all(tmp_path / "t.npz")
+
+
+def test_arrays_of_objects_beside_the_table_are_noted(tmp_path: Path) -> None:
+    """A target that was pickled is not loaded, and the report says so."""
+    np.savez(tmp_path / "t.npz", X=np.eye(2), y=np.array(["a", None], dtype=object))
+    with open_reader(str(tmp_path / "t.npz"), ReaderOptions()) as reader:
+        assert reader.vectors == ()
+        assert "'y' holds Python objects and was left out" in reader.notes[0]
 
 
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
@@ -393,13 +499,12 @@ def test_every_reader_of_the_table_exists() -> None:
     [
         ("1\n2\n3\n", "t", [1.0, 2.0, 3.0]),
         ("height\n1\n2\n3\n", "height", [1.0, 2.0, 3.0]),
-        ("7\n1\n2\n3\n", "7", [1.0, 2.0, 3.0]),
         ("no\nyes\nno", "t", ["no", "yes", "no"]),
         ("answer\nno\nyes\nno\n", "answer", ["no", "yes", "no"]),
     ],
 )
 def test_target_files(tmp_path: Path, text: str, name: str, values: list[Any]) -> None:
-    """One value per line; one line more than observations is a heading."""
+    """One value per line; one line more than observations is a heading if it cannot be a value."""
     path = tmp_path / "t.csv"
     path.write_text(text)
     found_name, found = read_target_file(str(path), 3)
@@ -411,13 +516,16 @@ def test_target_files(tmp_path: Path, text: str, name: str, values: list[Any]) -
     ("text", "message"),
     [
         ("1\n2\n", "holds 2 values, expected one for each of 3 observations"),
+        ("0\n1\n0\n1\n", "holds 4 values, expected one for each of 3 observations"),
+        ("no\nyes\nno\nyes\n", "holds 4 values, expected one for each of 3 observations"),
+        ("NA\n1\n2\n3\n", "row 1 is missing"),
         ("1\nNA\n3\n", "row 2 is missing"),
         ("1\nx\n3\n", "row 2 holds 'x' among numbers"),
         ("1,2\n", "line 1 has 2 cells"),
     ],
 )
 def test_target_file_errors(tmp_path: Path, text: str, message: str) -> None:
-    """A target file that does not fit is refused with the row."""
+    """A target file that does not fit is refused; a value is never taken for a heading, which would shift all others."""
     (tmp_path / "t.txt").write_text(text)
     with pytest.raises(DataError, match=message):
         read_target_file(str(tmp_path / "t.txt"), 3)

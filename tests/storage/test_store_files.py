@@ -401,6 +401,18 @@ def test_no_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("code", "limit"), [(errno.EDQUOT, "quota"), (errno.EFBIG, "ulimit -f")])
+def test_a_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, limit: str) -> None:
+    """Where there is room but no leave to use it, the limit is named instead of asking for room."""
+
+    def limited(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    with pytest.raises(MediumError, match=f"needs .* more than .*{limit}.* allows"):
+        create_store(str(tmp_path / "s"), np.eye(3))
+
+
 def test_a_file_system_without_allocation_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where posix_fallocate is not supported the file is extended instead; other failures are the medium's."""
 
