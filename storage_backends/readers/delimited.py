@@ -1,9 +1,9 @@
 """CSV and TSV, plain or gzip: one observation per line, or one feature per line.
 
-The first line names the columns if some cell of it is neither a number nor missing. A column is categorical when none of its
-filled cells among the first rows is a number; afterwards its kind is fixed, and a cell of the other kind is an error that names
-it. Two passes: the first counts records and gathers labels, the second parses. The grammar and the parsers are in
-:mod:`storage_backends.readers.records`.
+The first line names the columns if some cell of it is neither a number nor missing, or if it is ``,0,1,2,...``. A column is
+categorical when none of its filled cells among the first rows is a number; afterwards its kind is fixed, and a cell of the other
+kind is an error that names it. Two passes: the first counts records and gathers labels, the second parses. The grammar and the
+parsers are in :mod:`storage_backends.readers.records`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ class DelimitedReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         cells, delimiter = self._heading()
-        self._has_header = any(parse_number(cell) is None and cell not in MISSING_TOKENS for cell in cells)
+        named = any(parse_number(cell) is None and cell not in MISSING_TOKENS for cell in cells)
+        # A table without names as pandas writes it: row labels have no heading, columns are numbered from 0.
+        numbered = len(cells) > 1 and cells == ["", *map(str, range(len(cells) - 1))]
+        self._has_header = named or numbered
         if self._has_header and any(parse_number(cell) is not None for cell in cells):
-            self.notes.append("the first line mixes numbers with text and was taken as column names")
+            what = "numbers the columns from 0" if numbered else "mixes numbers with text"
+            self.notes.append(f"the first line {what} and was taken as column names")
         self._dialect = Dialect(path, delimiter, cells if self._has_header else NumberedNames(len(cells)))
         self._is_text = self._sample()
         # Row labels as pandas and R write them: a first column without a heading.

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,6 +107,15 @@ def test_a_missing_cell_makes_no_header(tmp_path: Path, cell: str) -> None:
     """A first line of numbers and missing cells is an observation like any other: neither it nor a column is lost."""
     (tmp_path / "t.csv").write_text(f"{cell},1,2\n3,4,5\n")
     np.testing.assert_array_equal(read_all(tmp_path / "t.csv"), [[np.nan, 1, 2], [3, 4, 5]])
+
+
+def test_a_table_without_names_as_pandas_writes_it(tmp_path: Path) -> None:
+    """Columns numbered from 0 behind an empty heading are names, and the first column is row labels."""
+    pandas.DataFrame([[3.5, 4.5], [5.5, 6.5]]).to_csv(tmp_path / "t.csv")
+    np.testing.assert_array_equal(read_all(tmp_path / "t.csv"), [[3.5, 4.5], [5.5, 6.5]])
+    with open_reader(str(tmp_path / "t.csv"), ReaderOptions()) as reader:
+        assert list(reader.names) == ["0", "1"]
+        assert any("numbers the columns from 0" in note for note in reader.notes)
 
 
 @pytest.mark.parametrize(("heading", "noted"), [("cat,1,2", True), ("a,b,c", False), (",b,c", False)])
