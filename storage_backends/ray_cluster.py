@@ -89,7 +89,7 @@ class RayShards:
         self._addresses = tuple(addresses)
         self._timeout = timeout
         self._told: Callable[[Sequence[float]], None] | None = None
-        self._session = session(ray_address).__enter__()
+        self._session = session(ray_address, timeout).__enter__()
         self._ray: Any = self._session.ray
         self._actors: list[Any] = []
         try:

@@ -8,10 +8,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,9 @@ def test_ray_started_here_listens_on_loopback_alone_and_asks_for_a_token(ray_ses
     sockets = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # a worker that Ray has just ended
-            sockets += [socket for socket in process.net_connections("inet") if socket.status == "LISTEN"]
+            sockets += [each for each in process.net_connections("inet") if each.status == "LISTEN"]
     assert sockets
-    assert {socket.laddr.ip for socket in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert {each.laddr.ip for each in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert os.stat(ray_session._directory.path).st_mode & 0o077 == 0  # sockets of its object store included
     address = ray_session.ray.get_runtime_context().gcs_address
     code = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).check_alive([], timeout=30))"
@@ -233,6 +234,32 @@ def test_a_driver_killed_is_resumed_to_the_same_answer(
     assert found["indices"] == expected.indices.tolist()
     assert found["coef"] == expected.to_json()["coef"]
     assert not list(regions.iterdir())
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(ray_session: Any, manifest: Path) -> None:
+    """``--ray`` to a port where nobody listens does not wait for Ray's own patience, a quarter of an hour, nor show its log."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and never listens
+        done = joined(manifest, f"127.0.0.1:{closed.getsockname()[1]}", os.environ)
+    assert done.returncode == 1
+    assert "no Ray cluster answers" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_wrong_token_is_one_sentence(ray_session: Any, manifest: Path) -> None:
+    """A cluster that refuses the token is not reported line by line as often as it refused."""
+    address = ray_session.ray.get_runtime_context().gcs_address
+    done = joined(manifest, address, {**os.environ, "RAY_AUTH_TOKEN": "f" * 64})
+    assert done.returncode == 1
+    assert "token" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def joined(manifest: Path, address: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Select with ``--ray``."""
+    words = [sys.executable, "-m", "fastomp_nvm", "select", f"cluster://{manifest}", "--k", "3", "--ray", address]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150)
 
 
 def test_without_the_extra_one_sentence_says_how_to_get_it(manifest: Path, tmp_path: Path) -> None:

@@ -512,6 +512,18 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
     assert not list((manifest.parent / "regions").iterdir())
 
 
+def test_shards_go_to_machines_that_are_alive_and_offer_processors() -> None:
+    """A head that offers none is left out, unless no other machine offers any."""
+    from storage_backends.ray_cluster import _machines
+
+    def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"NodeID": name, "Alive": alive, "Resources": resources}
+
+    nodes = [node("head", memory=1e9), node("b", CPU=4.0), node("a", CPU=2.0), node("dead", alive=False, CPU=2.0)]
+    assert _machines(nodes) == ["a", "b"]
+    assert _machines(nodes[:1]) == ["head"]
+
+
 def test_the_matrix_of_a_cluster_is_not_pulled_to_one_machine(store: FeatureStore, place: Path) -> None:
     """Copying it into memory is refused in one sentence; building one at its address says what to do instead."""
     from fastomp_nvm.dataset import Dataset
