@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import fastomp_nvm as fo
 from fastomp_nvm import registry
-from fastomp_nvm.candidate_sets import decode_candidates, encode_candidates
+from fastomp_nvm.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
 from fastomp_nvm.many import cross_validate, stability
 from fastomp_nvm.stores import FeatureStore
@@ -268,14 +268,39 @@ def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -
     assert crossed[1] < 8 * 25600  # less than one number per feature, over twenty rounds
 
 
-@given(st.integers(1, 400), st.data())
+def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> None:
+    """Candidates that a full group takes away all over the matrix are told once, not with every decision."""
+    sent = []
+    sizes = (5120, 51200)
+    for n_columns in sizes:
+        rng = np.random.default_rng(1)
+        X = rng.standard_normal((64, n_columns)).astype(np.float32)
+        scattered = (rng.random(n_columns) < 0.5).astype(int)  # cannot be deflated below a bit per feature
+        with fo.create_store(f"mmap://{place}/full-{n_columns}", X, X[:, :5].sum(axis=1)) as whole:
+            manifest = cut(whole, f"{place}/full-cut-{n_columns}", 2)
+        constraint = fo.constraints.Partition(n_columns, scattered, [2, 20])
+        with open_in_process(manifest) as sharded:
+            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", constraint=constraint).details["bytes_sent"])
+    assert sent[1] - sent[0] < 1.5 * (sizes[1] - sizes[0]) / 8  # a bit per feature once, over twenty rounds
+
+
+@given(st.integers(1, 900), st.data())
 def test_candidate_sets_survive_the_wire(count: int, data: st.DataObject) -> None:
-    """Whatever form is shortest, the set comes out as it went in, and takes no more than a bit per feature and a little."""
-    usable = np.flatnonzero(np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count))))
-    kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(usable), max_size=len(usable))), dtype=np.bool_)
-    encoded = encode_candidates(usable[kept], usable)
-    assert decode_candidates(encoded, usable).tolist() == usable[kept].tolist()
-    assert len(encoded) <= len(usable) // 8 + 70
+    """Whatever it is a change of and whatever form is shortest, a set comes out as it went in, in a bit per feature at most."""
+    names = [NOTHING, USABLE, b"before"]
+    seeds = st.integers(0, 2**32 - 1)
+    masks = [
+        np.packbits(np.random.default_rng(data.draw(seeds)).random(count) < data.draw(st.sampled_from([0.01, 0.5, 0.99])))
+        for _ in range(4)
+    ]
+    bases, wanted = dict(zip(names, masks[:3], strict=True)), masks[3]
+    found = described(0, wanted, bases)
+    assert found.change is not None
+    assert np.array_equal(bases[found.base] ^ unpacked(found.change, count), wanted)
+    assert found.key == digest(wanted)
+    assert len(found.change) <= count // 8 + 70
+    assert np.array_equal(unpacked(packed(wanted), count), wanted)
+    assert features_of(wanted, count).tolist() == [place for place in range(count) if wanted[place // 8] >> (7 - place % 8) & 1]
 
 
 @given(st.integers(1, 60), st.one_of(st.integers(1, 60), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20)))
