@@ -172,6 +172,9 @@ def _assumptions(resources: Resources, profile: Profile | None, request: PlanReq
     found += [] if measured or medium.in_memory else [f"medium: {medium.source}"]
     if request.nodes > 1 and (profile is None or resources.network is not profile.network):
         found.append(f"network: {resources.network.source}")
+    if request.nodes > 1 and (profile is None or profile.network is None):
+        machine = resources.machine
+        found.append(f"shards: {human_seconds(machine.call)} for a question, {human_seconds(machine.cluster_start)} to connect")
     found.append(f"data: {KINDS[request.data].meaning}")
     return found
 

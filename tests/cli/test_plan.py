@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastomp_nvm.cli import main
-from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Profile, write_profile
+from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, write_profile
 from fastomp_nvm.planning import PlanRequest, Resources, plan
 
 SIZE = ["--features", "1e6", "--obs", "1000", "--k", "20"]
@@ -33,7 +33,7 @@ def test_json_is_the_plan_of_python(capsys) -> None:
     for name, value in json.loads(json.dumps(asdict(wanted))).items():
         assert found[name] == value
     assert found["seconds"] == wanted.seconds
-    assert [text.split(":")[0] for text in found["assumptions"]] == ["machine", "medium", "network", "data"]
+    assert [text.split(":")[0] for text in found["assumptions"]] == ["machine", "medium", "network", "shards", "data"]
 
 
 def test_people_are_told_what_binds_and_what_was_assumed(capsys) -> None:
@@ -42,7 +42,7 @@ def test_people_are_told_what_binds_and_what_was_assumed(capsys) -> None:
     text = capsys.readouterr().out
     assert "500 of 1,000,000,000 features x 100,000 observations" in text
     assert "what binds: " in text
-    assert text.count("assumed, not measured: ") == 4
+    assert text.count("assumed, not measured: ") == 5
 
 
 def test_what_a_profile_measured_is_no_assumption(profile: str, capsys) -> None:
@@ -52,6 +52,16 @@ def test_what_a_profile_measured_is_no_assumption(profile: str, capsys) -> None:
     assert found["machine"] == "measured somewhere"
     assert found["medium"] == "a disk, measured"
     assert [text.split(":")[0] for text in found["assumptions"]] == ["data"]
+
+
+@pytest.mark.parametrize("network", [None, Network("measured", 1e9)])
+def test_what_shards_cost_is_assumed_unless_it_was_measured(network: Network | None, tmp_path: Path, capsys) -> None:
+    """A profile made where there was no Ray says nothing of them, and the plan says so."""
+    write_profile(Profile(TYPICAL_NODE, {"disk": Medium("a disk", 2e9)}, network), tmp_path / "node.yaml")
+    words = ["--profile", str(tmp_path / "node.yaml"), "--medium", "disk", "--nodes", "2", "--nodes-per-machine", "2"]
+    assert main(["plan", *SIZE, *words, "--json"]) == 0
+    assumed = [text.split(":")[0] for text in json.loads(capsys.readouterr().out)["assumptions"]]
+    assert assumed == (["network", "shards", "data"] if network is None else ["data"])
 
 
 def test_options_change_the_machine_and_the_network(profile: str, capsys) -> None:
