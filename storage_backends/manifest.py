@@ -23,6 +23,7 @@ The file may be edited by hand (other URLs, resources); everything else in it is
 from __future__ import annotations
 
 import os
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,14 @@ from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.shard import ShardAddress
 from fastomp_nvm.stores import STORE_DTYPES, TIERS, StoreURL
 
-__all__ = ["FORMAT", "MANIFEST", "VERSION", "Manifest", "read_manifest"]
+__all__ = ["FILE_MEDIA", "FORMAT", "MANIFEST", "VERSION", "Manifest", "read_manifest"]
 
 FORMAT = "fastomp-cluster"
 VERSION = 1
 MANIFEST = "manifest.yaml"
+
+#: Media on which shards can lie: those whose stores are directories.
+FILE_MEDIA = ("mmap", "pmem")
 
 _LARGEST = 1 << 26
 
@@ -110,14 +114,14 @@ def _address(path: Path, place: int, entry: dict[str, Any]) -> ShardAddress:
     fingerprint, resource = entry["fingerprint"], entry.get("resource", "")
     if not isinstance(fingerprint, str) or not isinstance(resource, str):
         raise TypeError("text is expected")
-    url = _absolute(entry["url"], path.parent)
+    url = _absolute(path, place, entry["url"])
     return ShardAddress(f"shard {place} ({url})", url, fingerprint, ranges[0], ranges[1], resource)
 
 
-def _absolute(url: str, directory: Path) -> str:
+def _absolute(path: Path, place: int, url: str) -> str:
     """Return a store URL that does not depend on where it is read."""
     parsed = StoreURL.parse(url)
-    if os.path.isabs(parsed.path) or parsed.scheme not in ("mmap", "pmem"):
-        return parsed.text
-    query = "".join(f"{'&' if place else '?'}{name}={value}" for place, (name, value) in enumerate(parsed.query.items()))
-    return f"{parsed.scheme}://{os.path.abspath(directory / parsed.path)}{query}"
+    if parsed.scheme not in FILE_MEDIA or parsed.fragment:
+        raise StoreError(f"the manifest {path} has its shard {place} at {url!r}: expected a path, mmap:///path or pmem:///path")
+    query = f"?{urllib.parse.urlencode(parsed.query)}" if parsed.query else ""
+    return f"{parsed.scheme}://{urllib.parse.quote(os.path.abspath(path.parent / parsed.path))}{query}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import urllib.parse
 from dataclasses import asdict
 
 from fastomp_nvm import registry
@@ -54,11 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         "replace": arguments.replace,
         "dataset": arguments.dataset,
     }
+    place = arguments.store
     with byte_progress("ingest") as progress:
         if arguments.shards is not None:
             ingest = registry.load("storage_backends.sharding:ingest_shards")
             into = shard_counts(arguments.shards)
-            report = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+            report, manifest = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+            place = f"cluster://{urllib.parse.quote(str(manifest))}"
         elif is_remote(arguments.store):
             with connected(arguments) as client:
                 report = client.ingest(arguments.source, progress=progress, **options)
@@ -70,6 +72,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in report.summary:
             print(line)
-        place = arguments.store if arguments.shards is None else f"cluster://{os.path.abspath(arguments.store)}/manifest.yaml"
         print(f"next: fastomp select {place} --k 10")
     return 0

@@ -8,10 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +20,15 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from fastomp_nvm import registry
 from fastomp_nvm.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
+from fastomp_nvm.cli import main
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
 from fastomp_nvm.many import cross_validate, stability
-from fastomp_nvm.stores import FeatureStore
+from fastomp_nvm.stores import FeatureStore, StoreURL
 from storage_backends.manifest import read_manifest
-from storage_backends.sharding import block_ranges, cut
+from storage_backends.sharding import cut
 from tests.cluster.command_line import COMMANDS, said
 from tests.cluster.in_process import InProcessShards, in_process_medium, open_in_process
+from tests.cluster.one_store import make_store, same
 
 CUTS: dict[str, Any] = {"1": 1, "2": 2, "3": 3, "7": 7, "uneven": [5, 1, 2]}
 
@@ -41,18 +39,6 @@ GENERAL = {
         {"knapsack": {"costs": {"f4*": 3.0}, "default": 1.0, "budget": 14}},
     ]
 }
-
-
-def make_store(url: str, n_obs: int = 90, n_columns: int = 1900, **options: Any) -> FeatureStore:
-    """Build a store with features of one, two and four columns, some of them with means far from 0, some constant."""
-    rng = np.random.default_rng(5)
-    X = rng.standard_normal((n_obs, n_columns)).astype(np.float32)
-    X[:, 500:520] += 3000.0
-    X[:, 700] = 2.5
-    eta = X[:, 800:830] @ rng.standard_normal(30) + X[:, :4].sum(axis=1)
-    groups = {f"g{start}": list(range(start, start + 2 + start % 3)) for start in range(0, 450, 5)}
-    y = {"y": eta + rng.standard_normal(n_obs), "c": (eta > np.median(eta)).astype(int).astype(str)}
-    return fo.create_store(url, X, y, groups=groups, **options)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +105,6 @@ def of_one_store(few: FeatureStore) -> Callable[[str, str], tuple[dict[str, Any]
 @pytest.fixture(scope="module")
 def uneven(place: Path, store: FeatureStore) -> Path:
     return cut(store, f"{place}/uneven", [5, 1, 2])
-
-
-def same(one: fo.Selection, other: fo.Selection) -> None:
-    """Assert that two answers are equal, bit for bit."""
-    assert one.indices.tolist() == other.indices.tolist()
-    assert [part.tobytes() for part in one.coef] == [part.tobytes() for part in other.coef]
-    assert (one.intercept, one.score) == (other.intercept, other.score)
-    assert one.details["gradient_rounds"] == other.details["gradient_rounds"]
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
@@ -303,20 +281,6 @@ def test_candidate_sets_survive_the_wire(count: int, data: st.DataObject) -> Non
     assert features_of(wanted, count).tolist() == [place for place in range(count) if wanted[place // 8] >> (7 - place % 8) & 1]
 
 
-@given(st.integers(1, 60), st.one_of(st.integers(1, 60), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20)))
-def test_shards_are_a_partition_of_the_blocks(n_blocks: int, into: Any) -> None:
-    """Every block lies in one shard, every shard has one, their order is kept; more shards than blocks are refused."""
-    wanted = into if isinstance(into, int) else len(into)
-    if wanted > n_blocks:
-        with pytest.raises(RequestError, match="cannot be made"):
-            block_ranges(n_blocks, into)
-        return
-    ranges = block_ranges(n_blocks, into)
-    assert len(ranges) == wanted
-    assert [block for first, last in ranges for block in range(first, last)] == list(range(n_blocks))
-    assert all(first < last for first, last in ranges)
-
-
 def test_shards_are_ordinary_stores_and_keep_features_whole(store: FeatureStore, manifest: Path) -> None:
     """Each opens by itself, passes its checks and holds its features' bytes; together they have the whole's fingerprint."""
     found = read_manifest(manifest)
@@ -374,87 +338,18 @@ def test_a_missing_stale_or_foreign_shard_is_refused_by_name(store: FeatureStore
     refused(edited("url: shard-2", "url: shard-1"), r"shard 2 .*foreign")
     refused(edited(store.layout.fingerprint, "f" * 32), "the manifest was changed")
     refused(edited("version: 1", "version: 9"), "version 9")
+    refused(edited("url: shard-1", "url: cluster:manifest.yaml"), "shard 1 at 'cluster:manifest.yaml': expected a path")
+    refused(edited("url: shard-1", "url: dram:x"), "shard 1 at 'dram:x': expected a path")
     refused(edited("features: [0,", "features: [1,"), "gap")
     refused(lambda bad: (bad / "manifest.yaml").write_text("format: [", encoding="utf-8"), "not readable YAML")
     refused(lambda bad: (bad / "manifest.yaml").unlink(), "no manifest", StoreURLError)
     refused(lambda bad: os.truncate(bad / "manifest.yaml", 200), "manifest")
 
 
-def test_a_cut_that_is_killed_leaves_nothing_that_opens(store: FeatureStore, place: Path, tmp_path: Path) -> None:
-    """SIGKILL at any moment: the directory has its name with all shards and the manifest, or not at all; a second try succeeds."""
-    code = "import sys; from storage_backends.sharding import cut; print('go', flush=True); cut(sys.argv[1], sys.argv[2], 4)"
-    out = tmp_path / "cut"
-    for delay in (0.003, 0.02):
-        process = subprocess.Popen([sys.executable, "-c", code, store.url, str(out)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        with process.stdout:
-            process.stdout.readline()
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        if out.exists():
-            with open_in_process(out) as sharded:
-                sharded.verify()
-            shutil.rmtree(out)
-    with open_in_process(cut(store, str(out), 4)) as sharded:
-        sharded.verify()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut"]
-
-
-def test_places_that_are_taken_are_refused(store: FeatureStore, tmp_path: Path) -> None:
-    """A directory of something else is never replaced, one of shards only when asked for; too many shards are refused."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("keep")
-    with pytest.raises(StoreURLError, match="not a sharded store"):
-        cut(store, str(tmp_path / "mine"), 2, replace_existing=True)
-    cut(store, str(tmp_path / "cut"), 2)
-    with pytest.raises(StoreURLError, match="--replace"):
-        cut(store, str(tmp_path / "cut"), 3)
-    assert len(read_manifest(cut(store, str(tmp_path / "cut"), 3, replace_existing=True)).shards) == 3
-    with pytest.raises(RequestError, match="ask for at most"):
-        cut(store, str(tmp_path / "more"), 100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "mine"]
-
-
-def test_ingest_builds_shards_and_leaves_no_second_copy(tmp_path: Path) -> None:
-    """``ingest --shards`` leaves the shards of the same store, and nothing else."""
-    from fastomp_nvm.cli import main
-
-    X = np.random.default_rng(2).standard_normal((30, 800))
-    np.save(tmp_path / "x.npy", X)
-    assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "one"), "--target", "0"]) == 0
-    assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "many"), "--target", "0", "--shards", "3"]) == 0
-    with fo.open_store(str(tmp_path / "one")) as one, open_in_process(tmp_path / "many") as many:
-        assert one.layout.fingerprint == many.layout.fingerprint
-        same(fo.select(one, k=4), fo.select(many, k=4))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "one", "x.npy"]
-
-
-def test_ingest_into_shards_never_takes_the_room_of_the_data_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store they are cut from goes as they come: at most one shard more than the data lies on the disk."""
-    from storage_backends import sharding
-
-    taken: list[int] = []
-    copy = sharding._copy
-
-    def copy_and_look(*arguments: Any) -> None:
-        copy(*arguments)
-        taken.append(sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*.npy")))
-
-    monkeypatch.setattr(sharding, "_copy", copy_and_look)
-    np.save(tmp_path / "x.npy", np.random.default_rng(2).standard_normal((600, 2048)))
-    source = (tmp_path / "x.npy").stat().st_size
-    sharding.ingest_shards(str(tmp_path / "x.npy"), str(tmp_path / "many"), 4, targets=["0"])
-    data = sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.npy"))
-    assert len(taken) == 4
-    assert max(taken) - source <= 1.02 * (data + data / 4)
-
-
 def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled half way it is resumed, to the answer of the one store; its state lies beside the manifest."""
     from fastomp_nvm import durable_runs
     from fastomp_nvm.errors import CancelledError
-    from fastomp_nvm.stores import StoreURL
 
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir(mode=0o700)
@@ -493,8 +388,6 @@ def test_commands_say_of_shards_what_they_say_of_the_one_store(
 @pytest.mark.usefixtures("asked_in_process")
 def test_verify_finds_the_damaged_block_of_a_shard(store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``verify`` passes over whole shards and names the one with a byte changed."""
-    from fastomp_nvm.cli import main
-
     manifest = cut(store, str(tmp_path / "cut"), 3)
     assert main(["verify", f"cluster://{manifest}"]) == 0
     matrix = manifest.parent / "shard-1" / "matrix.npy"
@@ -511,8 +404,6 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
     store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     """``select --run`` ends with exit code 1 in the middle; ``resume`` says what ``select`` says of the one store, twice."""
-    from fastomp_nvm.cli import main
-
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     manifest = cut(store, str(tmp_path / "cut"), 3)
     words = ["select", "--k", "8", "--target", "y", "--tau", "0.9", "--algorithm", algorithm]
