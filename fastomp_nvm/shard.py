@@ -32,7 +32,7 @@ from fastomp_nvm.tiers import TierGradients, TierSweep
 
 __all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", "View", "open_shard"]
 
-#: Standardisations under weights that a shard remembers.
+#: Standardisations that a shard remembers, unless more were asked for at once.
 _VIEWS = 256
 
 #: Bytes of columns a shard holds while it decides one question.
@@ -174,6 +174,7 @@ class Shard:
         self._swept_columns = 0  # of the sweep going on, over both kinds of kernel
         self._sweeper = Sweeper(threads, _counting(kernel(), self._count), files=self._dataset.files)
         self._views: OrderedDict[str, Design] = OrderedDict()
+        self._most_views = _VIEWS
         self._sweep: tuple[str, Any] = ("", None)
         self._sets: dict[int, tuple[bytes, Bits]] = {}  # candidates by slot: their key and themselves
         self._gradients: dict[tuple[str, int, bytes], tuple[Gradients, ColumnPool]] = {}
@@ -242,6 +243,7 @@ class Shard:
     def standardisations(self, views: Sequence[View]) -> list[tuple[Float64Array, Float64Array, list[Float64Array]]]:
         """Return mean, scale and, per width of features of several columns, whitening matrices under each view, in one pass."""
         with self._lock, one_blas_thread():
+            self._most_views = max(_VIEWS, len(views) + 2)  # with those without weights: the questions that follow are about all
             weights = [view.weights for view in views if view.weights is not None]
             known = self._dataset.knowing(weights)
             found = []
@@ -338,7 +340,7 @@ class Shard:
     def _remember(self, key: str, design: Design) -> None:
         """Remember the design of a view."""
         self._views[key] = design
-        while len(self._views) > _VIEWS:
+        while len(self._views) > self._most_views:
             self._views.popitem(last=False)
 
     def _count(self, columns: int) -> None:

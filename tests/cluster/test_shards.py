@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
+from fastomp_nvm import registry, shard
 from fastomp_nvm.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
 from fastomp_nvm.cli import main
+from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
 from fastomp_nvm.many import cross_validate, stability
+from fastomp_nvm.remote_rows import RemoteRows
 from fastomp_nvm.stores import FeatureStore, StoreURL
 from storage_backends.manifest import read_manifest
 from storage_backends.sharding import cut
@@ -183,6 +185,25 @@ def test_cross_validation_and_stability_answer_alike(store: FeatureStore, uneven
         same(one.selection, other.selection)
         one_half, other_half = (stability(data, subsamples=4, k=5, target="y") for data in (store, sharded))
         assert one_half.frequencies.tobytes() == other_half.frequencies.tobytes()
+
+
+def test_a_shard_remembers_the_moments_of_every_subsample(
+    store: FeatureStore, uneven: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many were asked for at once, no question afterwards has them computed again."""
+    computed: list[int] = []
+    weighted = Dataset._weighted
+
+    def counting(self: Dataset, weights: Sequence[Any]) -> Any:
+        computed.extend([len(weights)] if not isinstance(self.matrix, RemoteRows) else [])
+        return weighted(self, weights)
+
+    monkeypatch.setattr(shard, "_VIEWS", 3)
+    with open_in_process(uneven) as sharded:
+        monkeypatch.setattr(Dataset, "_weighted", counting)
+        found = stability(sharded, subsamples=8, k=3, target="y", tier="exact")
+    assert computed == [8, 8, 8]  # once on each of the three shards
+    assert found.frequencies.tobytes() == stability(store, subsamples=8, k=3, target="y").frequencies.tobytes()
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
@@ -442,8 +463,6 @@ def test_shards_go_to_machines_that_are_alive_and_offer_processors() -> None:
 
 def test_the_matrix_of_a_cluster_is_not_pulled_to_one_machine(store: FeatureStore, place: Path) -> None:
     """Copying it into memory is refused in one sentence; building one at its address says what to do instead."""
-    from fastomp_nvm.dataset import Dataset
-
     with open_in_process(cut(store, f"{place}/stays", 2)) as sharded, pytest.raises(RequestError, match="--load"):
         Dataset.of_store(sharded).loaded("x")
     with pytest.raises(StoreURLError, match="fastomp shard"):
