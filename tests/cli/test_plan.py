@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastomp_nvm.cli import main
+from fastomp_nvm.display import human_seconds
 from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, write_profile
 from fastomp_nvm.planning import PlanRequest, Resources, plan
 
@@ -81,7 +82,8 @@ def test_options_change_the_machine_and_the_network(profile: str, capsys) -> Non
         ([*SIZE, "--medium", "tape"], "tape"),
         ([*SIZE, "--network", "fast"], "fast"),
         ([*SIZE, "--network", "-1"], "-1"),
-        ([*SIZE, "--memory", "0"], "--memory"),
+        ([*SIZE, "--features", "5"], "k is 20 with 5 features"),
+        ([*SIZE, "--features", "1000", "--nodes", "5"], "at most 4"),
         ([*SIZE, "--tau", "2"], "tau"),
         ([*SIZE, "--profile", "nowhere.yaml"], "nowhere.yaml"),
         ([*SIZE, "--out", "x.yaml"], "--measure"),
@@ -103,3 +105,22 @@ def test_a_number_of_features_is_whole(text: str, capsys) -> None:
         main(["plan", "--features", text])
     assert stopped.value.code == 2
     assert "--features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--gather", "--memory"])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
+def test_an_amount_of_memory_is_finite_and_above_0(option: str, text: str, capsys) -> None:
+    """The parser refuses everything else."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", *SIZE, f"{option}={text}"])
+    assert stopped.value.code == 2
+    assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0019, "2 ms"), (119.0, "119.0 s"), (120.0, "2.0 min"), (7199.0, "120.0 min"), (7200.0, "2.0 h"), (1e6, "11.6 days")],
+)
+def test_long_times_are_told_in_hours_and_days(seconds: float, text: str) -> None:
+    """A plan may take weeks; a selection, milliseconds."""
+    assert human_seconds(seconds) == text

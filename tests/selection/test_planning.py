@@ -110,7 +110,8 @@ def test_a_tier_that_fits_memory_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("k", 0), ("nodes", 0), ("tau", 0.0), ("epsilon", 1.0), ("data", "mine"), ("tier", "int4"), ("k", 3000)]
+    ("field", "value"),
+    [("k", 0), ("nodes", 0), ("tau", 0.0), ("epsilon", 1.0), ("data", "mine"), ("tier", "int4"), ("k", 3000), ("nodes", 40_000)],
 )
 def test_impossible_requests_are_refused(field: str, value: object) -> None:
     """One sentence that names the field."""
