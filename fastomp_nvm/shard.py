@@ -57,6 +57,8 @@ class ShardAddress:
         The range of the whole store's features, and of its columns, that it holds.
     resource : str
         Ray resource of the machines that have the store; empty when all have.
+    labels : str
+        Digest of its names and targets; empty when it is not known.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ShardAddress:
     features: tuple[int, int]
     columns: tuple[int, int]
     resource: str = ""
+    labels: str = ""
 
 
 class ForgottenError(FastompError):

@@ -15,6 +15,7 @@
       features: [0, 10240]         # first, and one behind the last
       columns: [0, 10240]
       fingerprint: 32 hex digits
+      labels: 32 hex digits        # optional: of its names and targets, which the fingerprint leaves out
       resource: shard-0            # optional: Ray resource of the machines that have this store
 
 The file may be edited by hand (other URLs, resources); everything else in it is checked against the shards when it is opened.
@@ -63,7 +64,8 @@ class Manifest:
         shards = []
         for shard in self.shards:
             entry: dict[str, Any] = {"url": shard.url, "features": list(shard.features), "columns": list(shard.columns)}
-            entry |= {"fingerprint": shard.fingerprint} | ({"resource": shard.resource} if shard.resource else {})
+            entry["fingerprint"] = shard.fingerprint
+            entry |= {field: getattr(shard, field) for field in ("labels", "resource") if getattr(shard, field)}
             shards.append(entry)
         fields = ("fingerprint", "n_obs", "n_features", "n_columns", "dtype", "tier")
         content = {"format": FORMAT, "version": VERSION, **{field: getattr(self, field) for field in fields}, "shards": shards}
@@ -111,11 +113,12 @@ def _address(path: Path, place: int, entry: dict[str, Any]) -> ShardAddress:
     ranges = [tuple(entry[field]) for field in ("features", "columns")]
     if not all(len(edges) == 2 and all(type(edge) is int for edge in edges) and 0 <= edges[0] < edges[1] for edges in ranges):
         raise ValueError("a range is not two numbers")
-    fingerprint, resource = entry["fingerprint"], entry.get("resource", "")
-    if not isinstance(fingerprint, str) or not isinstance(resource, str):
+    texts = entry["fingerprint"], entry.get("resource", ""), entry.get("labels", "")
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError("text is expected")
+    fingerprint, resource, labels = texts
     url = _absolute(path, place, entry["url"])
-    return ShardAddress(f"shard {place} ({url})", url, fingerprint, ranges[0], ranges[1], resource)
+    return ShardAddress(f"shard {place} ({url})", url, fingerprint, ranges[0], ranges[1], resource, labels)
 
 
 def _absolute(path: Path, place: int, url: str) -> str:

@@ -30,7 +30,7 @@ from fastomp_nvm.stores import ColumnStatistics, FeatureStore, Sidecars, StoreLa
 from storage_backends import store_format
 from storage_backends.file_system import EXCHANGE, device_errors, give_back, rename_with_flag, sync_directory, write_file
 from storage_backends.manifest import FILE_MEDIA, MANIFEST, Manifest
-from storage_backends.statistics import fingerprint
+from storage_backends.statistics import fingerprint, label_digest
 
 __all__ = ["block_ranges", "cut", "ingest_shards", "merged", "part_of"]
 
@@ -107,7 +107,8 @@ def cut(
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
             url = name if scheme == "mmap" else f"{scheme}:{name}"
-            addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else ""))
+            labels = label_digest(part.names, part.column_names, part.targets)
+            addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else "", labels))
         layout = sidecars.layout
         tier = "none" if sidecars.tier is None else "int8"
         manifest = Manifest(

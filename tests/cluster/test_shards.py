@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -365,6 +366,26 @@ def test_a_missing_stale_or_foreign_shard_is_refused_by_name(store: FeatureStore
     refused(lambda bad: (bad / "manifest.yaml").write_text("format: [", encoding="utf-8"), "not readable YAML")
     refused(lambda bad: (bad / "manifest.yaml").unlink(), "no manifest", StoreURLError)
     refused(lambda bad: os.truncate(bad / "manifest.yaml", 200), "manifest")
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    "other", [{"y": {"y": np.zeros(30)}}, {"y": {"z": np.arange(30.0)}}, {"names": [f"x{i}" for i in range(700)]}]
+)
+def test_a_shard_with_other_names_or_targets_is_refused_by_name(tmp_path: Path, number: int, other: dict[str, Any]) -> None:
+    """Over the same matrix, whichever shard it is; a manifest that says nothing of names and targets is read as before."""
+    X = np.random.default_rng(0).standard_normal((30, 700)).astype(np.float32)
+    for name, labels in {"old": {"y": {"y": np.arange(30.0)}}, "new": {"y": {"y": np.arange(30.0)}, **other}}.items():
+        with fo.create_store(f"mmap://{tmp_path}/{name}", X, **labels) as whole:
+            cut(whole, f"{tmp_path}/{name}-cut", 3)
+    shutil.rmtree(tmp_path / "old-cut" / f"shard-{number}")
+    shutil.copytree(tmp_path / "new-cut" / f"shard-{number}", tmp_path / "old-cut" / f"shard-{number}")
+    with pytest.raises(StoreError, match=rf"shard {number} .*stale"):
+        open_in_process(tmp_path / "old-cut")
+    manifest = tmp_path / "new-cut" / "manifest.yaml"
+    manifest.write_text(re.sub(r"labels: \w+", "", manifest.read_text()))
+    assert not read_manifest(manifest).shards[0].labels
+    open_in_process(manifest).close()
 
 
 def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
