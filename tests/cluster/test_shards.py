@@ -5,7 +5,9 @@ The shards answer in this process, through pickle; ``test_ray.py`` has them answ
 
 from __future__ import annotations
 
+import argparse
 import functools
+import importlib
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from fastomp_nvm import registry, shard
 from fastomp_nvm.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
+from fastomp_nvm.cli import COMMANDS as COMMAND_LINE
 from fastomp_nvm.cli import main
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
@@ -427,6 +430,27 @@ def test_commands_say_of_shards_what_they_say_of_the_one_store(
     assert said(COMMANDS[command], f"cluster://{uneven}", capsys) == said(COMMANDS[command], store.url, capsys)
 
 
+@pytest.mark.parametrize("option", [["--threads", "2"], ["--io", "mmap"]], ids=lambda option: option[0])
+@pytest.mark.parametrize("words", [["select"], ["select", "--run", "r"], ["cv", "--folds", "2"]], ids=" ".join)
+@pytest.mark.usefixtures("asked_in_process")
+def test_what_is_said_of_sweeps_here_is_refused_where_shards_sweep(
+    uneven: Path, capsys: pytest.CaptureFixture[str], words: list[str], option: list[str]
+) -> None:
+    """Shards would not hear of it: one sentence instead of silence."""
+    assert main([words[0], f"cluster://{uneven}", *words[1:], "--k", "3", "--target", "y", *option]) == 2
+    error = capsys.readouterr().err
+    assert option[0] in error
+    assert len(error.splitlines()) == 1
+
+
+def test_every_command_that_may_ask_shards_can_be_told_where() -> None:
+    """``--ray`` is an argument of all that open a store."""
+    for command in ("info", "verify", "select", "grid", "cv", "stability", "resume", "export", "check-constraint"):
+        parser = argparse.ArgumentParser()
+        importlib.import_module(COMMAND_LINE[command][0]).add_arguments(parser)
+        assert "--ray" in parser.format_help()
+
+
 @pytest.mark.usefixtures("asked_in_process")
 def test_verify_finds_the_damaged_block_of_a_shard(store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``verify`` passes over whole shards and names the one with a byte changed."""
@@ -463,6 +487,8 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
         assert main([words[0], f"cluster://{manifest}", *words[1:], "--run", "half"]) == 1
     assert "shard 1" in capsys.readouterr().err
     assert list((manifest.parent / "regions").iterdir())
+    assert main(["resume", "half", "--threads", "2"]) == 2
+    assert "--threads" in capsys.readouterr().err
     expected = said(words, store.url, capsys)
     for _ in range(2):
         found = said(["resume"], "half", capsys)
