@@ -100,7 +100,7 @@ class RayShards:
             for place, address in enumerate(self._addresses):
                 options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": RETRIES}
                 if address.resource:
-                    options["resources"] = {address.resource: 0.0001}
+                    options |= {"resources": {address.resource: 0.0001}, "scheduling_strategy": "SPREAD"}
                 else:  # soft, so that another machine may stand in for a lost one
                     options["scheduling_strategy"] = affinity(machines[place % len(machines)], soft=True)
                     options["memory"] = 1  # an actor that asks for nothing at all goes to a random node, whatever the strategy
