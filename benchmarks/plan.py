@@ -2,8 +2,7 @@
 
 ``fastomp bench plan`` measures this machine as ``fastomp plan --measure`` does, predicts every cell, then runs it in a process of
 its own over stores that are in memory. N shards are N processes on this one machine, so they share its cores and its memory: the
-plan is asked with ``nodes_per_machine = N``. What a question to the shards costs is measured on a tiny sharded store, not on the
-cells.
+plan is asked with ``nodes_per_machine = N``.
 
 Others who compute on this machine spoil it: the time of a run is its best, less what its main thread and the shards waited for a
 processor, and the load is printed. Exit code 1 when a prediction is off by more than a factor of 1.5.
@@ -24,22 +23,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from rich.console import Console
 
 import fastomp_nvm as fo
 from benchmarks.machine import fingerprint
 from fastomp_nvm.constraints import Partition
-from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.machine_profiles import MEDIA, Network, Profile, read_profile
 from fastomp_nvm.measuring import measure
+from fastomp_nvm.measuring_shards import best_selection
 from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.planning import Plan, PlanRequest, Resources, plan
 from fastomp_nvm.rehearsal import KINDS, rehearse
@@ -61,9 +57,6 @@ SHARDS = (1, 2, 4)
 
 #: Features and observations at which rehearsals are compared with runs.
 REHEARSED = ((20_000, 500), (20_000, 2000), (100_000, 1000), (200_000, 2000), (500_000, 500))
-
-#: Of the store on which a question to the shards is timed.
-TINY = (4096, 64)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,12 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(width=150, highlight=False, markup=False)
     try:
         profile = measure(place) if arguments.profile is None else read_profile(arguments.profile)
-        if max(shards) > 1:
-            profile = with_cluster(profile, place, arguments.repeats)
+        if max(shards) > 1 and profile.network is None:
+            raise SystemExit(
+                "what shards cost was not measured: install Ray (pip install 'fastomp-nvm[ray]'), or ask for --shards 1"
+            )
         rows: list[dict[str, Any]] = []
         for size in QUICK if arguments.quick else SIZES:
             if rows and arguments.profile is None:  # a shared machine changes from minute to minute
-                profile = replace(profile, machine=replace(measure(place).machine, call=profile.machine.call))
+                profile = measure(place)
             for row in compare(profile, place, *size, shards, arguments.repeats):
                 rows.append(row)
                 show(console, row)
@@ -151,24 +146,6 @@ def build(url: str, n_features: int, n_obs: int, tier: str) -> None:
         for number in range(-(-n_features // design.block)):
             builder.write_columns(number * design.block, design.columns(number, signal, rho))
         builder.finish({"y": Target(design.response())})
-
-
-def with_cluster(profile: Profile, place: Path, repeats: int) -> Profile:
-    """Add what a question to shards on this machine costs, and how quickly their columns arrive."""
-    n_features, n_obs = TINY
-    build(f"mmap://{place / 'tiny'}", n_features, n_obs, "none")
-    cut(str(place / "tiny"), str(place / "tiny-shards"), 2)
-    single = child(store=f"mmap://{place / 'tiny'}", k=20, tier="none", repeats=repeats)
-    sharded = child(store=f"cluster://{place / 'tiny-shards' / 'manifest.yaml'}", k=20, tier="none", repeats=repeats)
-    build(f"mmap://{place / 'long'}", 4096, 4096, "none")
-    cut(str(place / "long"), str(place / "long-shards"), 2)
-    carried = child(store=f"cluster://{place / 'long-shards' / 'manifest.yaml'}", k=1, tier="none", repeats=repeats, gather=2048)
-    call = max(sharded["seconds"] - single["seconds"], 1e-4) / sharded["shard_calls"]
-    return replace(
-        profile,
-        machine=replace(profile.machine, call=call),
-        network=Network("Ray's object store on this machine, measured", carried["gathered_bytes_per_second"]),
-    )
 
 
 def compare(
@@ -234,43 +211,10 @@ def child(**cell: Any) -> dict[str, Any]:
     return figures
 
 
-def run_cell(store: str, k: int, tier: str, repeats: int, gather: int = 0) -> dict[str, Any]:
+def run_cell(store: str, k: int, tier: str, repeats: int) -> dict[str, Any]:
     """Select from a store that was read before, and from shards that are connected already; return the figures of the best run."""
-    best: dict[str, Any] = {"seconds": math.inf}
     with fo.open_store(store) as opened:
-        for attempt in range(repeats + 1):
-            waited, started = waiting(), time.perf_counter()
-            data: Any = Dataset.of_store(opened) if store.startswith("cluster:") else store
-            details = fo.select(data, k=k, tier="int8" if tier == "int8" else "exact").details
-            clock = time.perf_counter() - started
-            seconds = clock - (waiting() - waited)
-            if attempt and seconds < best["seconds"]:  # the first one fills the page cache and connects
-                best = {"seconds": seconds, "clock_seconds": clock, "full_passes": details["full_passes"]}
-                best |= {"bytes_read": details["bytes_read"], "shard_calls": details.get("shard_calls", 0)}
-                best["network_bytes"] = details.get("bytes_sent", 0) + details.get("bytes_received", 0)
-        if gather:
-            rates = []
-            for _ in range(repeats):
-                columns = np.arange(0, len(opened.matrix), len(opened.matrix) // gather)
-                started = time.perf_counter()
-                rates.append(opened.matrix[columns].nbytes / (time.perf_counter() - started))
-            best["gathered_bytes_per_second"] = max(rates)
-    return best
-
-
-def waiting() -> float:
-    """Return the seconds that this thread, and the thread of a shard that waited longest, were ready to run without a processor."""
-    shards = [child for child in psutil.Process().children(recursive=True) if "ShardActor" in child.name()]
-    longest = max((_delay(thread) for shard in shards for thread in Path(f"/proc/{shard.pid}/task").iterdir()), default=0.0)
-    return _delay(Path("/proc/thread-self")) + longest
-
-
-def _delay(thread: Path) -> float:
-    """Return the seconds a thread waited for a processor; 0 where the kernel does not say."""
-    try:
-        return int((thread / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+        return best_selection(opened, repeats, k=k, tier="int8" if tier == "int8" else "exact")
 
 
 def show(console: Console, row: dict[str, Any]) -> None:

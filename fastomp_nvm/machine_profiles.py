@@ -91,7 +91,10 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine and, where they were measured too, its media by name and the way between its processes."""
+    """A machine and, where they were measured too, its media by name and the way between its processes.
+
+    Without ``network`` what shards cost (``call``, ``cluster_start`` of the machine) was not measured either.
+    """
 
     machine: Machine
     media: Mapping[str, Medium]

@@ -2,6 +2,7 @@
 
 Every figure is the best of a few repetitions, because what else runs here only ever makes it worse. Sweeps and products are timed
 alone; what grows with the number of features, and the polish, are timed as differences of whole selections that share the rest.
+What shards cost is measured where Ray is installed (``measuring_shards``) and stays assumed elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import psutil
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import MediumError
 from fastomp_nvm.kernels import kernel
-from fastomp_nvm.machine_profiles import Machine, Medium, Profile
+from fastomp_nvm.machine_profiles import Machine, Medium, Network, Profile
+from fastomp_nvm.measuring_shards import measure_shards
 from fastomp_nvm.reading import MatrixFile, Reader
 from fastomp_nvm.selection import select
 from fastomp_nvm.stores import create_store
@@ -61,6 +64,7 @@ def measure(folder: Path | None = None) -> Profile:
     with tempfile.TemporaryDirectory(dir=folder, prefix="fastomp-plan-") as place:
         exact, tiered, opening = _decisions(Path(place))
         disk = _device(Path(place))
+        shards = measure_shards(Path(place), _REPEATS)
     square, step, inner_round, start = _driver(products * cores)
     machine = Machine(
         source=f"measured on this machine, {time.strftime('%d %B %Y')}, kernel {kernel().id}",
@@ -79,7 +83,11 @@ def measure(folder: Path | None = None) -> Profile:
         inner_round=inner_round,
         start=start,
     )
-    return Profile(machine, {"disk": Medium(f"direct reads in {folder or tempfile.gettempdir()}, measured", disk)})
+    media = {"disk": Medium(f"direct reads in {folder or tempfile.gettempdir()}, measured", disk)}
+    if shards is None:
+        return Profile(machine, media)
+    machine = replace(machine, call=shards.call, cluster_start=shards.cluster_start)
+    return Profile(machine, media, Network("Ray's object store on this machine, measured", shards.bytes_per_second))
 
 
 def _best(work: Callable[[], Any], repeats: int = _REPEATS) -> float:

@@ -26,6 +26,7 @@ from fastomp_nvm.columns import LARGEST_BUDGET
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.machine_profiles import Machine, Medium, Network
 from fastomp_nvm.rehearsal import KINDS, rehearse
+from fastomp_nvm.stores import BLOCK_COLUMNS
 
 __all__ = ["Phase", "Plan", "PlanRequest", "Resources", "plan"]
 
@@ -101,6 +102,14 @@ class PlanRequest:
             raise RequestError(f"epsilon is {self.epsilon}: expected a number between 0 and 1, both excluded")
         if not 0 < self.tau <= 1:
             raise RequestError(f"tau is {self.tau}: expected a number above 0 and at most 1")
+        if self.k > self.n_features:
+            raise RequestError(f"k is {self.k} with {self.n_features} features: no more can be selected than there are")
+        blocks = -(-self.n_features // BLOCK_COLUMNS)
+        if self.nodes > blocks:
+            raise RequestError(
+                f"nodes is {self.nodes} with {self.n_features} features: a shard has a block of {BLOCK_COLUMNS} columns at least, "
+                f"so ask for at most {blocks}"
+            )
         if self.k > self.n_obs:
             raise RequestError(f"k is {self.k} with {self.n_obs} observations: a linear model cannot hold more columns than that")
 
@@ -304,7 +313,7 @@ def _fast_omp(request: PlanRequest) -> _Work:
 
 def _sds_omp(request: PlanRequest) -> _Work:
     """Return the work of SDS_OMP: a pass per feature, one column gathered each."""
-    k = min(request.k, request.n_features)
+    k = request.k
     return _Work(k, k, k, 0.0, k, k, k, 0.0, 2.0 * request.n_obs * k * k, (0.0, 0.0))
 
 

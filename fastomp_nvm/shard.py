@@ -18,7 +18,7 @@ import numpy as np
 from fastomp_nvm import __version__
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.blas import one_blas_thread
-from fastomp_nvm.candidate_sets import decode_candidates
+from fastomp_nvm.candidate_sets import NOTHING, USABLE, Bits, CandidateSet, features_of, unpacked
 from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.design import Design
@@ -32,7 +32,7 @@ from fastomp_nvm.tiers import TierGradients, TierSweep
 
 __all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", "View", "open_shard"]
 
-#: Standardisations under weights that a shard remembers.
+#: Standardisations that a shard remembers, unless more were asked for at once.
 _VIEWS = 256
 
 #: Bytes of columns a shard holds while it decides one question.
@@ -57,6 +57,8 @@ class ShardAddress:
         The range of the whole store's features, and of its columns, that it holds.
     resource : str
         Ray resource of the machines that have the store; empty when all have.
+    labels : str
+        Digest of its names and targets; empty when it is not known.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ShardAddress:
     features: tuple[int, int]
     columns: tuple[int, int]
     resource: str = ""
+    labels: str = ""
 
 
 class ForgottenError(FastompError):
@@ -174,7 +177,9 @@ class Shard:
         self._swept_columns = 0  # of the sweep going on, over both kinds of kernel
         self._sweeper = Sweeper(threads, _counting(kernel(), self._count), files=self._dataset.files)
         self._views: OrderedDict[str, Design] = OrderedDict()
+        self._most_views = _VIEWS
         self._sweep: tuple[str, Any] = ("", None)
+        self._sets: dict[int, tuple[bytes, Bits]] = {}  # candidates by slot: their key and themselves
         self._gradients: dict[tuple[str, int, bytes], tuple[Gradients, ColumnPool]] = {}
         self._lock = threading.Lock()
 
@@ -191,7 +196,7 @@ class Shard:
         request: SweepRequest,
         view: View,
         place: int,
-        candidates: bytes,
+        candidates: CandidateSet,
         decision: Literal["largest", "at_least", "argmax", "of"],
         argument: Any,
     ) -> Answer:
@@ -202,13 +207,13 @@ class Shard:
         request : SweepRequest
         view : View
         place : int
-        candidates : bytes
-            See ``encode_candidates``; relative to the features usable under ``view``.
+        candidates : CandidateSet
+            Of the features usable under ``view``.
         decision : str
             ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and what ``at_least`` of ``share`` times
             their sum over ``r`` would say, if that is little and costs no reading. ``at_least``: features whose score reaches
             ``argument``, and their gradients. ``argmax``: the best feature and its score. ``of``: gradients of the features in
-            ``argument``, encoded as ``candidates`` are.
+            ``argument``, see ``candidate_sets.packed``.
         """
         with self._lock, one_blas_thread():
             gradients, pool = self._answers(request, view, place, candidates)
@@ -229,8 +234,8 @@ class Shard:
                 best = gradients.argmax()
                 features, numbers = np.array([best]), gradients.largest(1)
             else:
-                usable = np.flatnonzero(pool.design.standardisation.usable())
-                numbers = gradients.of(decode_candidates(argument, usable))
+                count = self._dataset.n_features
+                numbers = gradients.of(features_of(unpacked(argument, count), count))
             return Answer(features, numbers, pool.settle(), largest, bar)
 
     def rows(self, columns: IndexArray) -> AnyArray:
@@ -241,6 +246,7 @@ class Shard:
     def standardisations(self, views: Sequence[View]) -> list[tuple[Float64Array, Float64Array, list[Float64Array]]]:
         """Return mean, scale and, per width of features of several columns, whitening matrices under each view, in one pass."""
         with self._lock, one_blas_thread():
+            self._most_views = max(_VIEWS, len(views) + 2)  # with those without weights: the questions that follow are about all
             weights = [view.weights for view in views if view.weights is not None]
             known = self._dataset.knowing(weights)
             found = []
@@ -269,14 +275,15 @@ class Shard:
         self._sweeper.close()
         self._store.close()
 
-    def _answers(self, request: SweepRequest, view: View, place: int, candidates: bytes) -> tuple[Any, ColumnPool]:
+    def _answers(self, request: SweepRequest, view: View, place: int, candidates: CandidateSet) -> tuple[Any, ColumnPool]:
         """Return what answers decisions about one ask, from memory where it was asked about before."""
         design = self._design(view)  # before the sweep, which is not to be repeated for what was forgotten
+        members = self._members(candidates, design)
         vectors, swept = self._swept(request)
-        key = (view.key, place, candidates)
+        key = (view.key, place, candidates.key)
         if key not in self._gradients:
             standardisation = design.standardisation
-            among = decode_candidates(candidates, np.flatnonzero(standardisation.usable()))
+            among = features_of(members, self._dataset.n_features)
             pool = ColumnPool(design, self._sweeper, Traffic(), _GLANCE_BYTES)
             gradients: Gradients
             if request.tiered:
@@ -311,6 +318,19 @@ class Shard:
         found: tuple[Vectors, Any] = self._sweep[1]
         return found
 
+    def _members(self, candidates: CandidateSet, design: Design) -> Bits:
+        """Return a set of candidates, made from what it is a change of unless it is in its slot."""
+        count = self._dataset.n_features
+        nothing = np.zeros(-(-count // 8), dtype=np.uint8)
+        held, members = self._sets.get(candidates.slot, (NOTHING, nothing))
+        if held != candidates.key:
+            bases = {NOTHING: nothing, USABLE: np.packbits(design.standardisation.usable()), held: members}
+            if candidates.change is None or candidates.base not in bases:
+                raise ForgottenError(f"{self._address.name} does not remember the candidates {candidates.key.hex()}")
+            members = bases[candidates.base] ^ unpacked(candidates.change, count)
+            self._sets[candidates.slot] = candidates.key, members
+        return members
+
     def _design(self, view: View) -> Design:
         """Return the design under a view, computed unless remembered."""
         if view.key not in self._views:
@@ -323,7 +343,7 @@ class Shard:
     def _remember(self, key: str, design: Design) -> None:
         """Remember the design of a view."""
         self._views[key] = design
-        while len(self._views) > _VIEWS:
+        while len(self._views) > self._most_views:
             self._views.popitem(last=False)
 
     def _count(self, columns: int) -> None:

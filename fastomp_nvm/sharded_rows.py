@@ -4,30 +4,32 @@ Merging is exact: the mean of the largest scores is taken over the union of what
 sum, survivors are concatenated, and of the best features the one with the highest score and then the lowest index is kept. With
 the row-invariant kernel on every shard the answer has the bits of one store that holds all features.
 
-Per decision a shard is sent its candidates (``candidate_sets``) and sends back r scores, or its survivors, or one feature. A call
-takes milliseconds, so with its r scores a shard offers what is likely to be asked next: algorithms keep what reaches some share of
-the mean of the r largest scores, mostly the same share in every sweep, and the largest scores of one shard are no larger than those
-of all. So what reaches that share of its own mean contains its survivors.
+Per decision a shard is told what changed in its candidates (``candidate_sets``) and sends back r scores, or its survivors, or one
+feature. A call takes milliseconds, so with its r scores a shard offers what is likely to be asked next: algorithms keep what
+reaches some share of the mean of the r largest scores, mostly the same share in every sweep, and the largest scores of one shard
+are no larger than those of all. So what reaches that share of its own mean contains its survivors.
 
-Vectors and weights are handed over once and named afterwards; a shard that was restarted says that it has forgotten them and is
-given them again. How calls reach a shard is the ``Transport``'s part.
+Vectors, weights and candidates are handed over once and named afterwards; a shard that was restarted says that it has forgotten
+them and is given them again. How calls reach a shard is the ``Transport``'s part.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
-from fastomp_nvm.candidate_sets import encode_candidates
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.candidate_sets import Bits, ShardedCandidates, Slot, packed
 from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.design import Standardisation, Whitener, column_index
 from fastomp_nvm.remote_rows import RemoteRows
@@ -143,7 +145,11 @@ class ShardedRows(RemoteRows):
         def answer(query: Query, first: int, pool: ColumnPool) -> Sequence[Gradients]:
             rows = pool.design.matrix
             assert isinstance(rows, ShardedRows)
-            return [_ShardedGradients(rows, shared, first + place, ask, pool, shares) for place, ask in enumerate(query.asks)]
+            slots = self._connection.slots(pool, len(query.asks))
+            return [
+                _ShardedGradients(rows, shared, first + place, ask, pool, shares, slots[place])
+                for place, ask in enumerate(query.asks)
+            ]
 
         return answer
 
@@ -151,7 +157,7 @@ class ShardedRows(RemoteRows):
         self,
         request: _Named,
         place: int,
-        candidates: Sequence[bytes],
+        candidates: ShardedCandidates,
         decision: str,
         arguments: Mapping[int, Any],
         pool: ColumnPool,
@@ -167,7 +173,7 @@ class ShardedRows(RemoteRows):
                 shard: (
                     *(each.whole if again or each.key not in sent[shard] else each.stub for each in (request, view)),
                     place,
-                    candidates[shard],
+                    candidates.told(shard, again),
                     decision,
                     argument,
                 )
@@ -180,13 +186,13 @@ class ShardedRows(RemoteRows):
             answers = self._call("decide", asked(again=True))
         for shard, found in answers.items():
             sent[shard] |= {request.key, view.key}
+            candidates.given(shard)
             pool.glanced(found.traffic)
         return dict(sorted(answers.items()))
 
-    def owned_features(self, features: IndexArray) -> list[IndexArray]:
-        """Split ascending ``features`` by shard; each part by the shard's own count."""
-        cuts = np.searchsorted(features, self._features[1:-1])
-        return [part - first for part, first in zip(np.split(features, cuts), self._features[:-1].tolist(), strict=True)]
+    def masks(self, features: BoolArray) -> list[Bits]:
+        """Split a mask of all features by shard."""
+        return [np.packbits(part) for part in np.split(features, self._features[1:-1])]
 
     def first_feature(self, shard: int) -> int:
         """Return the first feature of a shard."""
@@ -269,6 +275,7 @@ class _Connection:
         self._told: Callable[[Sequence[float]], None] | None = None
         self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of what each shard was given
         self.shares = _Shares()
+        self._slots: WeakKeyDictionary[ColumnPool, list[Slot]] = WeakKeyDictionary()  # of runs in flight, by their pools
 
     @property
     def transport(self) -> Transport:
@@ -277,6 +284,15 @@ class _Connection:
             self._transport = self._connect()
             self._transport.watch(self._told)
         return self._transport
+
+    def slots(self, pool: ColumnPool, count: int) -> list[Slot]:
+        """Return slots for the asks of a run: its own ones, and others that no run in flight has, so that shards keep few sets."""
+        mine = self._slots.setdefault(pool, [])
+        if len(mine) < count:
+            taken = {slot.number for slots in self._slots.values() for slot in slots}
+            unused = (number for number in itertools.count() if number not in taken)
+            mine += [Slot(next(unused), {}) for _ in range(count - len(mine))]
+        return mine
 
     def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
         """Have ``told`` called while waiting."""
@@ -290,20 +306,25 @@ class _Connection:
             self._transport.close()
             self._transport = None
             self.sent.clear()
+            self._slots.clear()
 
 
 class _ShardedGradients(Gradients):
     """The answer to one ask, from all shards."""
 
-    def __init__(self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ColumnPool, shares: _Shares) -> None:
+    def __init__(
+        self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ColumnPool, shares: _Shares, slot: Slot
+    ) -> None:
         self._rows = rows
         self._request = request
         self._place = place
         self._pool = pool
-        self._usable = rows.owned_features(np.flatnonzero(pool.design.standardisation.usable()))
-        mine = rows.owned_features(ask.candidates)
-        self._encoded = [encode_candidates(few, all_) for few, all_ in zip(mine, self._usable, strict=True)]
-        self._asked = [shard for shard, few in enumerate(mine) if few.size]
+        usable = pool.design.standardisation.usable()
+        members = np.zeros_like(usable)
+        members[ask.candidates] = True
+        mine = rows.masks(members)
+        self._candidates = ShardedCandidates(slot, mine, rows.masks(usable))
+        self._asked = [shard for shard, few in enumerate(mine) if few.any()]
         self._count = len(ask.candidates)
         self._shares = shares
         self._mean = 0.0  # of the largest scores, once it was asked for
@@ -349,9 +370,10 @@ class _ShardedGradients(Gradients):
         if self._known is not None and np.array_equal(self._known[0], features):
             return self._known[1]
         ascending = np.unique(features)
-        parts = self._rows.owned_features(ascending)
-        wanted = {shard: encode_candidates(part, self._usable[shard]) for shard, part in enumerate(parts) if part.size}
-        answers = self._rows.decide(self._request, self._place, self._encoded, "of", wanted, self._pool)
+        members = np.zeros(self._pool.design.n_features, dtype=np.bool_)
+        members[ascending] = True
+        wanted = {shard: packed(part) for shard, part in enumerate(self._rows.masks(members)) if part.any()}
+        answers = self._rows.decide(self._request, self._place, self._candidates, "of", wanted, self._pool)
         gradient = np.concatenate([np.empty(0), *(found.numbers for found in answers.values())])
         if np.array_equal(ascending, features):
             return gradient
@@ -362,7 +384,7 @@ class _ShardedGradients(Gradients):
     def _decide(self, decision: str, argument: Any) -> dict[int, Answer]:
         """Ask every shard that has candidates."""
         arguments = dict.fromkeys(self._asked, argument)
-        return self._rows.decide(self._request, self._place, self._encoded, decision, arguments, self._pool)
+        return self._rows.decide(self._request, self._place, self._candidates, decision, arguments, self._pool)
 
 
 _NOTHING = np.empty(0, dtype=np.int64)

@@ -30,6 +30,7 @@ from storage_backends.manifest import MANIFEST, Manifest, read_manifest
 from storage_backends.mmap_ssd import msync_durability
 from storage_backends.opened import OpenedStore
 from storage_backends.sharding import merged
+from storage_backends.statistics import label_digest
 
 __all__ = ["MEDIUM", "ClusterMedium", "ClusterSettings", "ClusterStore"]
 
@@ -231,6 +232,11 @@ class ClusterStore(OpenedStore):
                 raise StoreError(f"{address.name} is foreign: its shape is not that of its place in the manifest")
             if (part.tier is None) != (manifest.tier == "none"):
                 raise StoreError(f"{address.name} is stale: it and the manifest disagree about the int8 tier; cut the shards again")
+            if address.labels and address.labels != label_digest(part.names, part.column_names, part.targets):
+                raise StoreError(
+                    f"{address.name} is stale: its names or targets are not those it was cut with; put the right store back or cut "
+                    "the shards again"
+                )
             if not _same_targets(part, parts[0]):
                 raise StoreError(f"{address.name} is stale: its targets are not those of {manifest.shards[0].name}")
 

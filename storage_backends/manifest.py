@@ -15,6 +15,7 @@
       features: [0, 10240]         # first, and one behind the last
       columns: [0, 10240]
       fingerprint: 32 hex digits
+      labels: 32 hex digits        # optional: of its names and targets, which the fingerprint leaves out
       resource: shard-0            # optional: Ray resource of the machines that have this store
 
 The file may be edited by hand (other URLs, resources); everything else in it is checked against the shards when it is opened.
@@ -23,6 +24,7 @@ The file may be edited by hand (other URLs, resources); everything else in it is
 from __future__ import annotations
 
 import os
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,14 @@ from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.shard import ShardAddress
 from fastomp_nvm.stores import STORE_DTYPES, TIERS, StoreURL
 
-__all__ = ["FORMAT", "MANIFEST", "VERSION", "Manifest", "read_manifest"]
+__all__ = ["FILE_MEDIA", "FORMAT", "MANIFEST", "VERSION", "Manifest", "read_manifest"]
 
 FORMAT = "fastomp-cluster"
 VERSION = 1
 MANIFEST = "manifest.yaml"
+
+#: Media on which shards can lie: those whose stores are directories.
+FILE_MEDIA = ("mmap", "pmem")
 
 _LARGEST = 1 << 26
 
@@ -59,7 +64,8 @@ class Manifest:
         shards = []
         for shard in self.shards:
             entry: dict[str, Any] = {"url": shard.url, "features": list(shard.features), "columns": list(shard.columns)}
-            entry |= {"fingerprint": shard.fingerprint} | ({"resource": shard.resource} if shard.resource else {})
+            entry["fingerprint"] = shard.fingerprint
+            entry |= {field: getattr(shard, field) for field in ("labels", "resource") if getattr(shard, field)}
             shards.append(entry)
         fields = ("fingerprint", "n_obs", "n_features", "n_columns", "dtype", "tier")
         content = {"format": FORMAT, "version": VERSION, **{field: getattr(self, field) for field in fields}, "shards": shards}
@@ -107,17 +113,18 @@ def _address(path: Path, place: int, entry: dict[str, Any]) -> ShardAddress:
     ranges = [tuple(entry[field]) for field in ("features", "columns")]
     if not all(len(edges) == 2 and all(type(edge) is int for edge in edges) and 0 <= edges[0] < edges[1] for edges in ranges):
         raise ValueError("a range is not two numbers")
-    fingerprint, resource = entry["fingerprint"], entry.get("resource", "")
-    if not isinstance(fingerprint, str) or not isinstance(resource, str):
+    texts = entry["fingerprint"], entry.get("resource", ""), entry.get("labels", "")
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError("text is expected")
-    url = _absolute(entry["url"], path.parent)
-    return ShardAddress(f"shard {place} ({url})", url, fingerprint, ranges[0], ranges[1], resource)
+    fingerprint, resource, labels = texts
+    url = _absolute(path, place, entry["url"])
+    return ShardAddress(f"shard {place} ({url})", url, fingerprint, ranges[0], ranges[1], resource, labels)
 
 
-def _absolute(url: str, directory: Path) -> str:
+def _absolute(path: Path, place: int, url: str) -> str:
     """Return a store URL that does not depend on where it is read."""
     parsed = StoreURL.parse(url)
-    if os.path.isabs(parsed.path) or parsed.scheme not in ("mmap", "pmem"):
-        return parsed.text
-    query = "".join(f"{'&' if place else '?'}{name}={value}" for place, (name, value) in enumerate(parsed.query.items()))
-    return f"{parsed.scheme}://{os.path.abspath(directory / parsed.path)}{query}"
+    if parsed.scheme not in FILE_MEDIA or parsed.fragment:
+        raise StoreError(f"the manifest {path} has its shard {place} at {url!r}: expected a path, mmap:///path or pmem:///path")
+    query = f"?{urllib.parse.urlencode(parsed.query)}" if parsed.query else ""
+    return f"{parsed.scheme}://{urllib.parse.quote(os.path.abspath(path.parent / parsed.path))}{query}"

@@ -89,17 +89,21 @@ class RayShards:
         self._addresses = tuple(addresses)
         self._timeout = timeout
         self._told: Callable[[Sequence[float]], None] | None = None
-        self._session = session(ray_address).__enter__()
+        self._session = session(ray_address, timeout).__enter__()
         self._ray: Any = self._session.ray
         self._actors: list[Any] = []
         try:
-            machines = sum(1 for node in self._ray.nodes() if node["Alive"])
-            neighbours = -(-len(self._addresses) // max(machines, 1))
+            machines = _machines(self._ray.nodes())
+            neighbours = -(-len(self._addresses) // len(machines))
             made = self._ray.remote(concurrency_groups={"pulse": 1})(_with_pulse(self._ray))
-            for address in self._addresses:
-                options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": RETRIES, "scheduling_strategy": "SPREAD"}
+            affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            for place, address in enumerate(self._addresses):
+                options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": RETRIES}
                 if address.resource:
-                    options["resources"] = {address.resource: 0.0001}
+                    options |= {"resources": {address.resource: 0.0001}, "scheduling_strategy": "SPREAD"}
+                else:  # soft, so that another machine may stand in for a lost one
+                    options["scheduling_strategy"] = affinity(machines[place % len(machines)], soft=True)
+                    options["memory"] = 1  # an actor that asks for nothing at all goes to a random node, whatever the strategy
                 self._actors.append(made.options(**options).remote(address, neighbours, tier_in_memory))
             self._check_builds()
         except BaseException:
@@ -216,6 +220,12 @@ class RayShards:
                         f"{words}, so the answer would not be the same: install the same release, set FASTOMP_KERNEL alike"
                     )
                 print(f"fastomp: {words}: the last bits of the answer may differ from those of one machine", file=sys.stderr)
+
+
+def _machines(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the nodes to put shards on, always in the same order: those that offer processors, if any does."""
+    alive = sorted((node for node in nodes if node["Alive"]), key=lambda node: str(node["NodeID"]))
+    return [node["NodeID"] for node in alive if node["Resources"].get("CPU")] or [node["NodeID"] for node in alive]
 
 
 def _with_pulse(ray: Any) -> type[ShardActor]:

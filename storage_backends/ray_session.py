@@ -15,6 +15,7 @@ import importlib
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import warnings
@@ -44,6 +45,9 @@ _TOKEN = secrets.token_hex(32)
 #: With any Ray: errors that nobody fetches are those of pulses, which may fail.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 
+#: Most seconds to wait for the head of a cluster to accept a connection.
+CONNECT_SECONDS = 10.0
+
 
 class RaySession:
     """A connection to Ray, shared by all who ask for the same one.
@@ -55,7 +59,7 @@ class RaySession:
         What was joined; empty when Ray was started here.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout: float) -> None:
         self.address = address
         self._users = 0
         self._directory: _Locked | None = None
@@ -64,7 +68,7 @@ class RaySession:
         self._printing: Any = None
         self._loopback_alone = False
         try:
-            self.ray = self._join(address) if address else self._start()
+            self.ray = self._join(address, timeout) if address else self._start()
         except BaseException:
             self._clean_up()
             raise
@@ -90,14 +94,15 @@ class RaySession:
                 self.ray.shutdown()
         self._clean_up()
 
-    def _join(self, address: str) -> Any:
+    def _join(self, address: str, timeout: float) -> Any:
         """Connect to a running cluster."""
         self._set(_ENVIRONMENT)
         ray = _import_ray()
         if ray.is_initialized():
             return ray
+        _knock(address, min(timeout, CONNECT_SECONDS))
         try:
-            with _quiet():
+            with _quiet(), _without_stderr():
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -215,17 +220,31 @@ def _private_directory() -> _Locked:
 _current: RaySession | None = None
 
 
-def session(address: str) -> RaySession:
-    """Return the connection of this process to the cluster at ``address`` (to one of its own when empty)."""
+def session(address: str, timeout: float = CONNECT_SECONDS) -> RaySession:
+    """Return the connection of this process to the cluster at ``address`` (to one of its own when empty).
+
+    A cluster that does not accept a connection within ``timeout`` seconds is unreachable.
+    """
     global _current
     if _current is None:
-        _current = RaySession(address)
+        _current = RaySession(address, timeout)
         atexit.register(_current.end)
     elif _current.address != address:
         raise RequestError(
             f"this process is connected to the Ray cluster {_current.address or 'it started'!r} and can reach no other meanwhile"
         )
     return _current
+
+
+def _knock(address: str, timeout: float) -> None:
+    """Refuse HOST:PORT where nobody accepts connections: Ray itself would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():  # auto, say: Ray finds the address
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+    except (OSError, OverflowError) as error:
+        raise UnreachableError(f"no Ray cluster answers at {address!r} ({error}): check the address and the firewall") from error
 
 
 def _import_ray() -> Any:
@@ -255,3 +274,16 @@ def _quiet() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Any:
+    """Keep the log of Ray's core from the user, a line per attempt to connect: no setting reaches it before it is connected."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,20 +21,18 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm import registry
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
+from fastomp_nvm.remote_rows import RemoteRows
 from fastomp_nvm.shard import ShardAddress
 from fastomp_nvm.stores import ColumnStatistics, FeatureStore, Sidecars, StoreLayout, StoreURL, TierSidecar, open_store
 from storage_backends import store_format
 from storage_backends.file_system import EXCHANGE, device_errors, give_back, rename_with_flag, sync_directory, write_file
-from storage_backends.manifest import MANIFEST, Manifest
-from storage_backends.statistics import fingerprint
+from storage_backends.manifest import FILE_MEDIA, MANIFEST, Manifest
+from storage_backends.statistics import fingerprint, label_digest
 
 __all__ = ["block_ranges", "cut", "ingest_shards", "merged", "part_of"]
-
-#: Media on which shards can be built: those whose stores are directories.
-_MEDIA = ("mmap", "pmem")
 
 
 def block_ranges(n_blocks: int, into: int | Sequence[float]) -> list[tuple[int, int]]:
@@ -44,9 +44,7 @@ def block_ranges(n_blocks: int, into: int | Sequence[float]) -> list[tuple[int, 
     into : int or sequence of float
         How many shards of about the same size, or the share of each.
     """
-    shares = np.ones(into) if isinstance(into, int) and into > 0 else np.asarray(into, dtype=np.float64)
-    if shares.ndim != 1 or not shares.size or not (shares > 0).all() or not np.isfinite(shares).all():
-        raise RequestError(f"{into!r} shards cannot be made: expected a whole number of at least 1, or shares such as 2,1,1")
+    shares = _shares(into)
     if len(shares) > n_blocks:
         raise RequestError(f"{len(shares)} shards cannot be made of {n_blocks} blocks of 256 columns: ask for at most {n_blocks}")
     edges = np.rint(np.concatenate(([0.0], np.cumsum(shares))) * (n_blocks / shares.sum())).astype(np.int64)
@@ -54,6 +52,14 @@ def block_ranges(n_blocks: int, into: int | Sequence[float]) -> list[tuple[int, 
         edges[place] = max(edges[place], edges[place - 1] + 1)
     edges = np.minimum(edges, n_blocks - len(shares) + np.arange(len(edges)))
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+
+def _shares(into: int | Sequence[float]) -> Float64Array:
+    """Return the share of each shard."""
+    shares = np.ones(into) if isinstance(into, int) and into > 0 else np.asarray(into, dtype=np.float64)
+    if shares.ndim != 1 or not shares.size or not (shares > 0).all() or not np.isfinite(shares).all():
+        raise RequestError(f"{into!r} shards cannot be made: expected a whole number of at least 1, or shares such as 2,1,1")
+    return shares
 
 
 def cut(
@@ -84,25 +90,25 @@ def cut(
     progress : callable, optional
         Called with (bytes done, bytes to do).
     """
-    target = StoreURL.parse(out)
-    if target.scheme not in _MEDIA or target.query or target.fragment:
-        raise StoreURLError(f"shards cannot be built at {out!r}: expected a path, mmap:///path or pmem:///path")
+    scheme, final = _destination(out, replace_existing)
     with contextlib.ExitStack() as stack:
         store: Any = stack.enter_context(open_store(source)) if isinstance(source, str) else source
+        if isinstance(store.matrix, RemoteRows):
+            raise RequestError(f"{store.url} consists of shards, which are not cut again: cut the store that they were cut from")
         sidecars: Sidecars = store.sidecars
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
-        final = Path(os.path.realpath(target.path))
-        partial = stack.enter_context(_directory_to_be(final, replace_existing))
+        partial = stack.enter_context(_hidden_directory(final, "sharding"))
         spent = stack.enter_context(_Spent(store)) if consume else None
         addresses = []
         for place, (first, last) in enumerate(ranges):
             name = f"shard-{place}"
             part = part_of(sidecars, first, last, {"shard": place, "shards": len(ranges)})
-            _copy(store, sidecars, (first, last), f"{target.scheme}://{partial / name}", part, spent, progress)
+            _copy(store, sidecars, (first, last), _url(scheme, partial / name), part, spent, progress)
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
-            url = name if target.scheme == "mmap" else f"{target.scheme}:{name}"
-            addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else ""))
+            url = name if scheme == "mmap" else f"{scheme}:{name}"
+            labels = label_digest(part.names, part.column_names, part.targets)
+            addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else "", labels))
         layout = sidecars.layout
         tier = "none" if sidecars.tier is None else "int8"
         manifest = Manifest(
@@ -119,22 +125,18 @@ def cut(
     return final / MANIFEST
 
 
-def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any) -> Any:
-    """Ingest a file into shards: through a store beside them that goes as they come; return ``ingest``'s report.
+def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any) -> tuple[Any, Path]:
+    """Ingest a file into shards: through a store beside them that goes as they come; return ``ingest``'s report and the manifest.
 
     Where the last block ends is known only when the last row was read, because features with missing values may be dropped. At most
     the room of the data and of one shard is taken.
     """
-    target = StoreURL.parse(out)
-    final = Path(os.path.realpath(target.path))
-    _check_destination(final, replace)
-    staged = final.with_name(f".{final.name}.staged-{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        report = registry.load("storage_backends.ingest:ingest")(source, f"mmap://{staged}", **options)
-        cut(f"mmap://{staged}", out, into, replace_existing=replace, consume=True)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-    return report
+    _, final = _destination(out, replace)
+    _shares(into)
+    with _hidden_directory(final, "staged") as folder:
+        staged = _url("mmap", folder / "store")
+        report = registry.load("storage_backends.ingest:ingest")(source, staged, **options)
+        return report, cut(staged, out, into, replace_existing=replace, consume=True)
 
 
 def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any]) -> Sidecars:
@@ -281,33 +283,44 @@ def _check(columns: Any, expected: int, block: int, url: str) -> None:
         raise StoreError(f"the store {url} is damaged: block {block} does not match its checksum; build the store again")
 
 
+def _url(scheme: str, path: Path) -> str:
+    """Return the URL of a store of files."""
+    return f"{scheme}://{urllib.parse.quote(str(path))}"
+
+
 @contextlib.contextmanager
-def _directory_to_be(final: Path, replace_existing: bool) -> Iterator[Path]:
-    """Make a hidden directory beside the final one; whatever is left of it afterwards is removed."""
-    _check_destination(final, replace_existing)
-    for leftover in final.parent.glob(f".{final.name}.sharding-*"):
-        if not _alive(leftover.name.rpartition("sharding-")[2].partition("-")[0]):
+def _hidden_directory(final: Path, kind: str) -> Iterator[Path]:
+    """Make a directory beside the final one, having removed those of killed processes; what is left of it in the end goes too."""
+    ours = re.compile(rf"\.{re.escape(final.name)}\.(?:sharding|staged)-(\d+)-[0-9a-f]+(?:\.retired)?")
+    for leftover in final.parent.iterdir():
+        match = ours.fullmatch(leftover.name)
+        if match and not os.path.exists(f"/proc/{match[1]}"):
             shutil.rmtree(leftover, ignore_errors=True)
-    partial = final.with_name(f".{final.name}.sharding-{os.getpid()}-{secrets.token_hex(4)}")
-    with device_errors(f"make {partial}"):
-        partial.mkdir()
+    hidden = final.with_name(f".{final.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+    with device_errors(f"make {hidden}"):
+        hidden.mkdir()
     try:
-        yield partial
+        yield hidden
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _check_destination(final: Path, replace_existing: bool) -> None:
-    """Refuse a place where the shards may not be put."""
+def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
+    """Return medium and directory for the shards, refusing a place where they may not be put."""
+    target = StoreURL.parse(out)
+    if target.scheme not in FILE_MEDIA or target.query or target.fragment:
+        raise StoreURLError(f"shards cannot be built at {out!r}: expected a path, mmap:///path or pmem:///path")
+    final = Path(os.path.realpath(target.path))
     if not final.parent.is_dir():
         raise StoreURLError(f"the directory {final.parent} does not exist: create it before putting shards there")
     if not final.exists():
-        return
+        return target.scheme, final
     if not (final / MANIFEST).exists():
         if not final.is_dir() or any(final.iterdir()):
             raise StoreURLError(f"{final} exists and is not a sharded store: choose another place or remove it yourself")
     elif not replace_existing:
         raise StoreURLError(f"a sharded store stands at {final}: choose another place or ask to replace it (--replace)")
+    return target.scheme, final
 
 
 def _publish(partial: Path, final: Path) -> None:
@@ -320,8 +333,3 @@ def _publish(partial: Path, final: Path) -> None:
         os.rename(partial, final)
         os.rename(retired, partial)
     sync_directory(str(final.parent))
-
-
-def _alive(process: str) -> bool:
-    """Tell whether a process of this number exists."""
-    return process.isdecimal() and os.path.exists(f"/proc/{process}")

@@ -1,16 +1,17 @@
-"""What is settled once when a store is sealed: block grid, fillings for missing values, fingerprint. Knows no store."""
+"""What is settled once when a store is sealed: block grid, fillings for missing values, fingerprints. Knows no store."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.stores import BLOCK_COLUMNS
+from fastomp_nvm.stores import BLOCK_COLUMNS, Target
 
-__all__ = ["column_grid", "filling", "fingerprint"]
+__all__ = ["column_grid", "filling", "fingerprint", "label_digest"]
 
 
 def column_grid(offsets: IndexArray) -> IndexArray:
@@ -44,4 +45,13 @@ def fingerprint(n_obs: int, dtype: str, offsets: IndexArray, blocks: IndexArray,
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode("ascii"))
     for array in (offsets, blocks, checksums):
         digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def label_digest(names: Sequence[str], column_names: Sequence[str], targets: Mapping[str, Target]) -> str:
+    """Return 32 hexadecimal digits over what ``fingerprint`` leaves out: names of features and columns, and targets."""
+    digest = hashlib.sha256(json.dumps([list(names), list(column_names)]).encode("ascii"))
+    for name, target in targets.items():
+        digest.update(json.dumps([name, target.classes]).encode("ascii"))
+        digest.update(np.ascontiguousarray(target.values, dtype="<f8").tobytes())
     return digest.hexdigest()[:32]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from fastomp_nvm import registry
+from fastomp_nvm.commands.cluster_argument import add_ray_argument
 from fastomp_nvm.constraints import check_downward_closed
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.display import clean
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="constraint file; see the published schema")
     parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_ray_argument(parser)
     parser.add_argument("--samples", type=int, default=100, metavar="N", help="random chains of sets to test (default 100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the chains (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

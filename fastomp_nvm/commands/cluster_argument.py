@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.stores import StoreURL
 
-__all__ = ["add_ray_argument", "shard_counts"]
+__all__ = ["add_ray_argument", "refuse_settings_of_sweeps", "shard_counts"]
 
 
 def add_ray_argument(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +17,17 @@ def add_ray_argument(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="Ray cluster to ask the shards of a cluster:// store (HOST:PORT, or auto); otherwise Ray is started on this machine",
     )
+
+
+def refuse_settings_of_sweeps(store: str, arguments: argparse.Namespace) -> None:
+    """Refuse to be told how this machine sweeps where the shards of a ``cluster://`` store do, each on its own."""
+    if StoreURL.parse(store).scheme != "cluster":
+        return
+    for option in ("threads", "io"):
+        if getattr(arguments, option, None) is not None:
+            raise RequestError(
+                f"--{option} is for sweeps of this machine, and the shards of {store} are swept by their own: leave it out"
+            )
 
 
 def shard_counts(text: str) -> int | list[float]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
+from fastomp_nvm.commands.cluster_argument import add_ray_argument
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.design import column_index
 from fastomp_nvm.durable_runs import registration, resume, runs
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with what 'select --json' printed")
     parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_WRITERS)}")
     parser.add_argument("--store", metavar="STORE", help="the store of the selection; needed for a file, known for a run")
+    add_ray_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

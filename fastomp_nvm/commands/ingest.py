@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import urllib.parse
 from dataclasses import asdict
 
 from fastomp_nvm import registry
@@ -58,11 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.store.startswith("dram:"):
         raise StoreURLError(f"{arguments.store} would end with this command: build the store at a path, then select --load dram")
+    place = arguments.store
     with terminating_cleanly(), byte_progress("ingest") as progress:
         if arguments.shards is not None:
             ingest = registry.load("storage_backends.sharding:ingest_shards")
             into = shard_counts(arguments.shards)
-            report = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+            report, manifest = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+            place = f"cluster://{urllib.parse.quote(str(manifest))}"
         elif is_remote(arguments.store):
             with connected(arguments) as client:
                 report = client.ingest(arguments.source, progress=progress, **options)
@@ -74,6 +76,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in report.summary:
             print(clean(line, longest=None))
-        place = arguments.store if arguments.shards is None else f"cluster://{os.path.abspath(arguments.store)}/manifest.yaml"
         print(f"next: fastomp select {place} --k 10")
     return 0

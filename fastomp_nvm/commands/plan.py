@@ -55,8 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", default="paper", choices=tuple(KINDS), help="; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
     )
     parser.add_argument("--cores", type=_whole("cores"), metavar="N", help="cores of a machine, instead of the profile's")
-    parser.add_argument("--memory", type=float, metavar="GB", help="memory of a machine in GB, instead of the profile's")
-    parser.add_argument("--gather", type=float, metavar="GB", help="the driver's memory for gathered columns (default as select)")
+    parser.add_argument("--memory", type=_gigabytes, metavar="GB", help="memory of a machine in GB, instead of the profile's")
+    parser.add_argument(
+        "--gather", type=_gigabytes, metavar="GB", help="the driver's memory for gathered columns (default as select)"
+    )
     parser.add_argument("--profile", type=Path, metavar="FILE.yaml", help="constants of a machine, as --measure --out writes them")
     parser.add_argument("--measure", action="store_true", help="measure the constants on this machine first (under a minute)")
     parser.add_argument("--out", type=Path, metavar="FILE.yaml", help="with --measure: keep the constants here")
@@ -113,6 +115,17 @@ def _whole(name: str) -> Callable[[str], int]:
     return read
 
 
+def _gigabytes(text: str) -> float:
+    """Read an amount of memory."""
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of gigabytes above 0")
+    return value
+
+
+_gigabytes.__name__ = "number of gigabytes"  # argparse names it in its error
+
+
 def _profile(arguments: argparse.Namespace) -> Profile | None:
     """Return the constants measured now or earlier, or None for the published ones."""
     if arguments.measure and arguments.profile is not None:
@@ -140,8 +153,6 @@ def _resources(arguments: argparse.Namespace, profile: Profile | None) -> Resour
         # Memory serves all cores together; fewer of them cannot take more of it than before.
         machine = replace(machine, cores=arguments.cores, source=f"{machine.source}, with {arguments.cores} cores")
     if arguments.memory is not None:
-        if not arguments.memory > 0:
-            raise RequestError(f"--memory is {arguments.memory}: expected GB above 0")
         machine = replace(machine, memory_bytes=arguments.memory * 1e9, source=f"{machine.source}, with {arguments.memory:g} GB")
     media = {**MEDIA, **(profile.media if profile is not None else {})}
     if arguments.medium not in media:
@@ -172,6 +183,9 @@ def _assumptions(resources: Resources, profile: Profile | None, request: PlanReq
     found += [] if measured or medium.in_memory else [f"medium: {medium.source}"]
     if request.nodes > 1 and (profile is None or resources.network is not profile.network):
         found.append(f"network: {resources.network.source}")
+    if request.nodes > 1 and (profile is None or profile.network is None):
+        machine = resources.machine
+        found.append(f"shards: {human_seconds(machine.call)} for a question, {human_seconds(machine.cluster_start)} to connect")
     found.append(f"data: {KINDS[request.data].meaning}")
     return found
 

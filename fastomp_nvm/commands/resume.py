@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
-from fastomp_nvm.commands.cluster_argument import add_ray_argument
+from fastomp_nvm.commands.cluster_argument import add_ray_argument, refuse_settings_of_sweeps
 from fastomp_nvm.commands.select import show_selection
 from fastomp_nvm.display import run_progress
-from fastomp_nvm.durable_runs import resume
+from fastomp_nvm.durable_runs import registration, resume
 from fastomp_nvm.errors import InfeasibleError
 
 __all__ = ["add_arguments", "run"]
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Resume and print."""
+    refuse_settings_of_sweeps(registration(arguments.name).store, arguments)
     with run_progress("resume") as observer:
         selection = resume(arguments.name, other_build=arguments.other_build, threads=arguments.threads, observer=observer)
     if arguments.json:

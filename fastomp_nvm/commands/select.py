@@ -19,7 +19,7 @@ from rich.table import Table
 from fastomp_nvm import registry
 from fastomp_nvm.addresses import is_remote
 from fastomp_nvm.certificate import certificate_in_words
-from fastomp_nvm.commands.cluster_argument import add_ray_argument
+from fastomp_nvm.commands.cluster_argument import add_ray_argument, refuse_settings_of_sweeps
 from fastomp_nvm.commands.remote import add_connection_arguments, select_remotely
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.display import clean, human_bytes, human_seconds, run_progress
@@ -136,6 +136,7 @@ def _listed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 @contextmanager
 def opened_dataset(arguments: argparse.Namespace) -> Iterator[Dataset]:
     """Open the store of the command, verified and loaded into memory when asked for."""
+    refuse_settings_of_sweeps(arguments.store, arguments)
     with open_store(arguments.store) as store:
         if arguments.verify:
             store.verify()
@@ -208,6 +209,7 @@ def _select_durably(arguments: argparse.Namespace) -> Selection:
         raise RequestError("--run cannot report on --protected: leave one of the two out")
     if arguments.io is not None:
         raise RequestError(f"--run reads as --io auto does, so that it can be resumed anywhere: leave --io {arguments.io} out")
+    refuse_settings_of_sweeps(arguments.store, arguments)
     start = registry.load("fastomp_nvm.durable_runs:start")
     with open_store(arguments.store) as store, run_progress("select") as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an infeasible answer is told by the caller, once

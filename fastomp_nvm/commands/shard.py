@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import urllib.parse
 
 from fastomp_nvm import registry
 from fastomp_nvm.commands.cluster_argument import shard_counts
@@ -38,12 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
             replace_existing=arguments.replace,
             progress=progress,
         )
-    manifest = read(path)
+    manifest, url = read(path), f"cluster://{urllib.parse.quote(str(path))}"
     if arguments.json:
         shards = [{"url": shard.url, "features": list(shard.features)} for shard in manifest.shards]
-        print(json.dumps({"url": f"cluster://{path}", "fingerprint": manifest.fingerprint, "shards": shards}))
+        print(json.dumps({"url": url, "fingerprint": manifest.fingerprint, "shards": shards}))
         return 0
     for place, shard in enumerate(manifest.shards):
         print(f"shard {place}: features {shard.features[0]:,} to {shard.features[1] - 1:,}")
-    print(f"next: fastomp select cluster://{path} --k 10")
+    print(f"next: fastomp select {url} --k 10")
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fast, kernels, paper, peers, pursuit
+from benchmarks import cluster, fast, kernels, paper, peers, pursuit
 from benchmarks.paper_report import write_report
 from fastomp_nvm.errors import RequestError
 
@@ -44,6 +44,22 @@ def test_fast_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
         assert {row["selected"] for row in run["rows"].values()} == {run["size"]["k"]}
     assert len(printed["bars"]) == 14
     assert all(bar["found"] > 0 for bar in printed["bars"])
+
+
+@pytest.mark.parametrize(("overhead", "same", "code"), [(24.0, True, 0), (26.0, True, 1), (24.0, False, 1)])
+def test_cluster_judges_its_bar(
+    overhead: float, same: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a round of two shards costs is judged, and so is the answer; here of figures that were made up."""
+    names = ("rounds", "calls", "one", "shards", "ratio", "overhead_best_ms", "put_ms", "columns_ms", "columns", "matrix", "near")
+    figures = dict.fromkeys((*names, "sent", "sent_formula", "received", "received_formula"), 1)
+    figures |= {"overhead_ms": overhead, "overhead_quartiles_ms": (overhead, overhead), "same": same}
+    monkeypatch.setattr(cluster, "measure", lambda *arguments: figures)
+    words = ["--features", "600", "--observations", "20"]
+    assert cluster.main(words) == cluster.main([*words, "--json"]) == code
+    text = capsys.readouterr().out
+    assert text.count("MISSED") == (2 if overhead > cluster.BAR else 0)
+    assert text.count("met ") == (0 if overhead > cluster.BAR else 2)
 
 
 def test_peers_lists_every_contestant(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:

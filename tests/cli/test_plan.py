@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fastomp_nvm.cli import main
-from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Profile, write_profile
+from fastomp_nvm.display import human_seconds
+from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, write_profile
 from fastomp_nvm.planning import PlanRequest, Resources, plan
 
 SIZE = ["--features", "1e6", "--obs", "1000", "--k", "20"]
@@ -33,7 +34,7 @@ def test_json_is_the_plan_of_python(capsys) -> None:
     for name, value in json.loads(json.dumps(asdict(wanted))).items():
         assert found[name] == value
     assert found["seconds"] == wanted.seconds
-    assert [text.split(":")[0] for text in found["assumptions"]] == ["machine", "medium", "network", "data"]
+    assert [text.split(":")[0] for text in found["assumptions"]] == ["machine", "medium", "network", "shards", "data"]
 
 
 def test_people_are_told_what_binds_and_what_was_assumed(capsys) -> None:
@@ -42,7 +43,7 @@ def test_people_are_told_what_binds_and_what_was_assumed(capsys) -> None:
     text = capsys.readouterr().out
     assert "500 of 1,000,000,000 features x 100,000 observations" in text
     assert "what binds: " in text
-    assert text.count("assumed, not measured: ") == 4
+    assert text.count("assumed, not measured: ") == 5
 
 
 def test_what_a_profile_measured_is_no_assumption(profile: str, capsys) -> None:
@@ -52,6 +53,16 @@ def test_what_a_profile_measured_is_no_assumption(profile: str, capsys) -> None:
     assert found["machine"] == "measured somewhere"
     assert found["medium"] == "a disk, measured"
     assert [text.split(":")[0] for text in found["assumptions"]] == ["data"]
+
+
+@pytest.mark.parametrize("network", [None, Network("measured", 1e9)])
+def test_what_shards_cost_is_assumed_unless_it_was_measured(network: Network | None, tmp_path: Path, capsys) -> None:
+    """A profile made where there was no Ray says nothing of them, and the plan says so."""
+    write_profile(Profile(TYPICAL_NODE, {"disk": Medium("a disk", 2e9)}, network), tmp_path / "node.yaml")
+    words = ["--profile", str(tmp_path / "node.yaml"), "--medium", "disk", "--nodes", "2", "--nodes-per-machine", "2"]
+    assert main(["plan", *SIZE, *words, "--json"]) == 0
+    assumed = [text.split(":")[0] for text in json.loads(capsys.readouterr().out)["assumptions"]]
+    assert assumed == (["network", "shards", "data"] if network is None else ["data"])
 
 
 def test_options_change_the_machine_and_the_network(profile: str, capsys) -> None:
@@ -71,7 +82,8 @@ def test_options_change_the_machine_and_the_network(profile: str, capsys) -> Non
         ([*SIZE, "--medium", "tape"], "tape"),
         ([*SIZE, "--network", "fast"], "fast"),
         ([*SIZE, "--network", "-1"], "-1"),
-        ([*SIZE, "--memory", "0"], "--memory"),
+        ([*SIZE, "--features", "5"], "k is 20 with 5 features"),
+        ([*SIZE, "--features", "1000", "--nodes", "5"], "at most 4"),
         ([*SIZE, "--tau", "2"], "tau"),
         ([*SIZE, "--profile", "nowhere.yaml"], "nowhere.yaml"),
         ([*SIZE, "--out", "x.yaml"], "--measure"),
@@ -93,3 +105,22 @@ def test_a_number_of_features_is_whole(text: str, capsys) -> None:
         main(["plan", "--features", text])
     assert stopped.value.code == 2
     assert "--features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--gather", "--memory"])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
+def test_an_amount_of_memory_is_finite_and_above_0(option: str, text: str, capsys) -> None:
+    """The parser refuses everything else."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", *SIZE, f"{option}={text}"])
+    assert stopped.value.code == 2
+    assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0019, "2 ms"), (119.0, "119.0 s"), (120.0, "2.0 min"), (7199.0, "120.0 min"), (7200.0, "2.0 h"), (1e6, "11.6 days")],
+)
+def test_long_times_are_told_in_hours_and_days(seconds: float, text: str) -> None:
+    """A plan may take weeks; a selection, milliseconds."""
+    assert human_seconds(seconds) == text

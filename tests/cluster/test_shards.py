@@ -5,14 +5,13 @@ The shards answer in this process, through pickle; ``test_ray.py`` has them answ
 
 from __future__ import annotations
 
+import argparse
 import functools
+import importlib
 import os
+import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
-from fastomp_nvm.candidate_sets import decode_candidates, encode_candidates
+from fastomp_nvm import registry, shard
+from fastomp_nvm.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
+from fastomp_nvm.cli import COMMANDS as COMMAND_LINE
+from fastomp_nvm.cli import main
+from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
 from fastomp_nvm.many import cross_validate, stability
-from fastomp_nvm.stores import FeatureStore
+from fastomp_nvm.remote_rows import RemoteRows
+from fastomp_nvm.stores import FeatureStore, StoreURL
 from storage_backends.manifest import read_manifest
-from storage_backends.sharding import block_ranges, cut
+from storage_backends.sharding import cut
 from tests.cluster.command_line import COMMANDS, said
 from tests.cluster.in_process import InProcessShards, in_process_medium, open_in_process
+from tests.cluster.one_store import make_store, same
 
 CUTS: dict[str, Any] = {"1": 1, "2": 2, "3": 3, "7": 7, "uneven": [5, 1, 2]}
 
@@ -41,18 +45,6 @@ GENERAL = {
         {"knapsack": {"costs": {"f4*": 3.0}, "default": 1.0, "budget": 14}},
     ]
 }
-
-
-def make_store(url: str, n_obs: int = 90, n_columns: int = 1900, **options: Any) -> FeatureStore:
-    """Build a store with features of one, two and four columns, some of them with means far from 0, some constant."""
-    rng = np.random.default_rng(5)
-    X = rng.standard_normal((n_obs, n_columns)).astype(np.float32)
-    X[:, 500:520] += 3000.0
-    X[:, 700] = 2.5
-    eta = X[:, 800:830] @ rng.standard_normal(30) + X[:, :4].sum(axis=1)
-    groups = {f"g{start}": list(range(start, start + 2 + start % 3)) for start in range(0, 450, 5)}
-    y = {"y": eta + rng.standard_normal(n_obs), "c": (eta > np.median(eta)).astype(int).astype(str)}
-    return fo.create_store(url, X, y, groups=groups, **options)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +111,6 @@ def of_one_store(few: FeatureStore) -> Callable[[str, str], tuple[dict[str, Any]
 @pytest.fixture(scope="module")
 def uneven(place: Path, store: FeatureStore) -> Path:
     return cut(store, f"{place}/uneven", [5, 1, 2])
-
-
-def same(one: fo.Selection, other: fo.Selection) -> None:
-    """Assert that two answers are equal, bit for bit."""
-    assert one.indices.tolist() == other.indices.tolist()
-    assert [part.tobytes() for part in one.coef] == [part.tobytes() for part in other.coef]
-    assert (one.intercept, one.score) == (other.intercept, other.score)
-    assert one.details["gradient_rounds"] == other.details["gradient_rounds"]
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
@@ -207,6 +191,25 @@ def test_cross_validation_and_stability_answer_alike(store: FeatureStore, uneven
         assert one_half.frequencies.tobytes() == other_half.frequencies.tobytes()
 
 
+def test_a_shard_remembers_the_moments_of_every_subsample(
+    store: FeatureStore, uneven: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many were asked for at once, no question afterwards has them computed again."""
+    computed: list[int] = []
+    weighted = Dataset._weighted
+
+    def counting(self: Dataset, weights: Sequence[Any]) -> Any:
+        computed.extend([len(weights)] if not isinstance(self.matrix, RemoteRows) else [])
+        return weighted(self, weights)
+
+    monkeypatch.setattr(shard, "_VIEWS", 3)
+    with open_in_process(uneven) as sharded:
+        monkeypatch.setattr(Dataset, "_weighted", counting)
+        found = stability(sharded, subsamples=8, k=3, target="y", tier="exact")
+    assert computed == [8, 8, 8]  # once on each of the three shards
+    assert found.frequencies.tobytes() == stability(store, subsamples=8, k=3, target="y").frequencies.tobytes()
+
+
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 def test_a_shard_that_forgets_everything_between_calls_changes_nothing(store: FeatureStore, place: Path, tier: str) -> None:
     """Questions carry all that their answer depends on, so that a restarted shard is harmless, whenever it happens."""
@@ -268,28 +271,39 @@ def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -
     assert crossed[1] < 8 * 25600  # less than one number per feature, over twenty rounds
 
 
-@given(st.integers(1, 400), st.data())
+def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> None:
+    """Candidates that a full group takes away all over the matrix are told once, not with every decision."""
+    sent = []
+    sizes = (5120, 51200)
+    for n_columns in sizes:
+        rng = np.random.default_rng(1)
+        X = rng.standard_normal((64, n_columns)).astype(np.float32)
+        scattered = (rng.random(n_columns) < 0.5).astype(int)  # cannot be deflated below a bit per feature
+        with fo.create_store(f"mmap://{place}/full-{n_columns}", X, X[:, :5].sum(axis=1)) as whole:
+            manifest = cut(whole, f"{place}/full-cut-{n_columns}", 2)
+        constraint = fo.constraints.Partition(n_columns, scattered, [2, 20])
+        with open_in_process(manifest) as sharded:
+            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", constraint=constraint).details["bytes_sent"])
+    assert sent[1] - sent[0] < 1.5 * (sizes[1] - sizes[0]) / 8  # a bit per feature once, over twenty rounds
+
+
+@given(st.integers(1, 900), st.data())
 def test_candidate_sets_survive_the_wire(count: int, data: st.DataObject) -> None:
-    """Whatever form is shortest, the set comes out as it went in, and takes no more than a bit per feature and a little."""
-    usable = np.flatnonzero(np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count))))
-    kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(usable), max_size=len(usable))), dtype=np.bool_)
-    encoded = encode_candidates(usable[kept], usable)
-    assert decode_candidates(encoded, usable).tolist() == usable[kept].tolist()
-    assert len(encoded) <= len(usable) // 8 + 70
-
-
-@given(st.integers(1, 60), st.one_of(st.integers(1, 60), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20)))
-def test_shards_are_a_partition_of_the_blocks(n_blocks: int, into: Any) -> None:
-    """Every block lies in one shard, every shard has one, their order is kept; more shards than blocks are refused."""
-    wanted = into if isinstance(into, int) else len(into)
-    if wanted > n_blocks:
-        with pytest.raises(RequestError, match="cannot be made"):
-            block_ranges(n_blocks, into)
-        return
-    ranges = block_ranges(n_blocks, into)
-    assert len(ranges) == wanted
-    assert [block for first, last in ranges for block in range(first, last)] == list(range(n_blocks))
-    assert all(first < last for first, last in ranges)
+    """Whatever it is a change of and whatever form is shortest, a set comes out as it went in, in a bit per feature at most."""
+    names = [NOTHING, USABLE, b"before"]
+    seeds = st.integers(0, 2**32 - 1)
+    masks = [
+        np.packbits(np.random.default_rng(data.draw(seeds)).random(count) < data.draw(st.sampled_from([0.01, 0.5, 0.99])))
+        for _ in range(4)
+    ]
+    bases, wanted = dict(zip(names, masks[:3], strict=True)), masks[3]
+    found = described(0, wanted, bases)
+    assert found.change is not None
+    assert np.array_equal(bases[found.base] ^ unpacked(found.change, count), wanted)
+    assert found.key == digest(wanted)
+    assert len(found.change) <= count // 8 + 70
+    assert np.array_equal(unpacked(packed(wanted), count), wanted)
+    assert features_of(wanted, count).tolist() == [place for place in range(count) if wanted[place // 8] >> (7 - place % 8) & 1]
 
 
 def test_shards_are_ordinary_stores_and_keep_features_whole(store: FeatureStore, manifest: Path) -> None:
@@ -349,87 +363,38 @@ def test_a_missing_stale_or_foreign_shard_is_refused_by_name(store: FeatureStore
     refused(edited("url: shard-2", "url: shard-1"), r"shard 2 .*foreign")
     refused(edited(store.layout.fingerprint, "f" * 32), "the manifest was changed")
     refused(edited("version: 1", "version: 9"), "version 9")
+    refused(edited("url: shard-1", "url: cluster:manifest.yaml"), "shard 1 at 'cluster:manifest.yaml': expected a path")
+    refused(edited("url: shard-1", "url: dram:x"), "shard 1 at 'dram:x': expected a path")
     refused(edited("features: [0,", "features: [1,"), "gap")
     refused(lambda bad: (bad / "manifest.yaml").write_text("format: [", encoding="utf-8"), "not readable YAML")
     refused(lambda bad: (bad / "manifest.yaml").unlink(), "no manifest", StoreURLError)
     refused(lambda bad: os.truncate(bad / "manifest.yaml", 200), "manifest")
 
 
-def test_a_cut_that_is_killed_leaves_nothing_that_opens(store: FeatureStore, place: Path, tmp_path: Path) -> None:
-    """SIGKILL at any moment: the directory has its name with all shards and the manifest, or not at all; a second try succeeds."""
-    code = "import sys; from storage_backends.sharding import cut; print('go', flush=True); cut(sys.argv[1], sys.argv[2], 4)"
-    out = tmp_path / "cut"
-    for delay in (0.003, 0.02):
-        process = subprocess.Popen([sys.executable, "-c", code, store.url, str(out)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        with process.stdout:
-            process.stdout.readline()
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        if out.exists():
-            with open_in_process(out) as sharded:
-                sharded.verify()
-            shutil.rmtree(out)
-    with open_in_process(cut(store, str(out), 4)) as sharded:
-        sharded.verify()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut"]
-
-
-def test_places_that_are_taken_are_refused(store: FeatureStore, tmp_path: Path) -> None:
-    """A directory of something else is never replaced, one of shards only when asked for; too many shards are refused."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("keep")
-    with pytest.raises(StoreURLError, match="not a sharded store"):
-        cut(store, str(tmp_path / "mine"), 2, replace_existing=True)
-    cut(store, str(tmp_path / "cut"), 2)
-    with pytest.raises(StoreURLError, match="--replace"):
-        cut(store, str(tmp_path / "cut"), 3)
-    assert len(read_manifest(cut(store, str(tmp_path / "cut"), 3, replace_existing=True)).shards) == 3
-    with pytest.raises(RequestError, match="ask for at most"):
-        cut(store, str(tmp_path / "more"), 100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "mine"]
-
-
-def test_ingest_builds_shards_and_leaves_no_second_copy(tmp_path: Path) -> None:
-    """``ingest --shards`` leaves the shards of the same store, and nothing else."""
-    from fastomp_nvm.cli import main
-
-    X = np.random.default_rng(2).standard_normal((30, 800))
-    np.save(tmp_path / "x.npy", X)
-    assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "one"), "--target", "0"]) == 0
-    assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "many"), "--target", "0", "--shards", "3"]) == 0
-    with fo.open_store(str(tmp_path / "one")) as one, open_in_process(tmp_path / "many") as many:
-        assert one.layout.fingerprint == many.layout.fingerprint
-        same(fo.select(one, k=4), fo.select(many, k=4))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "one", "x.npy"]
-
-
-def test_ingest_into_shards_never_takes_the_room_of_the_data_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store they are cut from goes as they come: at most one shard more than the data lies on the disk."""
-    from storage_backends import sharding
-
-    taken: list[int] = []
-    copy = sharding._copy
-
-    def copy_and_look(*arguments: Any) -> None:
-        copy(*arguments)
-        taken.append(sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*.npy")))
-
-    monkeypatch.setattr(sharding, "_copy", copy_and_look)
-    np.save(tmp_path / "x.npy", np.random.default_rng(2).standard_normal((600, 2048)))
-    source = (tmp_path / "x.npy").stat().st_size
-    sharding.ingest_shards(str(tmp_path / "x.npy"), str(tmp_path / "many"), 4, targets=["0"])
-    data = sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.npy"))
-    assert len(taken) == 4
-    assert max(taken) - source <= 1.02 * (data + data / 4)
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    "other", [{"y": {"y": np.zeros(30)}}, {"y": {"z": np.arange(30.0)}}, {"names": [f"x{i}" for i in range(700)]}]
+)
+def test_a_shard_with_other_names_or_targets_is_refused_by_name(tmp_path: Path, number: int, other: dict[str, Any]) -> None:
+    """Over the same matrix, whichever shard it is; a manifest that says nothing of names and targets is read as before."""
+    X = np.random.default_rng(0).standard_normal((30, 700)).astype(np.float32)
+    for name, labels in {"old": {"y": {"y": np.arange(30.0)}}, "new": {"y": {"y": np.arange(30.0)}, **other}}.items():
+        with fo.create_store(f"mmap://{tmp_path}/{name}", X, **labels) as whole:
+            cut(whole, f"{tmp_path}/{name}-cut", 3)
+    shutil.rmtree(tmp_path / "old-cut" / f"shard-{number}")
+    shutil.copytree(tmp_path / "new-cut" / f"shard-{number}", tmp_path / "old-cut" / f"shard-{number}")
+    with pytest.raises(StoreError, match=rf"shard {number} .*stale"):
+        open_in_process(tmp_path / "old-cut")
+    manifest = tmp_path / "new-cut" / "manifest.yaml"
+    manifest.write_text(re.sub(r"labels: \w+", "", manifest.read_text()))
+    assert not read_manifest(manifest).shards[0].labels
+    open_in_process(manifest).close()
 
 
 def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled half way it is resumed, to the answer of the one store; its state lies beside the manifest."""
     from fastomp_nvm import durable_runs
     from fastomp_nvm.errors import CancelledError
-    from fastomp_nvm.stores import StoreURL
 
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir(mode=0o700)
@@ -465,11 +430,30 @@ def test_commands_say_of_shards_what_they_say_of_the_one_store(
     assert said(COMMANDS[command], f"cluster://{uneven}", capsys) == said(COMMANDS[command], store.url, capsys)
 
 
+@pytest.mark.parametrize("option", [["--threads", "2"], ["--io", "mmap"]], ids=lambda option: option[0])
+@pytest.mark.parametrize("words", [["select"], ["select", "--run", "r"], ["cv", "--folds", "2"]], ids=" ".join)
+@pytest.mark.usefixtures("asked_in_process")
+def test_what_is_said_of_sweeps_here_is_refused_where_shards_sweep(
+    uneven: Path, capsys: pytest.CaptureFixture[str], words: list[str], option: list[str]
+) -> None:
+    """Shards would not hear of it: one sentence instead of silence."""
+    assert main([words[0], f"cluster://{uneven}", *words[1:], "--k", "3", "--target", "y", *option]) == 2
+    error = capsys.readouterr().err
+    assert option[0] in error
+    assert len(error.splitlines()) == 1
+
+
+def test_every_command_that_may_ask_shards_can_be_told_where() -> None:
+    """``--ray`` is an argument of all that open a store."""
+    for command in ("info", "verify", "select", "grid", "cv", "stability", "resume", "export", "check-constraint"):
+        parser = argparse.ArgumentParser()
+        importlib.import_module(COMMAND_LINE[command][0]).add_arguments(parser)
+        assert "--ray" in parser.format_help()
+
+
 @pytest.mark.usefixtures("asked_in_process")
 def test_verify_finds_the_damaged_block_of_a_shard(store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``verify`` passes over whole shards and names the one with a byte changed."""
-    from fastomp_nvm.cli import main
-
     manifest = cut(store, str(tmp_path / "cut"), 3)
     assert main(["verify", f"cluster://{manifest}"]) == 0
     matrix = manifest.parent / "shard-1" / "matrix.npy"
@@ -486,8 +470,6 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
     store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     """``select --run`` ends with exit code 1 in the middle; ``resume`` says what ``select`` says of the one store, twice."""
-    from fastomp_nvm.cli import main
-
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     manifest = cut(store, str(tmp_path / "cut"), 3)
     words = ["select", "--k", "8", "--target", "y", "--tau", "0.9", "--algorithm", algorithm]
@@ -505,6 +487,8 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
         assert main([words[0], f"cluster://{manifest}", *words[1:], "--run", "half"]) == 1
     assert "shard 1" in capsys.readouterr().err
     assert list((manifest.parent / "regions").iterdir())
+    assert main(["resume", "half", "--threads", "2"]) == 2
+    assert "--threads" in capsys.readouterr().err
     expected = said(words, store.url, capsys)
     for _ in range(2):
         found = said(["resume"], "half", capsys)
@@ -512,10 +496,20 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
     assert not list((manifest.parent / "regions").iterdir())
 
 
+def test_shards_go_to_machines_that_are_alive_and_offer_processors() -> None:
+    """A head that offers none is left out, unless no other machine offers any."""
+    from storage_backends.ray_cluster import _machines
+
+    def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"NodeID": name, "Alive": alive, "Resources": resources}
+
+    nodes = [node("head", memory=1e9), node("b", CPU=4.0), node("a", CPU=2.0), node("dead", alive=False, CPU=2.0)]
+    assert _machines(nodes) == ["a", "b"]
+    assert _machines(nodes[:1]) == ["head"]
+
+
 def test_the_matrix_of_a_cluster_is_not_pulled_to_one_machine(store: FeatureStore, place: Path) -> None:
     """Copying it into memory is refused in one sentence; building one at its address says what to do instead."""
-    from fastomp_nvm.dataset import Dataset
-
     with open_in_process(cut(store, f"{place}/stays", 2)) as sharded, pytest.raises(RequestError, match="--load"):
         Dataset.of_store(sharded).loaded("x")
     with pytest.raises(StoreURLError, match="fastomp shard"):

@@ -11,6 +11,7 @@ import yaml
 from fastomp_nvm import measuring
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, read_profile, write_profile
+from fastomp_nvm.measuring_shards import ShardCosts
 from fastomp_nvm.planning import Plan, PlanRequest, Resources, plan
 
 USUAL = Resources(TYPICAL_NODE, MEDIA["nvme"], NETWORKS["25gbe"])
@@ -109,7 +110,8 @@ def test_a_tier_that_fits_memory_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("k", 0), ("nodes", 0), ("tau", 0.0), ("epsilon", 1.0), ("data", "mine"), ("tier", "int4"), ("k", 3000)]
+    ("field", "value"),
+    [("k", 0), ("nodes", 0), ("tau", 0.0), ("epsilon", 1.0), ("data", "mine"), ("tier", "int4"), ("k", 3000), ("nodes", 40_000)],
 )
 def test_impossible_requests_are_refused(field: str, value: object) -> None:
     """One sentence that names the field."""
@@ -150,8 +152,10 @@ def test_a_broken_profile_is_refused_by_name(change, named: str, tmp_path: Path)
         read_profile(file)
 
 
-def test_this_machine_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shards", [None, ShardCosts(0.002, 4.0, 7e8)])
+def test_this_machine_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: ShardCosts | None) -> None:
     """Every constant is a positive number, with which a plan can be made; here on inputs far too small to mean anything."""
+    monkeypatch.setattr(measuring, "measure_shards", lambda folder, repeats: shards)  # which starts Ray: test_ray.py lets it
     for name, value in {"ENTRIES": 1 << 20, "FILE_BYTES": 16 << 20, "MANY": 3000, "POLISHED": (2000, 128), "_REPEATS": 1}.items():
         monkeypatch.setattr(measuring, name, value)
     profile = measuring.measure(tmp_path)
@@ -159,4 +163,7 @@ def test_this_machine_can_be_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read_profile(tmp_path / "node.yaml") == profile  # which refuses what is not above 0
     found = plan(REQUEST, Resources(profile.machine, profile.media["disk"], NETWORKS["10gbe"]))
     assert found.seconds > 0
+    assert (profile.network is None) == (shards is None)
+    if shards is not None:
+        assert (profile.machine.call, profile.machine.cluster_start) == (0.002, 4.0)
     assert [file.name for file in tmp_path.iterdir()] == ["node.yaml"]
