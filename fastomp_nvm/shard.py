@@ -18,7 +18,7 @@ import numpy as np
 from fastomp_nvm import __version__
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.blas import one_blas_thread
-from fastomp_nvm.candidate_sets import NOTHING, USABLE, Bits, CandidateSet, features_of, unpacked
+from fastomp_nvm.candidate_sets import NOTHING, USABLE, Bits, CandidateSet, digest, features_of, unpacked
 from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.design import Design
@@ -328,6 +328,8 @@ class Shard:
             if candidates.change is None or candidates.base not in bases:
                 raise ForgottenError(f"{self._address.name} does not remember the candidates {candidates.key.hex()}")
             members = bases[candidates.base] ^ unpacked(candidates.change, count)
+            if digest(members) != candidates.key:
+                raise StoreError(f"{self._address.name} and its driver take other features for usable: install the same release")
             self._sets[candidates.slot] = candidates.key, members
         return members
 
