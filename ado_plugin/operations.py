@@ -238,10 +238,15 @@ class Operations:
         if not isinstance(verify, bool):
             raise RequestError("verify is neither true nor false")
         y = body.get("y")
-        if y is not None:
-            decode_vector(y, "y")
+        response = None if y is None else decode_vector(y, "y")
         requests = [decode_request(each) for each in sent]
         with self._pools.open(pool, key) as store:
+            n_obs = store.layout.n_obs
+            if response is not None and len(response) != n_obs:
+                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
+            for weights in (request.weights for request in requests if request.weights is not None):
+                if len(weights) != n_obs:
+                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
             needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
             fingerprint = store.layout.fingerprint
         memory, work = sum(need.memory for need in needs), sum(need.work for need in needs)

@@ -26,6 +26,7 @@ from ado_plugin.operations import OPERATIONS, Caller, Operations
 from ado_plugin.pools import Pools
 from ado_plugin.uploads import Tile, Uploads
 from fastomp_nvm import errors
+from fastomp_nvm.wire import encode_vector
 from tests.service.running import small_data
 
 ADMIN = Caller(Principal("root", "admin"), "1")
@@ -34,15 +35,24 @@ ADMIN = Caller(Principal("root", "admin"), "1")
 class Host:
     """The least a host can be: it carries bytes."""
 
-    def __init__(self, folder: Path, quota: int | None = None, limits: JobLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quota: int | None = None,
+        limits: JobLimits | None = None,
+        *,
+        start: bool = True,
+        journal_from: int = 0,
+    ) -> None:
         limits = limits or JobLimits()
         self.folder = folder
         self.pools = Pools(str(folder / "pools"), quota)
         self.uploads = Uploads(self.pools, idle_seconds=0.0)
-        execution = Execution(self.pools, self.pools.own_folder / "journals", threads=1, journal_from=0)
+        execution = Execution(self.pools, self.pools.own_folder / "journals", threads=1, journal_from=journal_from)
         self.jobs = Jobs(JobRecords(self.pools.own_folder / "jobs"), execution, limits)
         self.operations = Operations(self.pools, self.uploads, self.jobs, limits)
-        self.jobs.start()
+        if start:
+            self.jobs.start()
 
     def close(self) -> None:
         self.jobs.drain(5.0)
@@ -153,6 +163,15 @@ def test_admission_names_the_limit(tmp_path: Path) -> None:
         assert "1000000 are allowed" in running.refused("select", pool="lab", key="data", job="h", request=heavy)
     finally:
         running.close()
+
+
+def test_vectors_must_fit_the_data(host: Host) -> None:
+    """A response or weights of another length than the observations are refused before anything is queued or kept."""
+    vector = encode_vector(np.ones(79))
+    place = {"pool": "lab", "key": "data", "job": "j"}
+    assert "79 values for 80" in host.refused("select", **place, y=vector, request={"k": 2})
+    assert "79 weights were given for 80" in host.refused("select_many", **place, requests=[{"k": 2}, {"k": 2, "weights": vector}])
+    assert os.listdir(host.pools.own_folder / "jobs") == []
 
 
 def tile(number: int, data: Any, checksum: int, first: int = 0) -> Tile:
