@@ -154,6 +154,7 @@ class McasTransport:
     def _put(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload."""
         pool, key = check_name(body.get("pool"), "pool"), check_name(body.get("key"), "key")
+        _pool_bytes()  # a mistake is told before the data is sent
         if self._session.open(pool, self._timeout) and not body["replace"] and self._json(pool, f"fo/{key}") is not None:
             raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
         yield self._staging.begin(body)
@@ -164,8 +165,7 @@ class McasTransport:
         pool, key = plan["pool"], plan["key"]
         try:
             needed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            wished = int(os.environ.get("FASTOMP_MCAS_POOL_BYTES") or _POOL_BYTES)
-            self._session.open(pool, self._timeout, max(wished, 3 * needed))
+            self._session.open(pool, self._timeout, max(_pool_bytes(), 3 * needed))
             before = self._json(pool, f"fo/{key}")
             if before is not None and not plan["replace"]:
                 raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
@@ -437,6 +437,14 @@ class _FetchedRegions:
     def drop_region(self, name: str) -> None:
         """Erase a region."""
         self._session.erase(self._pool, f"{self._prefix}/{name}", self._timeout)
+
+
+def _pool_bytes() -> int:
+    """Return the bytes of a pool that is made."""
+    wished = os.environ.get("FASTOMP_MCAS_POOL_BYTES") or str(_POOL_BYTES)
+    if not wished.isdecimal():
+        raise InputError(f"FASTOMP_MCAS_POOL_BYTES is {wished!r}: expected a whole number of bytes, such as {_POOL_BYTES}")
+    return int(wished)
 
 
 def _identifier(record: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ sentence under ``error``, and nothing a client sends can raise out of ``call``.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 import time
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: Longest time in seconds that one call keeps a client waiting; it then asks again.
 _LONGEST_WAIT = 20.0
+#: Calls that may wait at a time, each of which has a thread; one more is answered at once.
+_MOST_WAITING = 128
 _MOST_REQUESTS = 1000
 
 
@@ -79,6 +82,7 @@ class Operations:
         self._limits = limits
         #: Calls so far, by operation and outcome.
         self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._waiters = 0
         self._counting = threading.Lock()
 
     def call(self, caller: Caller, operation: str, body: bytes | memoryview) -> Iterator[bytes]:
@@ -161,7 +165,10 @@ class Operations:
     def _put(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload, or go on with one; tiles follow, then ``commit``."""
         self._pool(caller, body)
-        yield self._uploads.begin(caller.principal.name, decode_plan(body))
+        plan = decode_plan({name: value for name, value in body.items() if name != "wait"})
+        with self._waiting(body, default=10.0) as wait:
+            reply = self._uploads.begin(caller.principal.name, plan, wait)
+        yield reply
 
     def _commit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Seal and publish an upload."""
@@ -172,15 +179,17 @@ class Operations:
         if not isinstance(provenance, dict):
             raise RequestError("the provenance is not an object")
         targets = _decode_targets(body.get("targets", {}))
-        yield self._uploads.commit(
-            caller.principal.name,
-            body.get("upload"),
-            tiles,
-            checksum,
-            targets,
-            {**provenance, "uploaded_by": caller.principal.name},
-            _wait(body),
-        )
+        with self._waiting(body) as wait:
+            reply = self._uploads.commit(
+                caller.principal.name,
+                body.get("upload"),
+                tiles,
+                checksum,
+                targets,
+                {**provenance, "uploaded_by": caller.principal.name},
+                wait,
+            )
+        yield reply
 
     def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Give an upload up."""
@@ -202,7 +211,9 @@ class Operations:
         since = body.get("since", -1)
         if not isinstance(since, int):
             raise RequestError("since is not a version of the job")
-        yield from self._jobs.follow(self._job(caller, body), since, _wait(body))
+        job = self._job(caller, body)
+        with self._waiting(body) as wait:
+            yield from self._jobs.follow(job, since, wait)
 
     def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Give the answers of a finished job."""
@@ -219,6 +230,21 @@ class Operations:
         job = self._job(caller, body)
         self._jobs.resume(job)
         yield job.describe()
+
+    @contextlib.contextmanager
+    def _waiting(self, body: Mapping[str, Any], default: float = 0.0) -> Iterator[float]:
+        """Give the seconds that this call may wait: what the caller wants, bounded, and none at all when too many wait already."""
+        wait = body.get("wait", default)
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
+            raise RequestError("wait is not a number of seconds")
+        with self._counting:
+            self._waiters += 1
+            patient = self._waiters <= _MOST_WAITING
+        try:
+            yield min(float(wait), _LONGEST_WAIT) if patient else 0.0
+        finally:
+            with self._counting:
+                self._waiters -= 1
 
     def _pool(self, caller: Caller, body: Mapping[str, Any]) -> str:
         """Return the pool that is meant, if the caller reaches it."""
@@ -282,14 +308,6 @@ OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, 
     "cancel": ("read", Operations._cancel),
     "resume": ("read", Operations._resume),
 }
-
-
-def _wait(body: Mapping[str, Any]) -> float:
-    """Return how long the caller wants to wait, bounded."""
-    wait = body.get("wait", 0.0)
-    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
-        raise RequestError("wait is not a number of seconds")
-    return min(float(wait), _LONGEST_WAIT)
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:

@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before pyarrow is imported: what fails is told by an error of ours
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
     parser = _parser(command)

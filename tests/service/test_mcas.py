@@ -257,6 +257,19 @@ def test_mistakes_are_told_as_our_errors(url, data) -> None:
         fo.connect(url, token="secret")
 
 
+def test_what_the_environment_says_to_other_servers_is_ignored(url, data, monkeypatch, tmp_path) -> None:
+    """FASTOMP_TOKEN and FASTOMP_TLS_CA are for servers that know them; the size of a pool is a number or a sentence."""
+    monkeypatch.setenv("FASTOMP_TOKEN", "a-token-of-some-length")
+    monkeypatch.setenv("FASTOMP_TLS_CA", str(tmp_path / "absent"))
+    X, y = data
+    with fo.connect(url) as client:
+        monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", "4GB")
+        with pytest.raises(InputError, match="'4GB': expected a whole number of bytes"):
+            client.put(X, y)
+        monkeypatch.delenv("FASTOMP_MCAS_POOL_BYTES")
+        assert client.put(X, y)["n_features"] == 3000
+
+
 def test_a_killed_client_is_succeeded_by_another(server, data) -> None:
     """SIGKILL of the client in the middle of a slice loses nothing: another one finds the run and ends it."""
     X, y = data

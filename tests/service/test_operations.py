@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 import types
 import zlib
 from collections.abc import Iterator
@@ -56,7 +58,7 @@ class Host:
 
     def close(self) -> None:
         self.jobs.drain(5.0)
-        self.uploads.close()
+        self.uploads.close(60.0)
         self.pools.close()
 
     def call(self, operation: str, caller: Caller = ADMIN, **body: Any) -> Any:
@@ -333,6 +335,71 @@ def test_two_servers_cannot_have_the_same_pools(host: Host) -> None:
     again.close()
     host.pools = again  # closed twice below is what the fixture would do
     host.pools.close = lambda: None  # type: ignore[method-assign]
+
+
+def test_only_so_many_calls_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many calls that want to wait for news so many do, each of which has a thread; one more is answered at once."""
+    monkeypatch.setattr("ado_plugin.operations._MOST_WAITING", 3)
+    monkeypatch.setattr("ado_plugin.operations._LONGEST_WAIT", 600.0)
+    monkeypatch.setattr(host.jobs, "_next_batch", list)
+    version = host.call("select", pool="lab", key="data", job="j", request={"k": 2})["version"]
+    poll = {"job": "j", "since": version, "wait": 600}
+    waiting = [threading.Thread(target=host.call, args=("progress",), kwargs=poll) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    while host.operations._waiters < 3:
+        time.sleep(0.01)
+    assert host.call("progress", **poll)["state"] == "queued"
+    assert all(thread.is_alive() for thread in waiting)
+    host.call("cancel", job="j")
+    for thread in waiting:
+        thread.join(60)
+    assert host.operations._waiters == 0
+
+
+def test_a_client_says_how_long_a_put_may_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While tiles of an earlier server are checked, begin answers within the client's patience, and goes on afterwards."""
+    begun = host.call("put", **put_plan())
+    begin_again(host)
+    checking = threading.Event()
+    original = host.uploads._build
+    monkeypatch.setattr(host.uploads, "_build", lambda *words: (checking.wait(60), original(*words))[1])
+    assert host.call("put", **put_plan(), wait=0.01)["checking"]
+    checking.set()
+    assert host.call("put", **put_plan(), wait=20) == {"upload": begun["upload"], "next": 0, "crc": 0}
+    assert host.call("abort", upload=begun["upload"]) == {}
+
+
+def test_closing_does_not_wait_for_ever(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still being checked when the server must go is left as it is."""
+    host.call("put", **put_plan())
+    begin_again(host)
+    checking = threading.Event()
+    original = host.uploads._build
+    monkeypatch.setattr(host.uploads, "_build", lambda *words: (checking.wait(60), original(*words))[1])
+    host.call("put", **put_plan(), wait=0.01)
+    host.uploads.close(0.01)
+    assert host.uploads.staged == 1
+    checking.set()
+
+
+def test_what_is_refused_leaves_no_pool(tmp_path: Path) -> None:
+    """A put into a pool that does not exist makes it only when it is begun."""
+    running = Host(tmp_path, quota=1000)
+    try:
+        assert "do not fit" in running.refused("put", **put_plan(n_obs=10_000))
+        running.refused("put", **put_plan(dtype="float8"))
+        assert running.call("list")["pools"] == []
+        running.call("put", **put_plan())
+        assert [entry["pool"] for entry in running.call("list")["pools"]] == ["lab"]
+    finally:
+        running.close()
+
+
+def test_an_epsilon_without_an_inverse_is_a_sentence(host: Host) -> None:
+    """Numbers so small that their inverse overflows are refused as a parameter, not met as a failure of the server."""
+    for epsilon in (5e-324, 1e-300, 1e-7, 0.0):
+        assert "at least 1e-06" in host.refused("select", pool="lab", key="data", job="j", request={"k": 2, "epsilon": epsilon})
 
 
 json_values = st.recursive(
