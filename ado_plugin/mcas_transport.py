@@ -9,9 +9,11 @@ through :mod:`ado_plugin.mcas_session`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
+import platform
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ import numpy as np
 from ado_plugin.mcas_message import data_of, invoke_message, read_reply, value_of
 from ado_plugin.mcas_session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SECONDS, McasSession
 from ado_plugin.mcas_slice import FIRST_ROOM, RESULT, log_identifier, log_name
-from ado_plugin.mcas_staging import MANIFEST_BYTES, Staging, padded_json, values_of_store
+from ado_plugin.mcas_staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas_stub import fastomp_slice
 from fastomp_nvm import __version__, registry
 from fastomp_nvm.addresses import ServerURL
@@ -133,6 +135,7 @@ class McasTransport:
     def _delete(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Delete a store that no unfinished run needs, with its finished runs."""
         pool, key = self._open(body), check_name(body.get("key"), "key")
+        self._clear(pool, key)
         manifest = self._manifest(pool, key)
         runs = [job for job, of in self._index(pool)["runs"].items() if of == key]
         busy = [job for job in runs if self._is_open(pool, job)]
@@ -169,16 +172,27 @@ class McasTransport:
             before = self._json(pool, f"fo/{key}")
             if before is not None and not plan["replace"]:
                 raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
+            self._clear(pool, key)
+            manifest = self._staging.manifest(folder)
             try:
-                manifest = self._staging.push(pool, key, folder, self._timeout)
-            except CallFailedError as error:
-                raise ServerError(
-                    f"{error}; the pool {pool!r} may be full: a pool keeps the size it was made with (FASTOMP_MCAS_POOL_BYTES)"
-                ) from error
-            self._session.put(pool, f"fo/{key}", value_of(f"fo/{key}", padded_json(manifest, MANIFEST_BYTES)), self._timeout)
-            for value in values_of_store(key, before) if before is not None else ():
-                self._session.erase(pool, value, self._timeout)
-            self._change_index(pool, lambda index: index["keys"].append(key) if key not in index["keys"] else None)
+                self._announce(pool, key, [manifest, *([] if before is None else [before])])
+                self._staging.push(pool, key, folder, manifest, self._timeout)
+                # Whoever puts the same key takes what stands unfinished for left behind, and erases it from the first value on.
+                if not self._session.has(pool, next(values_of_store(key, manifest)), self._timeout):
+                    raise ServerError(f"another client has put {pool}/{key} meanwhile: put it again if this one is to stand")
+                self._session.put(pool, f"fo/{key}", value_of(f"fo/{key}", padded_json(manifest, MANIFEST_BYTES)), self._timeout)
+            except UnreachableError:
+                raise  # the next put or delete clears up
+            except BaseException as error:
+                with contextlib.suppress(FastompError):
+                    self._session.open(pool, self._timeout)
+                    self._clear(pool, key)
+                if isinstance(error, CallFailedError):
+                    raise ServerError(
+                        f"{error}; the pool {pool!r} may be full: a pool keeps the size it was made with (FASTOMP_MCAS_POOL_BYTES)"
+                    ) from error
+                raise
+            self._clear(pool, key)
         finally:
             self._staging.drop(body["upload"])
         report["url"] = f"{pool}/{key}"
@@ -333,6 +347,40 @@ class McasTransport:
         counts = {"run": number, "round": standing["round"], "selected": standing["selected"], "target": 0, "bytes_read": 0}
         return {**counts, "value": standing["value"], "seconds": standing["seconds"]}
 
+    def _announce(self, pool: str, key: str, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Note in the index which values are about to be put, and which will then be old: one that nothing names stays for ever."""
+        place = {"key": key, "host": platform.node(), "folder": self._staging.folder}
+        noted = [{**place, **{name: each[name] for name in ("token", "pieces", "files", "arrays")}} for each in manifests]
+
+        def note(index: dict[str, Any]) -> None:
+            others = [each for each in index.get("unfinished", ()) if each not in noted]
+            index["unfinished"] = [*others, *noted]
+
+        self._change_index(pool, note)
+
+    def _clear(self, pool: str, key: str) -> None:
+        """Erase what puts made old, or left without coming to their end: those to this key, and those of dead clients here."""
+        left = [
+            each
+            for each in self._index(pool).get("unfinished", ())
+            if each["key"] == key or (each["host"] == platform.node() and not is_held(each["folder"]))
+        ]
+        published = []
+        for each in left:
+            manifest = self._json(pool, f"fo/{each['key']}")
+            if manifest is not None and manifest["token"] == each["token"]:
+                published.append(each["key"])
+                continue
+            for value in values_of_store(each["key"], each):
+                self._session.erase(pool, value, self._timeout)
+
+        def settle(index: dict[str, Any]) -> None:
+            index["unfinished"] = [each for each in index.get("unfinished", ()) if each not in left]
+            index["keys"] += [new for new in dict.fromkeys(published) if new not in index["keys"]]
+
+        if left:
+            self._change_index(pool, settle)
+
     def _make_room(self, pool: str, job: str, region: str, size: int) -> None:
         """Create an array of zeros for a region of a run; one that exists is left alone."""
         key = f"run/{job}/{region}"
@@ -398,7 +446,7 @@ class McasTransport:
         return self._json(pool, _INDEX) or {"keys": [], "runs": {}}
 
     def _change_index(self, pool: str, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Change the index; once more when another client overwrote the change. Nothing but listing depends on it."""
+        """Change the index; once more when another client overwrote the change. Only listing and clearing up depend on it."""
         for _ in range(_INDEX_ATTEMPTS):
             index = self._index(pool)
             change(index)
