@@ -223,6 +223,11 @@ class Jobs:
             raise RequestError(f"there is no job {name!r}: it was never submitted here, or its answer was kept long enough")
         return job
 
+    def standings(self, owner: str | None) -> list[dict[str, Any]]:
+        """Return how the jobs of an owner (None: of everyone) stand, in the order they were submitted."""
+        with self._changed:
+            return [job.describe() for job in self._jobs.values() if owner in (None, job.request.owner)]
+
     def follow(self, job: Job, since: int, wait: float) -> Iterator[dict[str, Any]]:
         """Yield how a job stands, at once if that is news after version ``since``, then at every change for ``wait`` seconds."""
         end = time.monotonic() + wait

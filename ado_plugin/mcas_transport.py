@@ -211,6 +211,14 @@ class McasTransport:
         """Begin a run of several requests, answered in shared sweeps."""
         yield self._begin(body, body["requests"])
 
+    def _list_jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how the runs in a pool stand, all of them or those on a key, without driving them."""
+        if body.get("pool") is None:
+            raise InputError("which pool the runs are in is not clear: name it in the URL, mcas://host:port/pool")
+        pool, key = self._open(body), body.get("key")
+        records = {job: self._json(pool, f"run/{job}") for job, of in self._index(pool)["runs"].items() if key in (None, of)}
+        yield {"jobs": [self._standing(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
+
     def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Drive a run for as long as the caller waits, telling how it stands after each slice."""
         pool, job, record = self._find(body)
@@ -510,6 +518,7 @@ _OPERATIONS: Mapping[str, Callable[[McasTransport, Mapping[str, Any]], Iterator[
     "abort": McasTransport._abort,
     "select": McasTransport._select,
     "select_many": McasTransport._select_many,
+    "jobs": McasTransport._list_jobs,
     "progress": McasTransport._progress,
     "result": McasTransport._result,
     "cancel": McasTransport._cancel,

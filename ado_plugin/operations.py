@@ -206,6 +206,12 @@ class Operations:
             raise RequestError(f"requests are not a list of 1 to {_MOST_REQUESTS} requests")
         yield self._queued(caller, body, requests).describe()
 
+    def _list_jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how the caller's jobs stand, all of them or those on a pool or key; of many requests in one job the first tells."""
+        place = {name: check_name(body[name], name) for name in ("pool", "key") if body.get(name) is not None}
+        found = [job for job in self._jobs.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
+        yield {"jobs": [{**job, "progress": job["progress"][:1]} for job in found]}
+
     def _progress(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Tell how a job stands, then every change for as long as the caller wants to wait."""
         since = body.get("since", -1)
@@ -303,6 +309,7 @@ OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, 
     "abort": ("write", Operations._abort),
     "select": ("read", Operations._submit),
     "select_many": ("read", Operations._submit_many),
+    "jobs": ("read", Operations._list_jobs),
     "progress": ("read", Operations._progress),
     "result": ("read", Operations._result),
     "cancel": ("read", Operations._cancel),

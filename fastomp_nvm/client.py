@@ -40,7 +40,7 @@ __all__ = ["Client", "Transport", "connect", "local_token"]
 
 #: Operations that may be repeated: doing them twice is doing them once.
 _REPEATABLE = frozenset(
-    {"ping", "list", "info", "put", "commit", "select", "select_many", "progress", "result", "cancel", "resume"}
+    {"ping", "list", "info", "put", "commit", "select", "select_many", "jobs", "progress", "result", "cancel", "resume"}
 )
 _UPLOAD_ATTEMPTS = 3
 #: Most seconds that one call waits for news.
@@ -284,6 +284,12 @@ class Client:
         body = {**self._job_body(y, key, run, verify), "request": encode_request(make_request(request))}
         job: str = self._one("select", body)["job"]
         return job
+
+    def jobs(self) -> Sequence[dict[str, Any]]:
+        """Return how the jobs of this caller stand, as ``progress`` does; those on the URL's pool and key where it names them."""
+        place = {"pool": self._address.pool, "key": self._address.key}
+        found: Sequence[dict[str, Any]] = self._one("jobs", place)["jobs"]
+        return found
 
     def progress(self, job: str) -> dict[str, Any]:
         """Return how a job stands: its state, and per request the round, features, score and bytes read."""

@@ -105,11 +105,13 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
     for operation in OPERATIONS:
         body = {**put_plan(), "request": {"k": 2}, "requests": [{"k": 2}], "job": "j", "upload": "u", "tiles": 0, "crc": 0}
         for field in ("pool", "key", "job"):
-            if operation in ("ping", "commit", "abort") or (field == "job") == (operation in ("info", "delete", "put", "list")):
+            if operation in ("ping", "commit", "abort") or (field == "job") == (
+                operation in ("info", "delete", "put", "list", "jobs")
+            ):
                 continue
             if operation in ("progress", "result", "cancel", "resume") and field != "job":
                 continue
-            if operation == "list" and (field == "key" or name is None):
+            if (operation == "list" and field == "key") or (operation in ("list", "jobs") and name is None):
                 continue
             assert "is no name of a" in host.refused(operation, **{**body, field: name}), (operation, field)
     assert sorted(path.name for path in (host.folder / "pools").rglob("*")) == before
@@ -149,6 +151,10 @@ def test_roles_and_pools(host: Host) -> None:
     assert host.call("select", reader, pool="lab", key="data", job="mine", request={"k": 2})["job"] == "mine"
     assert "no job" in host.refused("result", writer, job="mine")
     assert "no job" in host.refused("cancel", writer, job="mine")
+    assert host.call("jobs", writer)["jobs"] == []
+    assert [job["job"] for job in host.call("jobs", reader)["jobs"]] == ["mine"]
+    assert [job["job"] for job in host.call("jobs", pool="lab", key="data")["jobs"]] == ["mine"]
+    assert host.call("jobs", key="other")["jobs"] == []
     assert host.call("progress", ADMIN, job="mine", wait=20)["state"] == "done"
 
 
