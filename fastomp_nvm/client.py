@@ -48,7 +48,7 @@ _POLL_SECONDS = 10.0
 #: Seconds between two calls when the server answers without news and without waiting: too many others wait.
 _IMPATIENT_SECONDS = 0.25
 #: Seconds for which a server that was never heard of is asked again, because it may just be starting.
-_FIRST_CONTACT_SECONDS = 3.0
+_FIRST_CONTACT_SECONDS = 5.0
 
 
 class Transport(Protocol):

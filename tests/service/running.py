@@ -27,12 +27,16 @@ class RunningServer:
         Pools, home and log live there.
     *options : str
         Further words of the command.
+    gated : bool
+        Whether jobs can be held with ``close_gate``; see ``tests.service.gated_server``.
     """
 
-    def __init__(self, folder: Path, *options: str, scheme: str = "grpc") -> None:
+    def __init__(self, folder: Path, *options: str, scheme: str = "grpc", gated: bool = False) -> None:
         self.folder = folder
         self.options = options
         self.scheme = scheme
+        self.gate = folder / "gate"
+        self.module = ["tests.service.gated_server", str(self.gate)] if gated else ["fastomp_nvm"]
         self.port = 0
         self.metrics_port = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +65,7 @@ class RunningServer:
         self.home.mkdir(exist_ok=True)
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fastomp_nvm", *words], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+                [sys.executable, "-m", *self.module, *words], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
             )
         self.port = int(self._line(r"//127\.0\.0\.1:(\d+)"))
         if "--metrics" in self.options:
@@ -75,6 +79,14 @@ class RunningServer:
         """Return a client, by default with the local token."""
         options.setdefault("token", self.token() if "--token-file" not in self.options else None)
         return fo.connect(f"{self.url}{place}", **options)
+
+    def close_gate(self) -> None:
+        """Hold jobs in the middle, until the gate is opened or the server has ended."""
+        self.gate.touch()
+
+    def open_gate(self) -> None:
+        """Let jobs go on."""
+        self.gate.unlink(missing_ok=True)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -105,6 +117,7 @@ class RunningServer:
     def _close(self) -> None:
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self.open_gate()
 
     def _line(self, pattern: str) -> str:
         """Wait for a line of its output that matches."""

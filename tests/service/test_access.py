@@ -52,7 +52,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     tokens = folder / "tokens.yaml"
     tokens.touch(0o600)
     tokens.write_text(entry("ann", "admin") + entry("wim", "write", "lab") + entry("ron", "read", "lab"))
-    options = ("--token-file", str(tokens), "--quota", "400kB", "--upload-idle", "1", "--drain", "2")
+    options = ("--token-file", str(tokens), "--quota", "400kB", "--upload-idle", "5", "--drain", "2")
     with RunningServer(folder, *options) as running:
         yield running
         assert running.stop() == 0
@@ -169,7 +169,7 @@ def test_a_stalled_upload_is_reaped_and_does_not_stop_the_drain(guarded: Running
         stalled_for_good.append(stalled)
         descriptor = flight.FlightDescriptor.for_command(f'{{"upload": "{upload}"}}'.encode())
         writer, _ = stalled.do_put(descriptor, pa.schema([("bytes", pa.uint8())]), options)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while any(path.name.startswith(".stalled") for path in (guarded.pools / "lab").iterdir()):
             assert time.monotonic() < end, "the upload was never reaped"
             time.sleep(0.1)
