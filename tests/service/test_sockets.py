@@ -226,6 +226,23 @@ def test_clients_that_stall_do_not_stop_others(server: RunningServer, raw: Any, 
         time.sleep(0.05)
 
 
+def test_no_call_waits_as_long_as_its_client(server: RunningServer) -> None:
+    """What put, commit and progress may wait at the server is half the client's time limit: a slow end is not taken for none."""
+    waits: dict[str, float] = {}
+    with server.connect("/lab/waits", timeout=8) as client:
+        original = client._transport.call
+
+        def noted(operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
+            waits[operation] = json.loads(body).get("wait")
+            return original(operation, body, timeout)
+
+        client._transport.call = noted  # type: ignore[method-assign]
+        client.put(*small_data(), replace=True)
+        client.select(k=2)
+        client.delete()
+    assert {name: waits[name] for name in ("put", "commit", "progress")} == {"put": 4, "commit": 4, "progress": 4}
+
+
 def test_submit_detach_fetch_later(server: RunningServer, store: str) -> None:
     """A job goes on without its client; another client finds its answer by name, and submitting again is harmless."""
     with server.connect(store) as client:
