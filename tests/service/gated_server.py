@@ -16,11 +16,38 @@ from ado_plugin.execution import Execution
 from ado_plugin.jobs import Job
 from fastomp_nvm.cli import main
 from fastomp_nvm.engine import Progress
+from tests.service.running import RunningServer
 
-__all__ = ["HELD_FROM"]
+__all__ = ["HELD_FROM", "GatedServer"]
 
 #: Features after which a job is held.
 HELD_FROM = 5
+
+
+class GatedServer(RunningServer):
+    """A running server whose jobs can be held in the middle.
+
+    Parameters
+    ----------
+    folder : Path
+    *options : str
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.gate = folder / "gate"
+        super().__init__(folder, *options, program=("-m", "tests.service.gated_server", str(self.gate)))
+
+    def close_gate(self) -> None:
+        """Hold jobs in the middle, until the gate is opened or the server has ended."""
+        self.gate.touch()
+
+    def open_gate(self) -> None:
+        """Let jobs go on."""
+        self.gate.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        super()._close()
+        self.open_gate()
 
 
 def hold(gate: Path) -> None:

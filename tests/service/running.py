@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import fastomp_nvm as fo
 
@@ -27,16 +28,15 @@ class RunningServer:
         Pools, home and log live there.
     *options : str
         Further words of the command.
-    gated : bool
-        Whether jobs can be held with ``close_gate``; see ``tests.service.gated_server``.
+    program : sequence of str
+        What Python is to run with these words.
     """
 
-    def __init__(self, folder: Path, *options: str, scheme: str = "grpc", gated: bool = False) -> None:
+    def __init__(self, folder: Path, *options: str, scheme: str = "grpc", program: Sequence[str] = ("-m", "fastomp_nvm")) -> None:
         self.folder = folder
+        self.program = program
         self.options = options
         self.scheme = scheme
-        self.gate = folder / "gate"
-        self.module = ["tests.service.gated_server", str(self.gate)] if gated else ["fastomp_nvm"]
         self.port = 0
         self.metrics_port = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class RunningServer:
         self.home.mkdir(exist_ok=True)
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.module, *words], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+                [sys.executable, *self.program, *words], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
             )
         self.port = int(self._line(r"//127\.0\.0\.1:(\d+)"))
         if "--metrics" in self.options:
@@ -79,14 +79,6 @@ class RunningServer:
         """Return a client, by default with the local token."""
         options.setdefault("token", self.token() if "--token-file" not in self.options else None)
         return fo.connect(f"{self.url}{place}", **options)
-
-    def close_gate(self) -> None:
-        """Hold jobs in the middle, until the gate is opened or the server has ended."""
-        self.gate.touch()
-
-    def open_gate(self) -> None:
-        """Let jobs go on."""
-        self.gate.unlink(missing_ok=True)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -105,7 +97,7 @@ class RunningServer:
         self._close()
         return code
 
-    def __enter__(self) -> RunningServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +109,6 @@ class RunningServer:
     def _close(self) -> None:
         assert self.process.stdout is not None
         self.process.stdout.close()
-        self.open_gate()
 
     def _line(self, pattern: str) -> str:
         """Wait for a line of its output that matches."""

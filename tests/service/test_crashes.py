@@ -19,7 +19,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
-from tests.service.gated_server import HELD_FROM
+from tests.service.gated_server import HELD_FROM, GatedServer
 from tests.service.running import ROOT, RunningServer
 
 pytestmark = pytest.mark.crash
@@ -36,9 +36,9 @@ def long_data() -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedServer]:
     """Run a server that keeps journals of all jobs and holds the long data."""
-    with RunningServer(tmp_path_factory.mktemp("mortal"), "--journal-from", "0", "--drain", "0.2", gated=True) as running:
+    with GatedServer(tmp_path_factory.mktemp("mortal"), "--journal-from", "0", "--drain", "0.2") as running:
         X, y = long_data()
         with running.connect("/lab/long") as client:
             client.put(X, y)
@@ -46,7 +46,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def held(mortal: RunningServer) -> Iterator[None]:
+def held(mortal: GatedServer) -> Iterator[None]:
     """Hold the jobs of a test in the middle, until it opens the gate or ends the server."""
     mortal.close_gate()
     yield
@@ -54,7 +54,7 @@ def held(mortal: RunningServer) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def expected(mortal: RunningServer) -> dict[str, Any]:
+def expected(mortal: GatedServer) -> dict[str, Any]:
     """Return the answer of an undisturbed local run."""
     found = fo.select(f"pmem://{mortal.pools}/lab/long", **LONG).to_json()
     found.pop("seconds")
@@ -76,7 +76,7 @@ def wait_until_running(client: fo.Client, job: str) -> None:
 
 
 @pytest.mark.usefixtures("held")
-def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: RunningServer, expected: dict[str, Any]) -> None:
+def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: GatedServer, expected: dict[str, Any]) -> None:
     """A client that waits through the death and restart of the server gets the answer of the undisturbed run, bit for bit."""
     answers: list[Any] = []
     with mortal.connect("/lab/long", timeout=60) as client:
@@ -95,7 +95,7 @@ def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: Runni
 
 
 @pytest.mark.usefixtures("held")
-def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> None:
+def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: GatedServer) -> None:
     """Killed with ten jobs in flight, the server finishes all ten after its restart, each with the answer of a local run."""
     requests = [{**LONG, "k": 150 + 10 * number} for number in range(10)]
     with mortal.connect("/lab/long", timeout=60) as client:
@@ -110,7 +110,7 @@ def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> No
 
 
 @pytest.mark.usefixtures("held")
-def test_sigterm_drains(mortal: RunningServer, expected: dict[str, Any]) -> None:
+def test_sigterm_drains(mortal: GatedServer, expected: dict[str, Any]) -> None:
     """On SIGTERM the server ends orderly and soon; the job it could not finish is finished by the next one."""
     with mortal.connect("/lab/long", timeout=60) as client:
         job = client.submit(**LONG)
@@ -123,7 +123,7 @@ def test_sigterm_drains(mortal: RunningServer, expected: dict[str, Any]) -> None
 
 
 @pytest.mark.usefixtures("held")
-def test_cancelling_a_running_job(mortal: RunningServer) -> None:
+def test_cancelling_a_running_job(mortal: GatedServer) -> None:
     """A cancelled job ends at its next round; its client hears so, and the server takes the next job."""
     with mortal.connect("/lab/long") as client:
         job = client.submit(**LONG)
@@ -148,7 +148,7 @@ def recorded(client: fo.Client) -> list[int]:
     return sent
 
 
-def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
+def test_a_server_killed_during_an_upload(mortal: GatedServer) -> None:
     """The client goes on with the next server and sends only what it lacks; damaged bytes are noticed and sent again."""
     X, _ = long_data()
     fingerprint = fo.create_store("dram:reborn", X, replace=True).layout.fingerprint
@@ -187,7 +187,7 @@ def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("moment", ["sending", "sealing", "published"])
-def test_a_put_outlives_its_server(mortal: RunningServer, moment: str) -> None:
+def test_a_put_outlives_its_server(mortal: GatedServer, moment: str) -> None:
     """A put during which the server is killed and started again ends well, also when the store was published but not reported."""
     X, y = long_data()
     key = f"outlived-{moment}"
@@ -266,7 +266,7 @@ def kill_an_uploader(server: RunningServer, key: str, columns: int = 9000) -> No
         child.send_signal(signal.SIGKILL)
 
 
-def test_a_client_killed_during_an_upload(mortal: RunningServer) -> None:
+def test_a_client_killed_during_an_upload(mortal: GatedServer) -> None:
     """Another client goes on where the dead one was, without sending what arrived."""
     kill_an_uploader(mortal, "half")
     X, _ = long_data()
@@ -292,7 +292,7 @@ client.select(run="widowed", observer=lambda step: print("here", flush=True), **
 
 
 @pytest.mark.usefixtures("held")
-def test_a_client_killed_during_a_selection(mortal: RunningServer, expected: dict[str, Any]) -> None:
+def test_a_client_killed_during_a_selection(mortal: GatedServer, expected: dict[str, Any]) -> None:
     """Its job goes on, and whoever asks for it by name gets the answer."""
     words = [sys.executable, "-c", SELECTOR, f"{mortal.url}/lab/long", mortal.token(), json.dumps(LONG)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as child:
@@ -305,7 +305,7 @@ def test_a_client_killed_during_a_selection(mortal: RunningServer, expected: dic
     assert {name: value for name, value in found.to_json().items() if name != "seconds"} == expected
 
 
-def test_other_data_is_not_mixed_into_an_upload(mortal: RunningServer) -> None:
+def test_other_data_is_not_mixed_into_an_upload(mortal: GatedServer) -> None:
     """Whoever goes on with an upload but has other values is noticed, and all of it is sent again."""
     X, _ = long_data()
     with mortal.connect("/lab/mixed") as client:
