@@ -104,14 +104,15 @@ class Execution:
 
         def take(place: int, selection: Selection | None) -> None:
             job = owners[place]
-            with contextlib.suppress(FastompError):  # no longer needed; but its thread must not write what is about to be dropped
-                for journal in journals[place : place + 1]:
-                    journal.close()
-            answers[job][place] = None if selection is None else encode_selection(selection)
-            found = [answer for _, answer in sorted(answers[job].items()) if answer is not None]
-            for answer in found:
+            if journals:
+                with contextlib.suppress(FastompError):  # not needed any more; but its thread must not write what is being dropped
+                    journals[place].close()
+            answer = None if selection is None else encode_selection(selection)
+            if answer is not None:
                 answer["json"]["verified"] = verified
+            answers[job][place] = answer
             if len(answers[job]) == len(job.request.requests):
+                found = [each for _, each in sorted(answers[job].items()) if each is not None]
                 ended(job, found if len(found) == len(answers[job]) else None)
 
         with self._pools.open(asked.pool, asked.key) as store:
