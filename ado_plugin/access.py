@@ -106,7 +106,7 @@ class Access:
         """Return who showed ``token``, or None."""
         digest, found = _digest(token), None
         for entry in self._entries:  # never stops early: how long it takes says nothing about the token
-            if entry.digest == "" or hmac.compare_digest(entry.digest, digest):
+            if entry.digest == "" or (hmac.compare_digest(entry.digest, digest) and token):
                 found = entry.principal
         return found
 
@@ -120,18 +120,28 @@ def _local_token(port: int) -> str:
     """Return the token for a server on this port of the loopback interface, created when there is none."""
     path = local_token_file(port)
     if path.is_symlink() or path.exists():
-        return _secret(path)
+        return _standing_token(path)
     token = secrets.token_urlsafe(32)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(token + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a loss of power must not leave an empty file under the name
         os.link(partial, path)  # a token appears whole, also when this process is killed here
     except FileExistsError:
-        return _secret(path)  # another server was quicker
+        return _standing_token(path)  # another server was quicker
     finally:
         partial.unlink()
+    return token
+
+
+def _standing_token(path: Path) -> str:
+    """Return the token that an earlier server left for clients of the same user."""
+    token = _secret(path)
+    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+        raise InputError(f"the token file {path} holds no usable token: remove it, and the server makes a new one")
     return token
 
 

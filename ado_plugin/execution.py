@@ -26,7 +26,7 @@ from fastomp_nvm.errors import FastompError, StoreError
 from fastomp_nvm.journal import DecisionJournal
 from fastomp_nvm.kernels import kernel
 from fastomp_nvm.registration import numeric_build, target_digest
-from fastomp_nvm.request import SelectionRequest
+from fastomp_nvm.request import Selection, SelectionRequest
 from fastomp_nvm.selection import select_shared
 from fastomp_nvm.stores import StoreLayout
 from fastomp_nvm.wire import decode_request, decode_vector, encode_selection
@@ -89,10 +89,32 @@ class Execution:
         self._place: RegionPlace = registry.load("storage_backends.directory_regions:DirectoryRegions")(folder)
 
     def run(
-        self, jobs: Sequence[Job], observer: Callable[[Progress], None], cancelled: Callable[[], bool]
-    ) -> Sequence[list[dict[str, Any]]]:
-        """Answer jobs on the same data: one list of selections, in JSON terms, per job."""
+        self,
+        jobs: Sequence[Job],
+        observer: Callable[[Progress], None],
+        stopped: Callable[[], bool],
+        dropped: Callable[[Job], bool],
+        ended: Callable[[Job, list[dict[str, Any]] | None], None],
+    ) -> None:
+        """Answer jobs on the same data, handing over each one's selections, in JSON terms, as soon as it has all of them."""
         asked = jobs[0].request
+        owners = [job for job in jobs for _ in job.request.requests]
+        answers: dict[Job, dict[int, dict[str, Any] | None]] = {job: {} for job in jobs}
+        journals: Sequence[DecisionJournal] = ()
+
+        def take(place: int, selection: Selection | None) -> None:
+            job = owners[place]
+            if journals:
+                with contextlib.suppress(FastompError):  # not needed any more; but its thread must not write what is being dropped
+                    journals[place].close()
+            answer = None if selection is None else encode_selection(selection)
+            if answer is not None:
+                answer["json"]["verified"] = verified
+            answers[job][place] = answer
+            if len(answers[job]) == len(job.request.requests):
+                found = [each for _, each in sorted(answers[job].items()) if each is not None]
+                ended(job, found if len(found) == len(answers[job]) else None)
+
         with self._pools.open(asked.pool, asked.key) as store:
             if store.layout.fingerprint != asked.fingerprint:
                 raise StoreError(f"{asked.pool}/{asked.key} was replaced after the job was submitted: submit it again")
@@ -105,28 +127,33 @@ class Execution:
             with contextlib.ExitStack() as stack:
                 try:
                     journals = self._journals(stack, jobs, dataset)
-                    found, _ = select_shared(
+                    select_shared(
                         dataset,
                         requests,
                         response,
                         threads=self._threads,
                         observer=observer,
-                        cancelled=cancelled,
+                        cancelled=stopped,
                         journals=journals,
+                        dropped=lambda place: dropped(owners[place]),
+                        ended=take,
                     )
                 except StoreError:
                     # A record that other code made: start over, rather than never.
                     stack.close()
+                    journals = ()
                     for job in jobs:
                         self.forget(job)
-                    found, _ = select_shared(
-                        dataset, requests, response, threads=self._threads, observer=observer, cancelled=cancelled
+                    select_shared(
+                        dataset,
+                        requests,
+                        response,
+                        threads=self._threads,
+                        observer=observer,
+                        cancelled=stopped,
+                        dropped=lambda place: dropped(owners[place]),
+                        ended=take,
                     )
-        answers = iter(encode_selection(selection) for selection in found)
-        out = [[next(answers) for _ in job.request.requests] for job in jobs]
-        for answer in (answer for answers_of_job in out for answer in answers_of_job):
-            answer["json"]["verified"] = verified
-        return out
 
     def forget(self, job: Job) -> None:
         """Drop the journals of a job."""

@@ -1,7 +1,7 @@
 """A client's calls carried over Arrow Flight: the only client-side importer of ``pyarrow.flight``.
 
 Every call has a time limit. What the library reports becomes one of our errors: no answer is ``UnreachableError`` (and may be tried
-again), a refusal is ``ServerError``.
+again, but for a certificate that is not trusted), a refusal is ``ServerError``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from fastomp_nvm.addresses import ServerURL, is_loopback
-from fastomp_nvm.errors import FastompError, RequestError, ServerError, UnreachableError
+from fastomp_nvm.errors import FastompError, RequestError, ServerError, UnreachableError, UntrustedError
 from fastomp_nvm.upload import WireTile
 
 __all__ = ["FlightTransport"]
@@ -98,6 +98,10 @@ class FlightTransport:
             return UnreachableError(f"{self._server} did not answer within {timeout:g} s: is it up, and is this its address?")
         if isinstance(error, flight.FlightServerError) or not isinstance(error, (flight.FlightError, OSError, pa.ArrowException)):
             return ServerError(f"{self._server} refuses: {text}")
+        if self._tls and "certificate" in text:
+            return UntrustedError(
+                f"the certificate of {self._server} is not trusted ({text}): name its authority (--tls-ca) or the host it is for"
+            )
         hint = (
             "is it up, and is its certificate valid and trusted (--tls-ca)?"
             if self._tls

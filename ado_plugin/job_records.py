@@ -46,6 +46,10 @@ class JobRecords:
         """Keep what came out."""
         self._files.write(name + _ANSWER, answer)
 
+    def request(self, name: str) -> dict[str, Any]:
+        """Return what was asked."""
+        return self._files.read(name + _REQUEST)
+
     def answer(self, name: str) -> dict[str, Any]:
         """Return what came out of a job that is done."""
         return self._files.read(name + _ANSWER)
@@ -58,6 +62,10 @@ class JobRecords:
                 yield name, self._files.read(path.name), self._files.read(name + _STATE)
             except MediumError as error:
                 _log.error("a job cannot be recovered", extra={"job": name, "reason": str(error)})
+
+    def size(self, name: str) -> int:
+        """Return the bytes that the records of a job take."""
+        return self._files.size(name + _ANSWER, name + _STATE, name + _REQUEST)
 
     def remove(self, name: str) -> None:
         """Forget a job."""

@@ -1,20 +1,24 @@
 """Jobs: a bounded queue, fair among clients, whose jobs on the same key share their sweeps and outlive connection and server.
 
 A job is durable before it is acknowledged. One worker takes the job of whoever was served longest ago, and with it every waiting
-job on the same data, and answers all of them in shared sweeps; if that fails each is run alone, so that nobody pays for another's
-mistake. A job that was running when the server died is run again; after the third time it is parked as failed, and a job that
-brought a server down once no longer runs in company. How a job is executed is the executor's business.
+job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections; if that fails each is run
+alone, so that nobody pays for another's mistake. A job that was running when the server died is run again; after the third time it
+is parked as failed, and a job that brought a server down once no longer runs in company. What ended is kept for a while, so much of
+each owner, without what was long in its request. How a job is executed is the executor's business.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import hashlib
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
 
 from ado_plugin.job_records import JobRecords
 from fastomp_nvm import wire
@@ -29,6 +33,8 @@ _FINISHED = ("done", "failed", "cancelled")
 _MOST_CRASHES = 3
 #: Seconds between two notices of progress: rounds on small data last microseconds.
 _NOTICE_SECONDS = 0.1
+#: Characters of JSON above which a value of an ended job's request is kept as a digest.
+_SHORT = 500
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +55,8 @@ class JobLimits:
         Bytes one job may read, by estimate.
     keep_seconds : float
         How long answers are kept.
+    kept, kept_bytes : int
+        Ended jobs of one owner that are kept, and bytes of their records; the oldest go first, the last one never.
     """
 
     queued: int = 256
@@ -56,6 +64,8 @@ class JobLimits:
     memory: int = 8 << 30
     work: int = 100 << 40
     keep_seconds: float = 7 * 86400.0
+    kept: int = 1000
+    kept_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ class Job:
     progress: list[dict[str, Any]] = field(default_factory=list)
     cancelled: bool = False
     noticed: float = 0.0
+    size: int = 0
 
     def describe(self) -> dict[str, Any]:
         """Return how the job stands, for its owner."""
@@ -128,9 +139,18 @@ class Executor(Protocol):
     """What answers jobs."""
 
     def run(
-        self, jobs: Sequence[Job], observer: Callable[[Progress], None], cancelled: Callable[[], bool]
-    ) -> Sequence[list[dict[str, Any]]]:
-        """Answer jobs on the same data: one list of selections, in JSON terms, per job."""
+        self,
+        jobs: Sequence[Job],
+        observer: Callable[[Progress], None],
+        stopped: Callable[[], bool],
+        dropped: Callable[[Job], bool],
+        ended: Callable[[Job, list[dict[str, Any]] | None], None],
+    ) -> None:
+        """Answer jobs on the same data: hand over each one's selections, in JSON terms, as soon as it has all of them.
+
+        ``stopped`` is asked at every round and ends all with ``CancelledError``. ``dropped`` is asked at every round of a job and
+        ends this one alone, which is then handed over with None.
+        """
         ...
 
     def forget(self, job: Job) -> None:
@@ -185,10 +205,9 @@ class Jobs:
                 if _same(standing.request, request):
                     return standing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
-            if not self._accepting:
-                raise ServerError("the server is going down and takes no more jobs: try again when it is back")
-            if self.active >= self._limits.queued:
-                raise ServerError(f"{self.active} jobs are waiting, the most this server takes: try later")
+            self._admit()
+            # A new session counts as served just now: otherwise whoever opens one for each job is always next.
+            self._served.setdefault((request.owner, request.session), self._turn)
             self._order += 1
             job = Job(name, self._order, request)
             self._records.write_state(name, _state(job))
@@ -203,6 +222,11 @@ class Jobs:
         if job is None or owner not in (None, job.request.owner):
             raise RequestError(f"there is no job {name!r}: it was never submitted here, or its answer was kept long enough")
         return job
+
+    def standings(self, owner: str | None) -> list[dict[str, Any]]:
+        """Return how the jobs of an owner (None: of everyone) stand, in the order they were submitted."""
+        with self._changed:
+            return [job.describe() for job in self._jobs.values() if owner in (None, job.request.owner)]
 
     def follow(self, job: Job, since: int, wait: float) -> Iterator[dict[str, Any]]:
         """Yield how a job stands, at once if that is news after version ``since``, then at every change for ``wait`` seconds."""
@@ -240,8 +264,8 @@ class Jobs:
         """Queue a job again that failed or was cancelled; any other goes on as it is."""
         with self._changed:
             if job.state in ("failed", "cancelled"):
-                if not self._accepting:
-                    raise ServerError("the server is going down and takes no more jobs: try again when it is back")
+                self._admit()
+                job.request = JobRequest(**self._records.request(job.name))  # whole again
                 job.cancelled, job.error, job.progress = False, None, []
                 job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
                 self._set_state(job, "queued")
@@ -262,10 +286,9 @@ class Jobs:
         """Forget jobs that ended long ago; return how many."""
         with self._changed:
             oldest = time.time() - self._limits.keep_seconds
-            old = [job.name for job in self._jobs.values() if job.state in _FINISHED and job.changed < oldest]
-            for name in old:
-                del self._jobs[name]
-                self._records.remove(name)
+            old = [job for job in self._jobs.values() if job.state in _FINISHED and job.changed < oldest]
+            for job in old:
+                self._forget(job)
             sessions = {(job.request.owner, job.request.session) for job in self._jobs.values()}
             for served in [each for each in self._served if isinstance(each, tuple) and each not in sessions]:
                 del self._served[served]
@@ -282,15 +305,24 @@ class Jobs:
             self._changed.notify_all()
         if self._worker.is_alive():
             self._worker.join(seconds + 5.0)
+        # A worker that has not heard by now is deep in a sweep: its jobs wait for the next server, and what it says later of a job
+        # that is not running is not heard.
+        with self._changed, contextlib.suppress(FastompError):
+            self._end(list(self._jobs.values()), CancelledError("the job was cancelled"))
 
     def _recover(self) -> None:
         """Take up the jobs that an earlier server left; the caller holds the lock."""
-        found = [(state["order"], name, request, state) for name, request, state in self._records.load()]
-        for order, name, request, state in sorted(found, key=lambda entry: entry[:2]):
-            self._order = max(self._order, order)
-            job = Job(name, order, JobRequest(**request), state["state"], state["crashes"], state["error"], state["changed"])
-            self._jobs[name] = job
+        found = []
+        for name, request, state in self._records.load():
+            try:
+                found.append(_recovered(name, request, state))
+            except (KeyError, TypeError, ValueError, AttributeError) as reason:
+                _log.error("a job cannot be recovered", extra={"job": name, "reason": repr(reason)})
+        for job in sorted(found, key=lambda each: (each.order, each.name)):
+            self._order = max(self._order, job.order)
+            self._jobs[job.name] = job
             if job.state in _FINISHED:
+                job.request, job.size = _light(job.request), self._records.size(job.name)
                 self._executor.forget(job)  # the server may have died between the job's end and this
             if job.state != "running":
                 continue
@@ -302,7 +334,7 @@ class Jobs:
                 self._finish(job, "failed", error)
             else:
                 self._set_state(job, "queued")
-            _log.warning("job recovered", extra={"job": name, "crashes": job.crashes, "state": job.state})
+            _log.warning("job recovered", extra={"job": job.name, "crashes": job.crashes, "state": job.state})
 
     def _work(self) -> None:
         """Answer jobs until told to stop."""
@@ -331,15 +363,13 @@ class Jobs:
         batch = [waiting[0]]
         memory, requests = batch[0].request.memory, len(batch[0].request.requests)
         for job in waiting[1:]:
+            if not (_mergeable(batch[0]) and _mergeable(job) and _data(job) == _data(batch[0])):
+                continue
             memory += job.request.memory
             requests += len(job.request.requests)
             if memory > self._limits.memory or requests > self._limits.merged:
                 break
-            if _mergeable(batch[0]) and _mergeable(job) and _data(job) == _data(batch[0]):
-                batch.append(job)
-            else:
-                memory -= job.request.memory
-                requests -= len(job.request.requests)
+            batch.append(job)
         self._turn += 1
         for job in batch:
             self._served[job.request.owner] = self._served[job.request.owner, job.request.session] = self._turn
@@ -360,35 +390,33 @@ class Jobs:
                 with self._changed:
                     self._tell(job)
 
-        def cancelled() -> bool:
-            return self._stopping or all(job.cancelled for job in batch)
+        def dropped(job: Job) -> bool:
+            return job.cancelled or job.state != "running"
 
+        reason: FastompError
         try:
-            answers = self._executor.run(batch, observe, cancelled)
-        except CancelledError as error:
-            self._end(batch, error)
+            self._executor.run(batch, observe, lambda: self._stopping, dropped, self._keep)
+            return
         except FastompError as error:
-            if len(batch) == 1:
-                self._end(batch, error)
-                return
-            for job in batch:
-                self._run([job])
+            reason = error
         except Exception as error:
             _log.exception("a job failed", extra={"job": batch[0].name})
-            if len(batch) == 1:
-                text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "its log says why"
-                self._end(batch, ServerError(f"the server failed at this job: {text}"))
-                return
-            for job in batch:
+            text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "its log says why"
+            reason = ServerError(f"the server failed at this job: {text}")
+        if len(batch) == 1 or isinstance(reason, CancelledError):
+            with self._changed:
+                self._end(batch, reason)
+            return
+        for job in batch:
+            if job.state == "running":
                 self._run([job])
-        else:
-            for job, found in zip(batch, answers, strict=True):
-                self._keep(job, found)
 
-    def _keep(self, job: Job, answers: list[dict[str, Any]]) -> None:
-        """Keep the answers of a job, unless it was cancelled meanwhile."""
+    def _keep(self, job: Job, answers: list[dict[str, Any]] | None) -> None:
+        """Keep the answers of a job that is running, unless it was cancelled."""
         with self._changed:
-            if job.cancelled:
+            if job.state != "running":
+                return
+            if job.cancelled or answers is None:
                 self._finish(job, "cancelled", CancelledError("the job was cancelled"))
                 return
             try:
@@ -398,21 +426,53 @@ class Jobs:
                 self._finish(job, "failed", error)
 
     def _end(self, batch: Sequence[Job], error: FastompError) -> None:
-        """End jobs without an answer; those that were only interrupted wait for the next server."""
-        with self._changed:
-            for job in batch:
-                if isinstance(error, CancelledError) and not job.cancelled:
-                    self._set_state(job, "queued")
-                else:
-                    self._finish(job, "cancelled" if isinstance(error, CancelledError) else "failed", error)
+        """End those jobs that are running without an answer; what was only interrupted waits. The caller holds the lock."""
+        for job in batch:
+            if job.state != "running":
+                continue
+            if isinstance(error, CancelledError) and not job.cancelled:
+                self._set_state(job, "queued")
+            else:
+                self._finish(job, "cancelled" if isinstance(error, CancelledError) else "failed", error)
+
+    def _admit(self) -> None:
+        """Refuse one more job when the server is going down or the queue is full; the caller holds the lock."""
+        if not self._accepting:
+            raise ServerError("the server is going down and takes no more jobs: try again when it is back")
+        if self.active >= self._limits.queued:
+            raise ServerError(f"{self.active} jobs are waiting, the most this server takes: try later")
 
     def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
         """Bring a job to its end."""
         job.error = None if error is None else wire.encode_error(error)
         self._set_state(job, state)
         self._executor.forget(job)
+        whole, job.request = job.request, _light(job.request)
+        if state == "done" and job.request != whole:  # any other may be resumed
+            with contextlib.suppress(FastompError):
+                self._records.write_request(job.name, asdict(job.request))
+        job.size = self._records.size(job.name)
+        for surplus in self._surplus(job.request.owner):
+            self._forget(surplus)
         self.finished[state] += 1
         _log.info("job ended", extra={"job": job.name, "owner": job.request.owner, "state": state, "error": job.error})
+
+    def _surplus(self, owner: str) -> list[Job]:
+        """Return the ended jobs of an owner that are too many or too large to be kept, the oldest ones."""
+        ended = [job for job in self._jobs.values() if job.state in _FINISHED and job.request.owner == owner]
+        ended.sort(key=lambda job: (job.changed, job.order), reverse=True)
+        count, total = 0, 0
+        for job in ended:
+            total += job.size
+            if count and (count >= self._limits.kept or total > self._limits.kept_bytes):
+                break
+            count += 1
+        return ended[count:]
+
+    def _forget(self, job: Job) -> None:
+        """Forget an ended job with its records."""
+        del self._jobs[job.name]
+        self._records.remove(job.name)
 
     def _set_state(self, job: Job, state: State) -> None:
         """Change how a job stands, durably."""
@@ -443,5 +503,26 @@ def _mergeable(job: Job) -> bool:
 
 def _same(one: JobRequest, other: JobRequest) -> bool:
     """Tell whether two jobs ask the same, whenever and by whichever client of the owner they were submitted."""
-    ignored = {"session": "", "submitted": 0.0}
-    return {**asdict(one), **ignored} == {**asdict(other), **ignored}
+    return replace(_light(one), session="", submitted=0.0) == replace(_light(other), session="", submitted=0.0)
+
+
+def _light(request: JobRequest) -> JobRequest:
+    """Return what is kept in memory of an ended job's request: what is long in it, as vectors are, is there as a digest."""
+    fields = [{name: _digest(value) for name, value in each.items()} for each in request.requests]
+    return replace(request, requests=fields, y=_digest(request.y))
+
+
+def _digest(value: Any) -> Any:
+    """Return a JSON value if it is short, otherwise an object with its digest."""
+    text = json.dumps(value, sort_keys=True)
+    return value if len(text) <= _SHORT else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _recovered(name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
+    """Return the job that two records speak of; raises what Python raises where they are not such records."""
+    found = JobRequest(**request)
+    if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
+        raise ValueError("state, owner or session is none")
+    _light(found)  # raises unless the requests are a list of objects
+    numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
+    return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm import __version__, registry
+from fastomp_nvm.addresses import ServerURL
 from fastomp_nvm.client import Client, connect
 from fastomp_nvm.errors import FastompError, InputError, ServerError, UnavailableError
 from fastomp_nvm.request import Selection
@@ -145,6 +146,9 @@ def check(url: str, timeout: float = 45.0) -> Iterator[Finding]:
         Seconds per call; upstream's own limit is 30.
     """
     base = url.rstrip("/")
+    address = ServerURL.parse(base)
+    if address.scheme != "mcas" or address.pool is None or address.key is not None:
+        raise InputError(f"{url!r} is no pool of an MCAS server: expected mcas://host:port/pool")
     with connect(f"{base}/fastomp_check", timeout=timeout) as client:
         local: list[Selection] = []
         steps: list[tuple[str, Callable[[], str], str]] = [
@@ -160,8 +164,11 @@ def check(url: str, timeout: float = 45.0) -> Iterator[Finding]:
             try:
                 detail, passed = attempt(), True
             except FastompError as error:
-                known = _NO_PLUGIN if isinstance(error, UnavailableError) and step == "invoke" else meaning
-                detail, passed = f"{error}; known cause: {known}", False
+                if isinstance(error, UnavailableError) and step != "invoke":  # says itself what is missing, on this machine
+                    detail = str(error)
+                else:
+                    detail = f"{error}; known cause: {_NO_PLUGIN if isinstance(error, UnavailableError) else meaning}"
+                passed = False
             yield Finding(step, passed, detail, time.monotonic() - began)
             # Worn out is a defect that runs survive: go on, so that the store is deleted.
             if not passed and step != "endurance":

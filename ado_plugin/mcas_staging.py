@@ -2,12 +2,14 @@
 
 MCAS takes whole values only, so the feature-major layout is made here, in a private directory, by the same builder and with the
 same checks as everywhere; what is put are the files of that store, the matrix in pieces of whole blocks. Nothing can be seen in the
-pool before the manifest is there, and it is put last. Knows no operation and no run.
+pool before the manifest is there, and it is put last. The directory is locked for as long as its process lives; those of dead
+processes are removed by whoever stages next. Knows no operation and no run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -31,7 +33,7 @@ from fastomp_nvm.stores import Target
 from fastomp_nvm.upload import WireTile
 from fastomp_nvm.wire import decode_vector
 
-__all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "padded_json", "values_of_store"]
+__all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "is_held", "padded_json", "values_of_store"]
 
 #: Bytes of one piece of a matrix, unless a block of the grid is larger; far below what a value may have, to stay small in memory.
 PIECE_BYTES = 256 << 20
@@ -41,6 +43,8 @@ MANIFEST_BYTES = 64 << 10
 
 #: Even at the slowest rate seen a piece is there by then.
 _SECONDS_PER_PIECE = 60.0
+
+_PREFIX = "fastomp-mcas-"
 
 _FORMAT = 1  # that of storage_backends.mcas_pool, which checks it
 
@@ -56,12 +60,13 @@ class Staging:
     def __init__(self, session: McasSession) -> None:
         self._session = session
         self._folder: str | None = None
+        self._lock = -1
         self._uploads: dict[str, Any] = {}
 
     def begin(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Start a store; tiles follow, then ``finish``."""
         if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="fastomp-mcas-")
+            self._folder, self._lock = _own_folder()
         name = secrets.token_hex(8)
         builder = registry.load("storage_backends.builder:StoreBuilder")(
             f"mmap://{self._folder}/{name}",
@@ -97,39 +102,45 @@ class Staging:
         report = asdict(builder.finish(targets, body["provenance"]))
         return plan, report, Path(self._folder or "") / upload
 
-    def push(self, pool: str, key: str, folder: Path, timeout: float) -> dict[str, Any]:
-        """Put the files of a store into a pool, everything but the manifest, which is returned."""
-        data_offset = registry.load("storage_backends.store_format:matrix_length")
+    @property
+    def folder(self) -> str | None:
+        """The directory of all uploads, if there are any."""
+        return self._folder
+
+    def manifest(self, folder: Path) -> dict[str, Any]:
+        """Return the manifest of a store, which names the values that ``push`` is going to put."""
         with registry.load("fastomp_nvm.stores:open_store")(f"mmap://{folder}") as store:
             layout = store.layout
-            edges = _pieces(layout.blocks, layout.n_obs * np.dtype(layout.dtype).itemsize)
-            large = {"matrix": (np.dtype(layout.dtype), folder / "matrix.npy")}
-            if store.tier is not None:
-                large["tier"] = (np.dtype(np.int8), folder / "tier.npy")
-        token = secrets.token_hex(6)
-        prefix = f"fo/{key}/{token}"
-        small = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in [file for _, file in large.values()]]
-        for path in small:
-            self._session.put(pool, f"{prefix}/{path.name}", value_of(f"{prefix}/{path.name}", path.read_bytes()), timeout)
-        for name, (dtype, path) in large.items():
-            offset, row = data_offset(0, layout.n_obs, dtype.name), layout.n_obs * dtype.itemsize
-            for number, (first, last) in enumerate(itertools.pairwise(edges)):
-                value = f"{prefix}/{name}/{number}"
-                before = array_prefix(value, (last - first, layout.n_obs), dtype)
-                part = offset + first * row, (last - first) * row
-                self._session.put_file(pool, value, before, str(path), *part, max(timeout, _SECONDS_PER_PIECE))
+            arrays = ["matrix", *(["tier"] if store.tier is not None else [])]
+        large = {f"{name}.npy" for name in arrays}
         return {
             "format": _FORMAT,
-            "token": token,
-            "pieces": edges,
-            "files": [path.name for path in small],
-            "arrays": list(large),
+            "token": secrets.token_hex(6),
+            "pieces": _pieces(layout.blocks, layout.n_obs * np.dtype(layout.dtype).itemsize),
+            "files": [path.name for path in sorted(folder.iterdir()) if path.is_file() and path.name not in large],
+            "arrays": arrays,
             "fingerprint": layout.fingerprint,
             "n_features": layout.n_features,
             "n_obs": layout.n_obs,
             "dtype": layout.dtype,
             "bytes": layout.n_columns * layout.n_obs * np.dtype(layout.dtype).itemsize,
         }
+
+    def push(self, pool: str, key: str, folder: Path, manifest: Mapping[str, Any], timeout: float) -> None:
+        """Put the files of a store into a pool, everything but the manifest."""
+        data_offset = registry.load("storage_backends.store_format:matrix_length")
+        prefix, n_obs = f"fo/{key}/{manifest['token']}", manifest["n_obs"]
+        for name in manifest["files"]:
+            self._session.put(pool, f"{prefix}/{name}", value_of(f"{prefix}/{name}", (folder / name).read_bytes()), timeout)
+        for name in manifest["arrays"]:
+            dtype = np.dtype(manifest["dtype"] if name == "matrix" else np.int8)
+            offset, row = data_offset(0, n_obs, dtype.name), n_obs * dtype.itemsize
+            for number, (first, last) in enumerate(itertools.pairwise(manifest["pieces"])):
+                value = f"{prefix}/{name}/{number}"
+                before = array_prefix(value, (last - first, n_obs), dtype)
+                part = offset + first * row, (last - first) * row
+                path = str(folder / f"{name}.npy")
+                self._session.put_file(pool, value, before, path, *part, max(timeout, _SECONDS_PER_PIECE))
 
     def drop(self, upload: str) -> None:
         """Forget an upload with its files."""
@@ -145,6 +156,7 @@ class Staging:
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)
+            os.close(self._lock)
             self._folder = None
 
     def _find(self, upload: str) -> tuple[Any, dict[str, Any]]:
@@ -161,6 +173,43 @@ def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{prefix}/{name}" for name in manifest["files"])
     for name in manifest["arrays"]:
         yield from (f"{prefix}/{name}/{number}" for number in range(len(manifest["pieces"]) - 1))
+
+
+def is_held(folder: str) -> bool:
+    """Tell whether a living process of this machine stages in this directory."""
+    if (descriptor := _hold(folder)) is not None:
+        os.close(descriptor)
+        return False
+    return os.path.isdir(folder)
+
+
+def _own_folder() -> tuple[str, int]:
+    """Return a new directory and the descriptor that holds it, having removed those that nobody holds any more."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if (descriptor := _hold(str(left))) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        # Between the two lines another process may take it for one that was left.
+        if (descriptor := _hold(folder)) is not None:
+            if os.path.isdir(folder):
+                return folder, descriptor
+            os.close(descriptor)
+
+
+def _hold(folder: str) -> int | None:
+    """Return a descriptor that holds a directory for as long as it is open, or None where another has it, or it is not there."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def padded_json(content: Mapping[str, Any], size: int) -> bytes:

@@ -9,9 +9,11 @@ through :mod:`ado_plugin.mcas_session`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
+import platform
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ import numpy as np
 from ado_plugin.mcas_message import data_of, invoke_message, read_reply, value_of
 from ado_plugin.mcas_session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SECONDS, McasSession
 from ado_plugin.mcas_slice import FIRST_ROOM, RESULT, log_identifier, log_name
-from ado_plugin.mcas_staging import MANIFEST_BYTES, Staging, padded_json, values_of_store
+from ado_plugin.mcas_staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas_stub import fastomp_slice
 from fastomp_nvm import __version__, registry
 from fastomp_nvm.addresses import ServerURL
@@ -133,6 +135,7 @@ class McasTransport:
     def _delete(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Delete a store that no unfinished run needs, with its finished runs."""
         pool, key = self._open(body), check_name(body.get("key"), "key")
+        self._clear(pool, key)
         manifest = self._manifest(pool, key)
         runs = [job for job, of in self._index(pool)["runs"].items() if of == key]
         busy = [job for job in runs if self._is_open(pool, job)]
@@ -154,6 +157,7 @@ class McasTransport:
     def _put(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload."""
         pool, key = check_name(body.get("pool"), "pool"), check_name(body.get("key"), "key")
+        _pool_bytes()  # a mistake is told before the data is sent
         if self._session.open(pool, self._timeout) and not body["replace"] and self._json(pool, f"fo/{key}") is not None:
             raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
         yield self._staging.begin(body)
@@ -164,21 +168,31 @@ class McasTransport:
         pool, key = plan["pool"], plan["key"]
         try:
             needed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            wished = int(os.environ.get("FASTOMP_MCAS_POOL_BYTES") or _POOL_BYTES)
-            self._session.open(pool, self._timeout, max(wished, 3 * needed))
+            self._session.open(pool, self._timeout, max(_pool_bytes(), 3 * needed))
             before = self._json(pool, f"fo/{key}")
             if before is not None and not plan["replace"]:
                 raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
+            self._clear(pool, key)
+            manifest = self._staging.manifest(folder)
             try:
-                manifest = self._staging.push(pool, key, folder, self._timeout)
-            except CallFailedError as error:
-                raise ServerError(
-                    f"{error}; the pool {pool!r} may be full: a pool keeps the size it was made with (FASTOMP_MCAS_POOL_BYTES)"
-                ) from error
-            self._session.put(pool, f"fo/{key}", value_of(f"fo/{key}", padded_json(manifest, MANIFEST_BYTES)), self._timeout)
-            for value in values_of_store(key, before) if before is not None else ():
-                self._session.erase(pool, value, self._timeout)
-            self._change_index(pool, lambda index: index["keys"].append(key) if key not in index["keys"] else None)
+                self._announce(pool, key, [manifest, *([] if before is None else [before])])
+                self._staging.push(pool, key, folder, manifest, self._timeout)
+                # Whoever puts the same key takes what stands unfinished for left behind, and erases it from the first value on.
+                if not self._session.has(pool, next(values_of_store(key, manifest)), self._timeout):
+                    raise ServerError(f"another client has put {pool}/{key} meanwhile: put it again if this one is to stand")
+                self._session.put(pool, f"fo/{key}", value_of(f"fo/{key}", padded_json(manifest, MANIFEST_BYTES)), self._timeout)
+            except UnreachableError:
+                raise  # the next put or delete clears up
+            except BaseException as error:
+                with contextlib.suppress(FastompError):
+                    self._session.open(pool, self._timeout)
+                    self._clear(pool, key)
+                if isinstance(error, CallFailedError):
+                    raise ServerError(
+                        f"{error}; the pool {pool!r} may be full: a pool keeps the size it was made with (FASTOMP_MCAS_POOL_BYTES)"
+                    ) from error
+                raise
+            self._clear(pool, key)
         finally:
             self._staging.drop(body["upload"])
         report["url"] = f"{pool}/{key}"
@@ -196,6 +210,14 @@ class McasTransport:
     def _select_many(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin a run of several requests, answered in shared sweeps."""
         yield self._begin(body, body["requests"])
+
+    def _list_jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how the runs in a pool stand, all of them or those on a key, without driving them."""
+        if body.get("pool") is None:
+            raise InputError("which pool the runs are in is not clear: name it in the URL, mcas://host:port/pool")
+        pool, key = self._open(body), body.get("key")
+        records = {job: self._json(pool, f"run/{job}") for job, of in self._index(pool)["runs"].items() if key in (None, of)}
+        yield {"jobs": [self._standing(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
 
     def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Drive a run for as long as the caller waits, telling how it stands after each slice."""
@@ -333,6 +355,40 @@ class McasTransport:
         counts = {"run": number, "round": standing["round"], "selected": standing["selected"], "target": 0, "bytes_read": 0}
         return {**counts, "value": standing["value"], "seconds": standing["seconds"]}
 
+    def _announce(self, pool: str, key: str, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Note in the index which values are about to be put, and which will then be old: one that nothing names stays for ever."""
+        place = {"key": key, "host": platform.node(), "folder": self._staging.folder}
+        noted = [{**place, **{name: each[name] for name in ("token", "pieces", "files", "arrays")}} for each in manifests]
+
+        def note(index: dict[str, Any]) -> None:
+            others = [each for each in index.get("unfinished", ()) if each not in noted]
+            index["unfinished"] = [*others, *noted]
+
+        self._change_index(pool, note)
+
+    def _clear(self, pool: str, key: str) -> None:
+        """Erase what puts made old, or left without coming to their end: those to this key, and those of dead clients here."""
+        left = [
+            each
+            for each in self._index(pool).get("unfinished", ())
+            if each["key"] == key or (each["host"] == platform.node() and not is_held(each["folder"]))
+        ]
+        published = []
+        for each in left:
+            manifest = self._json(pool, f"fo/{each['key']}")
+            if manifest is not None and manifest["token"] == each["token"]:
+                published.append(each["key"])
+                continue
+            for value in values_of_store(each["key"], each):
+                self._session.erase(pool, value, self._timeout)
+
+        def settle(index: dict[str, Any]) -> None:
+            index["unfinished"] = [each for each in index.get("unfinished", ()) if each not in left]
+            index["keys"] += [new for new in dict.fromkeys(published) if new not in index["keys"]]
+
+        if left:
+            self._change_index(pool, settle)
+
     def _make_room(self, pool: str, job: str, region: str, size: int) -> None:
         """Create an array of zeros for a region of a run; one that exists is left alone."""
         key = f"run/{job}/{region}"
@@ -398,7 +454,7 @@ class McasTransport:
         return self._json(pool, _INDEX) or {"keys": [], "runs": {}}
 
     def _change_index(self, pool: str, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Change the index; once more when another client overwrote the change. Nothing but listing depends on it."""
+        """Change the index; once more when another client overwrote the change. Only listing and clearing up depend on it."""
         for _ in range(_INDEX_ATTEMPTS):
             index = self._index(pool)
             change(index)
@@ -439,6 +495,14 @@ class _FetchedRegions:
         self._session.erase(self._pool, f"{self._prefix}/{name}", self._timeout)
 
 
+def _pool_bytes() -> int:
+    """Return the bytes of a pool that is made."""
+    wished = os.environ.get("FASTOMP_MCAS_POOL_BYTES") or str(_POOL_BYTES)
+    if not wished.isdecimal():
+        raise InputError(f"FASTOMP_MCAS_POOL_BYTES is {wished!r}: expected a whole number of bytes, such as {_POOL_BYTES}")
+    return int(wished)
+
+
 def _identifier(record: Mapping[str, Any]) -> bytes:
     """Return what the log of a run's result is known by."""
     return log_identifier(record["id"], RESULT)
@@ -454,6 +518,7 @@ _OPERATIONS: Mapping[str, Callable[[McasTransport, Mapping[str, Any]], Iterator[
     "abort": McasTransport._abort,
     "select": McasTransport._select,
     "select_many": McasTransport._select_many,
+    "jobs": McasTransport._list_jobs,
     "progress": McasTransport._progress,
     "result": McasTransport._result,
     "cancel": McasTransport._cancel,

@@ -8,6 +8,7 @@ sentence under ``error``, and nothing a client sends can raise out of ``call``.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 import time
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: Longest time in seconds that one call keeps a client waiting; it then asks again.
 _LONGEST_WAIT = 20.0
+#: Calls that may wait at a time, each of which has a thread; one more is answered at once.
+_MOST_WAITING = 128
 _MOST_REQUESTS = 1000
 
 
@@ -79,6 +82,7 @@ class Operations:
         self._limits = limits
         #: Calls so far, by operation and outcome.
         self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._waiters = 0
         self._counting = threading.Lock()
 
     def call(self, caller: Caller, operation: str, body: bytes | memoryview) -> Iterator[bytes]:
@@ -161,7 +165,10 @@ class Operations:
     def _put(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload, or go on with one; tiles follow, then ``commit``."""
         self._pool(caller, body)
-        yield self._uploads.begin(caller.principal.name, decode_plan(body))
+        plan = decode_plan({name: value for name, value in body.items() if name != "wait"})
+        with self._waiting(body, default=10.0) as wait:
+            reply = self._uploads.begin(caller.principal.name, plan, wait)
+        yield reply
 
     def _commit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Seal and publish an upload."""
@@ -172,15 +179,17 @@ class Operations:
         if not isinstance(provenance, dict):
             raise RequestError("the provenance is not an object")
         targets = _decode_targets(body.get("targets", {}))
-        yield self._uploads.commit(
-            caller.principal.name,
-            body.get("upload"),
-            tiles,
-            checksum,
-            targets,
-            {**provenance, "uploaded_by": caller.principal.name},
-            _wait(body),
-        )
+        with self._waiting(body) as wait:
+            reply = self._uploads.commit(
+                caller.principal.name,
+                body.get("upload"),
+                tiles,
+                checksum,
+                targets,
+                {**provenance, "uploaded_by": caller.principal.name},
+                wait,
+            )
+        yield reply
 
     def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Give an upload up."""
@@ -197,12 +206,20 @@ class Operations:
             raise RequestError(f"requests are not a list of 1 to {_MOST_REQUESTS} requests")
         yield self._queued(caller, body, requests).describe()
 
+    def _list_jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how the caller's jobs stand, all of them or those on a pool or key; of many requests in one job the first tells."""
+        place = {name: check_name(body[name], name) for name in ("pool", "key") if body.get(name) is not None}
+        found = [job for job in self._jobs.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
+        yield {"jobs": [{**job, "progress": job["progress"][:1]} for job in found]}
+
     def _progress(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Tell how a job stands, then every change for as long as the caller wants to wait."""
         since = body.get("since", -1)
         if not isinstance(since, int):
             raise RequestError("since is not a version of the job")
-        yield from self._jobs.follow(self._job(caller, body), since, _wait(body))
+        job = self._job(caller, body)
+        with self._waiting(body) as wait:
+            yield from self._jobs.follow(job, since, wait)
 
     def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Give the answers of a finished job."""
@@ -219,6 +236,21 @@ class Operations:
         job = self._job(caller, body)
         self._jobs.resume(job)
         yield job.describe()
+
+    @contextlib.contextmanager
+    def _waiting(self, body: Mapping[str, Any], default: float = 0.0) -> Iterator[float]:
+        """Give the seconds that this call may wait: what the caller wants, bounded, and none at all when too many wait already."""
+        wait = body.get("wait", default)
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
+            raise RequestError("wait is not a number of seconds")
+        with self._counting:
+            self._waiters += 1
+            patient = self._waiters <= _MOST_WAITING
+        try:
+            yield min(float(wait), _LONGEST_WAIT) if patient else 0.0
+        finally:
+            with self._counting:
+                self._waiters -= 1
 
     def _pool(self, caller: Caller, body: Mapping[str, Any]) -> str:
         """Return the pool that is meant, if the caller reaches it."""
@@ -238,10 +270,15 @@ class Operations:
         if not isinstance(verify, bool):
             raise RequestError("verify is neither true nor false")
         y = body.get("y")
-        if y is not None:
-            decode_vector(y, "y")
+        response = None if y is None else decode_vector(y, "y")
         requests = [decode_request(each) for each in sent]
         with self._pools.open(pool, key) as store:
+            n_obs = store.layout.n_obs
+            if response is not None and len(response) != n_obs:
+                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
+            for weights in (request.weights for request in requests if request.weights is not None):
+                if len(weights) != n_obs:
+                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
             needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
             fingerprint = store.layout.fingerprint
         memory, work = sum(need.memory for need in needs), sum(need.work for need in needs)
@@ -272,19 +309,12 @@ OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, 
     "abort": ("write", Operations._abort),
     "select": ("read", Operations._submit),
     "select_many": ("read", Operations._submit_many),
+    "jobs": ("read", Operations._list_jobs),
     "progress": ("read", Operations._progress),
     "result": ("read", Operations._result),
     "cancel": ("read", Operations._cancel),
     "resume": ("read", Operations._resume),
 }
-
-
-def _wait(body: Mapping[str, Any]) -> float:
-    """Return how long the caller wants to wait, bounded."""
-    wait = body.get("wait", 0.0)
-    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
-        raise RequestError("wait is not a number of seconds")
-    return min(float(wait), _LONGEST_WAIT)
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:

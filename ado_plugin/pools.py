@@ -131,22 +131,30 @@ class Pools:
         check_name(key, "key")
         with self._lock:  # two builds must not both find the same room
             _refuse_link(path)
-            try:
-                path.mkdir(exist_ok=True)
-            except OSError as error:
-                raise MediumError(f"the pool {pool!r} cannot be made: {error.strerror}") from error
             if not replace and self.has(pool, key):
                 raise StoreURLError(f"the key {key!r} stands in the pool {pool!r} already: choose another, or ask to replace it")
-            _refuse_link(self._pool(pool) / key)
+            _refuse_link(path / key)
             itemsize = {"float16": 2, "float32": 4, "float64": 8}.get(dtype, 8) + (tier == "int8")
             needed = schema.n_columns * schema.n_obs * itemsize
-            used = self.usage(pool)
+            fresh = not path.exists()
+            used = 0 if fresh else self.usage(pool)
             if self.quota is not None and folder is None and used + needed > self.quota:
                 raise ServerError(
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
                 )
             builder = registry.load("storage_backends.builder:StoreBuilder")
-            return builder(self._url(path / key), schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
+            try:
+                path.mkdir(exist_ok=True)
+            except OSError as error:
+                raise MediumError(f"the pool {pool!r} cannot be made: {error.strerror}") from error
+            try:
+                url = self._url(path / key)
+                return builder(url, schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
+            except BaseException:
+                if fresh:  # what is refused leaves no pool behind
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                raise
 
     def delete(self, pool: str, key: str) -> None:
         """Remove a store in one step."""

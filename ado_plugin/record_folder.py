@@ -51,9 +51,17 @@ class RecordFolder:
         """Return a record."""
         try:
             content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise MediumError(f"the record {name} cannot be read ({error})") from error
         return content
+
+    def size(self, *names: str) -> int:
+        """Return the bytes of those records that are there."""
+        total = 0
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(self.path / name).st_size
+        return total
 
     def remove(self, *names: str) -> None:
         """Remove records where they are."""

@@ -96,6 +96,10 @@ class Service:
             raise InputError(
                 f"{settings.host} is not this machine alone: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
             )
+        if settings.metrics is not None and not is_loopback(settings.metrics[0]) and not settings.insecure:
+            raise InputError(
+                f"{settings.metrics[0]} is not this machine alone and the metrics need no token: --insecure allows that"
+            )
         self._settings = settings
         self._access = Access(settings.token_file)
         self._pools = Pools(settings.pools, settings.quota)
@@ -156,7 +160,7 @@ class Service:
         closing = threading.Thread(target=self._host.shutdown, name="shutdown", daemon=True)
         closing.start()
         closing.join(self._settings.drain_seconds)
-        self._uploads.close()
+        self._uploads.close(self._settings.drain_seconds)
         if self._metrics is not None:
             self._metrics.close()
         self._pools.close()

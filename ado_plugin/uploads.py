@@ -35,8 +35,6 @@ LARGEST_TILE = 32 << 20
 _MOST_STAGED = 64
 _MOST_REMEMBERED = 1000
 _REMEMBERED_SECONDS = 3600.0
-#: Seconds that ``begin`` waits for tiles of an earlier server to be checked before it says that this goes on.
-_CHECK_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -120,10 +118,10 @@ class Uploads:
             self._take_over(record)
         pools.sweep({pools.root / upload.plan.pool / upload.folder for upload in self._staged.values()})
 
-    def begin(self, owner: str, plan: UploadPlan) -> dict[str, Any]:
+    def begin(self, owner: str, plan: UploadPlan, wait: float = 10.0) -> dict[str, Any]:
         """Start an upload, or find the one that was left; return its name, the next tile and the checksum so far.
 
-        While tiles of an earlier server are being checked, ``checking`` stands in the reply: ask again.
+        When tiles of an earlier server are still being checked after ``wait`` seconds, ``checking`` stands in the reply: ask again.
         """
         with self._lock:
             upload = self._begun(owner, plan)
@@ -132,11 +130,11 @@ class Uploads:
                 upload.checking = threading.Thread(target=self._check, args=(upload,), name="check", daemon=True)
                 upload.checking.start()
         if upload.checking is not None:
-            upload.checking.join(_CHECK_SECONDS)
+            upload.checking.join(wait)
             if upload.checking.is_alive():
                 return {"upload": upload.name, "next": 0, "crc": 0, "checking": True}
             if upload.name not in self._staged:  # nothing of it could be used
-                return self.begin(owner, plan)
+                return self.begin(owner, plan, wait)
         return {"upload": upload.name, "next": upload.next, "crc": upload.checksum}
 
     def write(self, owner: str, name: object, tiles: Iterable[Tile]) -> dict[str, Any]:
@@ -230,14 +228,17 @@ class Uploads:
         """Uploads under way."""
         return len(self._staged)
 
-    def close(self) -> None:
-        """Wait for what is being sealed; leave the rest for the next server."""
+    def close(self, seconds: float) -> None:
+        """Give what is being sealed or checked ``seconds`` to end; leave the rest for the next server."""
+        end = time.monotonic() + seconds
         with self._lock:
             uploads = list(self._staged.values())
         for upload in uploads:
-            for thread in (upload.checking, upload.sealing):
-                if thread is not None:
-                    thread.join()
+            threads = [thread for thread in (upload.checking, upload.sealing) if thread is not None]
+            for thread in threads:
+                thread.join(max(end - time.monotonic(), 0.0))
+            if any(thread.is_alive() for thread in threads):
+                continue  # it has the upload's files, and the next server finds them as it leaves them
             with upload.lock:
                 if self._staged.pop(upload.name, None) is not None and upload.builder is not None:
                     upload.builder.leave()

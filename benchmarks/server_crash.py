@@ -161,7 +161,9 @@ class MortalServer:
 
     def connect(self) -> fo.Client:
         """Return a client that waits through the deaths of the server."""
-        return fo.connect(f"grpc://127.0.0.1:{self._port}/{_POOL}/{_KEY}", timeout=_CLIENT_SECONDS)
+        client = fo.connect(f"grpc://127.0.0.1:{self._port}/{_POOL}/{_KEY}", timeout=_CLIENT_SECONDS)
+        client._heard = True  # the server is known: its death before the first call is one of those to wait through
+        return client
 
     def unfinished_jobs(self) -> int:
         """Return how many jobs a dead server left waiting or running."""

@@ -33,7 +33,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "check-constraint": ("fastomp_nvm.commands.check_constraint", "read a constraint file against a store and test it"),
         "serve": ("fastomp_nvm.commands.serve", "serve pools of stores, so that selections run next to the data"),
         "ado": ("fastomp_nvm.commands.ado", "set up and check a real MCAS server"),
-        "runs": ("fastomp_nvm.commands.runs", "list the durable runs with their progress"),
+        "delete": ("fastomp_nvm.commands.delete", "delete a store from a pool of a server"),
+        "runs": ("fastomp_nvm.commands.runs", "list the durable runs with their progress, here or on a server"),
         "resume": ("fastomp_nvm.commands.resume", "go on with a durable run where it stopped, or print its result"),
         "export": ("fastomp_nvm.commands.export", "write the selected columns of a run to a file"),
         "demo": ("fastomp_nvm.commands.demo", "make a data set, select under a fairness constraint, show what it took"),
@@ -46,6 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before pyarrow is imported: what fails is told by an error of ours
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail

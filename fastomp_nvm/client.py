@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from fastomp_nvm import registry
 from fastomp_nvm.addresses import ServerURL, is_loopback
 from fastomp_nvm.engine import Observer, Progress
-from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UploadLostError
+from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
 from fastomp_nvm.home import local_token_file
 from fastomp_nvm.request import Selection, SelectionRequest
 from fastomp_nvm.selection import make_request
@@ -40,11 +40,15 @@ __all__ = ["Client", "Transport", "connect", "local_token"]
 
 #: Operations that may be repeated: doing them twice is doing them once.
 _REPEATABLE = frozenset(
-    {"ping", "list", "info", "put", "commit", "select", "select_many", "progress", "result", "cancel", "resume"}
+    {"ping", "list", "info", "put", "commit", "select", "select_many", "jobs", "progress", "result", "cancel", "resume"}
 )
 _UPLOAD_ATTEMPTS = 3
-#: Seconds one call waits for news; short against any time limit, so that a dead server is noticed.
+#: Most seconds that one call waits for news.
 _POLL_SECONDS = 10.0
+#: Seconds between two calls when the server answers without news and without waiting: too many others wait.
+_IMPATIENT_SECONDS = 0.25
+#: Seconds for which a server that was never heard of is asked again, because it may just be starting.
+_FIRST_CONTACT_SECONDS = 5.0
 
 
 class Transport(Protocol):
@@ -102,16 +106,17 @@ def connect(
     if not timeout > 0:
         raise InputError(f"timeout is {timeout!r}: expected seconds above 0")
     local = is_loopback(address.host)
-    token = token or os.environ.get("FASTOMP_TOKEN") or (local_token(address.port) if local else None)
+    if address.scheme != "mcas":  # which knows neither tokens nor certificates, and refuses those it is given
+        token = token or os.environ.get("FASTOMP_TOKEN") or (local_token(address.port) if local else None)
+        tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
     if token and not local and address.scheme == "grpc" and not insecure:
         raise InputError(
             f"the token would travel to {address.host} in clear: use grpc+tls://, or insecure=True (--insecure) on a safe network"
         )
-    authority = tls_ca or os.environ.get("FASTOMP_TLS_CA")
     try:
-        certificates = None if authority is None else Path(authority).read_bytes()
+        certificates = None if tls_ca is None else Path(tls_ca).read_bytes()
     except OSError as error:
-        raise InputError(f"the certificates in {authority} cannot be read: {error.strerror}") from error
+        raise InputError(f"the certificates in {tls_ca} cannot be read: {error.strerror}") from error
     transport: Transport = registry.load(registry.TRANSPORTS[address.scheme])(address, token, certificates)
     return Client(address, transport, timeout)
 
@@ -141,6 +146,7 @@ class Client:
         self._address = address
         self._transport = transport
         self._timeout = timeout
+        self._heard = False
 
     def __enter__(self) -> Client:
         return self
@@ -151,6 +157,11 @@ class Client:
     def close(self) -> None:
         """Release the connection; jobs go on."""
         self._transport.close()
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds that one call may wait for news at the server; short against the time limit, so that a dead one is noticed."""
+        return min(_POLL_SECONDS, self._timeout / 2)
 
     def ping(self) -> dict[str, Any]:
         """Return the server's version and who this client is to it."""
@@ -274,6 +285,12 @@ class Client:
         job: str = self._one("select", body)["job"]
         return job
 
+    def jobs(self) -> Sequence[dict[str, Any]]:
+        """Return how the jobs of this caller stand, as ``progress`` does; those on the URL's pool and key where it names them."""
+        place = {"pool": self._address.pool, "key": self._address.key}
+        found: Sequence[dict[str, Any]] = self._one("jobs", place)["jobs"]
+        return found
+
     def progress(self, job: str) -> dict[str, Any]:
         """Return how a job stands: its state, and per request the round, features, score and bytes read."""
         return self._one("progress", {"job": job})
@@ -282,15 +299,18 @@ class Client:
         """Yield how a job stands, at once and then at every change, until it has ended; survives lost connections."""
         version, silent_since = -1, time.monotonic()
         while True:
+            asked, known = time.monotonic(), version
             try:
-                wait = min(_POLL_SECONDS, self._timeout / 2)
-                for standing in self._calls("progress", {"job": job, "since": version, "wait": wait}, self._timeout):
+                body = {"job": job, "since": version, "wait": self.poll_seconds}
+                for standing in self._calls("progress", body, self._timeout):
                     silent_since, version = time.monotonic(), standing["version"]
                     yield standing
                     if standing["state"] in ("done", "failed", "cancelled"):
                         return
-            except UnreachableError:
-                if time.monotonic() - silent_since > self._timeout:
+                if version == known and time.monotonic() - asked < self.poll_seconds / 2:
+                    time.sleep(_IMPATIENT_SECONDS)
+            except UnreachableError as error:
+                if isinstance(error, UntrustedError) or time.monotonic() - silent_since > self._patience:
                     raise
                 version = -1  # a restarted server counts anew
                 time.sleep(0.2)
@@ -314,6 +334,11 @@ class Client:
     def resume(self, job: str) -> dict[str, Any]:
         """Queue a job again that failed or was cancelled; return how it stands."""
         return self._one("resume", {"job": job})
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which a server that cannot be reached is asked again."""
+        return self._timeout if self._heard else min(self._timeout, _FIRST_CONTACT_SECONDS)
 
     def _job_body(self, y: Any, key: str | None, run: str | None, verify: bool) -> dict[str, Any]:
         """Return what every submission says; the name is chosen here, so that repeating it is harmless."""
@@ -372,15 +397,15 @@ class Client:
 
     def _one(self, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out an operation of one reply, again and again within the time limit where that is harmless."""
-        end = time.monotonic() + self._timeout
-        pause = 0.05
+        began, pause = time.monotonic(), 0.05
         while True:
             try:
-                for reply in self._calls(operation, body, max(end - time.monotonic(), 0.05)):
+                for reply in self._calls(operation, body, max(began + self._timeout - time.monotonic(), 0.05)):
                     return reply
                 raise ServerError(f"the server gave no reply to {operation}: is it of another version?")
-            except UnreachableError:
-                if operation not in _REPEATABLE or time.monotonic() + pause >= end:
+            except UnreachableError as error:
+                lasting = isinstance(error, UntrustedError) or operation not in _REPEATABLE
+                if lasting or time.monotonic() + pause >= began + self._patience:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
@@ -388,6 +413,7 @@ class Client:
     def _calls(self, operation: str, body: Mapping[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
         """Carry out an operation once and yield its replies; an error among them is raised."""
         for data in self._transport.call(operation, encode_message(body), timeout):
+            self._heard = True
             reply = decode_message(data)
             if "error" in reply and set(reply) == {"error"}:
                 raise_error(reply["error"])

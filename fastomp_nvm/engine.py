@@ -93,14 +93,16 @@ class Run:
         self.rounds = 0
         self._algorithm = algorithm
 
-    def advance(self, answers: Sequence[Gradients] | None, told: Callable[[Run, Round], None]) -> None:
-        """Go on to the next question (or the end), passing the rounds that ask nothing."""
+    def advance(self, answers: Sequence[Gradients] | None, told: Callable[[Run, Round], bool]) -> None:
+        """Go on to the next question (or the end), passing the rounds that ask nothing; stop where ``told`` says so."""
         self.query = None
         try:
             while True:
                 step = self._algorithm.send(answers)
                 self.rounds += 1
-                told(self, step)
+                if not told(self, step):
+                    self.close()
+                    return
                 if isinstance(step, Query):
                     self.query = step
                     return
@@ -124,6 +126,10 @@ class Engine:
         Told a ``Progress`` at every round.
     cancelled : callable, optional
         Asked at every round; a true answer ends all runs with ``CancelledError``.
+    dropped : callable, optional
+        Asked at every round of a run with its position; a true answer ends this run alone, without an outcome.
+    ended : callable, optional
+        Told the position of a run that was dropped or has its outcome, while the others go on.
     """
 
     def __init__(
@@ -132,6 +138,8 @@ class Engine:
         sweeper: Sweeper,
         observer: Observer | None = None,
         cancelled: Callable[[], bool] | None = None,
+        dropped: Callable[[int], bool] | None = None,
+        ended: Callable[[int], None] | None = None,
     ) -> None:
         self.traffic = Traffic()
         self.alone = Traffic()  # what the same questions would have cost the runs one by one
@@ -139,16 +147,20 @@ class Engine:
         self._sweeper = sweeper
         self._observer = observer
         self._cancelled = cancelled
+        self._dropped = dropped
+        self._ended = ended
         self._started = time.perf_counter()
 
     def drive(self, runs: Sequence[Run]) -> None:
-        """Bring every run to its outcome."""
+        """Bring every run to its outcome, but for those that are dropped."""
         places = {id(run): place for place, run in enumerate(runs)}
         latest: list[Progress] = []
 
-        def told(run: Run, step: Round) -> None:
+        def told(run: Run, step: Round) -> bool:
             if self._cancelled is not None and self._cancelled():
                 raise CancelledError("the selection was cancelled")
+            if self._dropped is not None and self._dropped(places[id(run)]):
+                return False
             if self._observer is not None:
                 # Counters are those of runs alone: of a merged sweep only what it really took is told.
                 taken = sum(other.problem.pool.traffic.bytes_read for other in runs)
@@ -157,6 +169,11 @@ class Engine:
                 seconds = time.perf_counter() - self._started
                 latest[:] = [Progress(places[id(run)], run.rounds, step.selected, rank, step.value, taken, seconds)]
                 self._observer(latest[0])
+            return True
+
+        def advanced(run: Run) -> None:
+            if run.query is None and self._ended is not None:
+                self._ended(places[id(run)])
 
         def swept(shares: Sequence[float]) -> None:
             if self._cancelled is not None and self._cancelled():
@@ -170,15 +187,16 @@ class Engine:
             for run in runs:
                 run.advance(None, told)
                 self._replay(run, told)
+                advanced(run)
             while waiting := [run for run in runs if run.query is not None]:
-                self._answer(waiting, told)
+                self._answer(waiting, told, advanced)
         finally:
             if isinstance(self._matrix, RemoteRows):
                 self._matrix.watch(None)
             for run in runs:
                 run.close()
 
-    def _replay(self, run: Run, told: Callable[[Run, Round], None]) -> None:
+    def _replay(self, run: Run, told: Callable[[Run, Round], bool]) -> None:
         """Bring a run back to where its journal ends."""
         while run.journal is not None and run.query is not None:
             answers = run.journal.replay(run.query, run.problem.counters.traffic)
@@ -186,7 +204,7 @@ class Engine:
                 return
             run.advance(answers, told)
 
-    def _answer(self, waiting: Sequence[Run], told: Callable[[Run, Round], None]) -> None:
+    def _answer(self, waiting: Sequence[Run], told: Callable[[Run, Round], bool], advanced: Callable[[Run], None]) -> None:
         """Answer as many waiting runs as one sweep may hold."""
         batch = self._batch(waiting)
         tier, standardisation = batch[0].tier, batch[0].problem.design.standardisation
@@ -216,6 +234,7 @@ class Engine:
             cost.include(glances)
             if run.journal is not None:
                 run.journal.commit()
+            advanced(run)
 
     def _batch(self, waiting: Sequence[Run]) -> list[Run]:
         """Return the runs to answer next: the first, and those that want the same of a sweep, as many as it may hold."""

@@ -14,6 +14,7 @@
     ├── UnavailableError         an optional library or device is missing; the text says how to get it
     ├── ServerError              a server refuses, is busy, or failed at a request
     │   ├── UnreachableError     no answer from the server: it is down, or out of reach
+    │   │   └── UntrustedError   its certificate is not valid, not trusted, or another's: trying again does not help
     │   ├── UploadLostError      the server no longer has what was uploaded, or part of it: send that again
     │   ├── LockedError          another call is on the same key of an MCAS pool: wait for it
     │   └── CallFailedError      an MCAS server failed at a call, and its session was given up: try again
@@ -40,6 +41,7 @@ __all__ = [
     "StoreURLError",
     "UnavailableError",
     "UnreachableError",
+    "UntrustedError",
     "UploadLostError",
 ]
 
@@ -96,6 +98,10 @@ class ServerError(FastompError):
 
 class UnreachableError(ServerError):
     """No answer came from the server."""
+
+
+class UntrustedError(UnreachableError):
+    """The server's certificate is not valid, not trusted, or that of another name."""
 
 
 class UploadLostError(ServerError):

@@ -16,6 +16,9 @@ from fastomp_nvm.errors import DataError, RequestError
 
 __all__ = ["Selection", "SelectionRequest"]
 
+#: A million passes are more than anybody waits for, and far smaller numbers have no inverse.
+_SMALLEST_EPSILON = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
@@ -30,7 +33,7 @@ class SelectionRequest:
     objective : {"linear", "logistic", "poisson"}
     constraint : Constraint, mapping or YAML text, optional
         Further limits on the selection.
-    epsilon : float in (0, 1)
+    epsilon : float in [1e-6, 1)
         Accuracy: about ``1 / epsilon`` passes.
     tau : float in (0, 1] or "auto"
         The ``m / M`` of the threshold: higher is choosier. ``"auto"`` tries several in the same sweeps and keeps the best set
@@ -101,8 +104,8 @@ class SelectionRequest:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
         if self.k is not None and not (_is_integer(self.k) and self.k >= 1):
             raise RequestError(f"k is {self.k!r}: expected a whole number of at least 1")
-        if not (_is_real(self.epsilon) and 0 < self.epsilon < 1):
-            raise RequestError(f"epsilon is {self.epsilon!r}: expected a number between 0 and 1, both excluded")
+        if not (_is_real(self.epsilon) and _SMALLEST_EPSILON <= self.epsilon < 1):
+            raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
         if self.tau != "auto" and not (_is_real(self.tau) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
         for field in ("skip_weak", "certificate"):

@@ -133,10 +133,14 @@ def select_shared(
     observer: Observer | None = None,
     cancelled: Callable[[], bool] | None = None,
     journals: Sequence[Journal] = (),
+    dropped: Callable[[int], bool] | None = None,
+    ended: Callable[[int, Selection | None], None] | None = None,
 ) -> tuple[list[Selection], Traffic]:
     """Answer several requests as ``select_many`` does; return also what all of them together took from the medium.
 
-    ``journals`` make the runs durable, one each.
+    ``journals`` make the runs durable, one each. ``dropped`` is asked at every round of a request, by its place, whether it alone
+    is to end. With ``ended`` each selection is handed over by its place as soon as there is one (None for a dropped request), while
+    the others go on, and none is returned.
     """
     started = time.perf_counter()
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -156,12 +160,17 @@ def select_shared(
                 runs = [_prepare(dataset, request, y, sweeper, budget) for request in wanted]
                 for (run, _), journal in zip(runs, journals, strict=False):
                     run.journal = journal
-                engine = Engine(dataset.matrix, sweeper, observer, cancelled)
+
+                def hand_over(place: int) -> None:
+                    run, target = runs[place]
+                    assert ended is not None
+                    found = None if run.outcome is None else _finish(dataset, wanted[place], run, target, sweeper, started)
+                    ended(place, found)
+
+                engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
                 engine.drive([run for run, _ in runs])
-                selections = [
-                    _finish(dataset, request, run, target, sweeper, started)
-                    for request, (run, target) in zip(wanted, runs, strict=True)
-                ]
+                left = [] if ended is not None else zip(wanted, runs, strict=True)
+                selections = [_finish(dataset, request, run, target, sweeper, started) for request, (run, target) in left]
                 return selections, _shared_traffic(dataset, engine, [run for run, _ in runs], len(weights))
         finally:
             sweeper.close()

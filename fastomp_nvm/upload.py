@@ -36,8 +36,8 @@ _TILE_BYTES = 4 << 20
 #: Bytes sent in one call, and kept to send them again; fewer than the smaller number are not worth a call.
 _SEGMENT_BYTES = 128 << 20
 _SMALL_SEGMENT_BYTES = 16 << 20
-_SEAL_POLL_SECONDS = 5.0
 _CHECK_POLL_SECONDS = 0.5
+_SEAL_POLL_SECONDS = 0.1
 #: How often a segment of which nothing arrives is sent again.
 _FRUITLESS_ATTEMPTS = 5
 
@@ -159,7 +159,7 @@ class Upload:
             "crc": self._checksum,
             "targets": described,
             "provenance": dict(provenance or {}),
-            "wait": _SEAL_POLL_SECONDS,
+            "wait": self._client.poll_seconds,
         }
         while True:
             try:
@@ -173,6 +173,7 @@ class Upload:
             if reply["state"] == "done":
                 break
             body["targets"] = {}  # they were taken in; no need to send them with every question
+            time.sleep(_SEAL_POLL_SECONDS)  # a server on which too many wait answers without waiting
         self._open = False
         report = reply["report"]
         report |= {field: tuple(report[field]) for field in ("dropped", "constant")}
@@ -216,7 +217,7 @@ class Upload:
     def _begin(self) -> dict[str, Any]:
         """Begin the upload, or hear how far it is."""
         while True:
-            reply = self._client.call("put", self._plan)
+            reply = self._client.call("put", {**self._plan, "wait": self._client.poll_seconds})
             if not reply.get("checking"):
                 return reply
             time.sleep(_CHECK_POLL_SECONDS)  # the server was restarted and reads what it had

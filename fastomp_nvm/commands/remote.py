@@ -1,4 +1,4 @@
-"""What ``ingest``, ``info`` and ``select`` do when the store is on a server: the same arguments, the same output."""
+"""What commands do when the store or the run is on a server: the same arguments, the same output."""
 
 from __future__ import annotations
 

@@ -46,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser)
-    parser.add_argument("--run", dest="run_name", metavar="NAME", help="make it a durable run, which 'resume NAME' continues")
+    parser.add_argument(
+        "--run",
+        dest="run_name",
+        metavar="NAME",
+        help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server)",
+    )
     parser.add_argument(
         "--protected",
         metavar="COL|FILE",

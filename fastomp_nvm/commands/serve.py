@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -63,8 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     settings, limits = registry.load("ado_plugin.service:ServiceSettings"), registry.load("ado_plugin.jobs:JobLimits")
     registry.load("ado_plugin.logs:log_to_stderr")()
     warnings.simplefilter("ignore")  # an infeasible answer says so in its fields
-    if arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
+    finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
+    if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
         raise InputError("--queue, --upload-idle and --drain take positive numbers")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise InputError(f"--threads is {arguments.threads}: expected a whole number of at least 1")
     host, port = split_host_port(arguments.listen)
     memory = psutil.virtual_memory().total // 2 if arguments.job_memory is None else arguments.job_memory
     service = registry.load("ado_plugin.service:Service")(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,12 @@ import pytest
 from pyarrow import flight
 
 import fastomp_nvm as fo
+from ado_plugin.access import Access, Principal
+from ado_plugin.metrics import MetricsServer
 from fastomp_nvm.cli import main
-from tests.service.running import RunningServer, small_data
+from fastomp_nvm.errors import UntrustedError
+from fastomp_nvm.home import local_token_file
+from tests.service.running import ROOT, RunningServer, small_data
 
 #: Streams that stay open: stopping the server at the end of this module must not wait for them.
 stalled_for_good: list[Any] = []
@@ -44,7 +52,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     tokens = folder / "tokens.yaml"
     tokens.touch(0o600)
     tokens.write_text(entry("ann", "admin") + entry("wim", "write", "lab") + entry("ron", "read", "lab"))
-    options = ("--token-file", str(tokens), "--quota", "400kB", "--upload-idle", "1", "--drain", "2")
+    options = ("--token-file", str(tokens), "--quota", "400kB", "--upload-idle", "5", "--drain", "2")
     with RunningServer(folder, *options) as running:
         yield running
         assert running.stop() == 0
@@ -115,6 +123,33 @@ def test_tokens_are_read_again_on_sighup(guarded: RunningServer) -> None:
     admitted("eve", False)
 
 
+@pytest.mark.parametrize("content", ["", "\n", "short", "two words of sufficient length"])
+def test_a_local_token_file_that_holds_no_token(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file left empty by a loss of power does not make everybody administrator: the server says so and does not start."""
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path))
+    file = local_token_file(7010)
+    file.touch(0o600)
+    file.write_text(content)
+    access = Access()
+    with pytest.raises(fo.InputError, match="remove it"):
+        access.admit_local(7010)
+    assert access.authenticate("") is None
+    file.unlink()
+    access.admit_local(7010)
+    assert access.authenticate(file.read_text().strip()) == Principal("local", "admin")
+
+
+def test_no_token_is_nobodys_token(tmp_path: Path) -> None:
+    """Calls without a token are refused even where the digest of the empty text is listed, unless the server is for anyone."""
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(f"- {{name: nobody, sha256: '{hashlib.sha256(b'').hexdigest()}', role: admin}}")
+    access = Access(tokens)
+    assert access.authenticate("") is None
+    access.admit_anyone()
+    assert access.authenticate("") == Principal("anyone", "admin")
+
+
 def test_a_stalled_upload_is_reaped_and_does_not_stop_the_drain(guarded: RunningServer) -> None:
     """A client that begins to upload and falls silent loses its room after a while; others are served meanwhile."""
     plan: dict[str, Any] = {
@@ -134,7 +169,7 @@ def test_a_stalled_upload_is_reaped_and_does_not_stop_the_drain(guarded: Running
         stalled_for_good.append(stalled)
         descriptor = flight.FlightDescriptor.for_command(f'{{"upload": "{upload}"}}'.encode())
         writer, _ = stalled.do_put(descriptor, pa.schema([("bytes", pa.uint8())]), options)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while any(path.name.startswith(".stalled") for path in (guarded.pools / "lab").iterdir()):
             assert time.monotonic() < end, "the upload was never reaped"
             time.sleep(0.1)
@@ -184,7 +219,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls(certificates: Path, tmp_path: Path) -> None:
+def test_tls(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With TLS a client that trusts the authority is served, one that does not or speaks plainly gets a clear error in time."""
     tokens = tmp_path / "token"
     tokens.touch(0o600)
@@ -202,11 +237,18 @@ def test_tls(certificates: Path, tmp_path: Path) -> None:
         with running.connect("/lab/data", token="a-token-of-some-length", tls_ca=certificates / "ca.pem") as client:
             client.put(X, y)
             assert client.select(k=3).features
+        monkeypatch.setattr("fastomp_nvm.client.time.sleep", lambda seconds: pytest.fail("a certificate does not become valid"))
         with (
-            running.connect(token="a-token-of-some-length", timeout=2) as client,
-            pytest.raises(fo.UnreachableError, match="certificate"),
+            running.connect(token="a-token-of-some-length", timeout=60) as client,
+            pytest.raises(UntrustedError, match="certificate"),
         ):
             client.ping()
+        monkeypatch.undo()
+        shell = [sys.executable, "-m", "fastomp_nvm", "info", f"{running.url}/lab/data", "--token-file", str(tokens)]
+        told = subprocess.run(shell, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+        assert told.returncode == 1
+        assert told.stderr.startswith("fastomp: the certificate of")
+        assert len(told.stderr.splitlines()) == 1, "the library is not to speak, too"
         with (
             fo.connect(f"grpc://127.0.0.1:{running.port}", token="x" * 20, timeout=2) as client,
             pytest.raises(fo.UnreachableError, match="TLS"),
@@ -220,8 +262,8 @@ def test_an_expired_certificate_is_refused(certificates: Path, tmp_path: Path) -
     options = ("--tls-cert", str(certificates / "expired.pem"), "--tls-key", str(certificates / "key.pem"))
     with (
         RunningServer(tmp_path / "server", *options, scheme="grpc+tls") as running,
-        running.connect(tls_ca=certificates / "ca.pem", timeout=2) as client,
-        pytest.raises(fo.UnreachableError, match="certificate"),
+        running.connect(tls_ca=certificates / "ca.pem", timeout=60) as client,
+        pytest.raises(UntrustedError, match="certificate"),
     ):
         client.ping()
 
@@ -237,6 +279,12 @@ def test_an_expired_certificate_is_refused(certificates: Path, tmp_path: Path) -
         (["--listen", "127.0.0.1:0", "--tls-cert", "missing.pem", "--tls-key", "missing.pem"], "cannot be used"),
         (["--listen", "127.0.0.1:0", "--token-file", "missing"], "cannot be read"),
         (["--listen", "127.0.0.1:0", "--queue", "0"], "positive"),
+        (["--listen", "127.0.0.1:0", "--drain", "nan"], "positive"),
+        (["--listen", "127.0.0.1:0", "--drain", "inf"], "positive"),
+        (["--listen", "127.0.0.1:0", "--upload-idle", "nan"], "positive"),
+        (["--listen", "127.0.0.1:0", "--threads", "0"], "--threads is 0"),
+        (["--listen", "127.0.0.1:0", "--threads", "-3"], "--threads is -3"),
+        (["--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"], "--insecure"),
     ],
 )
 def test_what_serve_refuses(words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +292,20 @@ def test_what_serve_refuses(words: list[str], reason: str, tmp_path: Path, capsy
     assert main(["serve", "--pools", str(tmp_path / "pools"), *words]) == 2
     assert reason in capsys.readouterr().err
     assert main(["serve", "--pools", "dram:x", "--listen", "127.0.0.1:0"]) == 2
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_metrics_over_ipv6() -> None:
+    """The metrics are served on an IPv6 address, too."""
+    try:
+        server = MetricsServer("::1", 0, tuple, lambda: True)
+    except OSError as error:
+        pytest.skip(f"the loopback interface has no IPv6 address: {error}")
+    try:
+        with urllib.request.urlopen(f"http://[::1]:{server.port}/health", timeout=20) as reply:
+            assert reply.read() == b"ok\n"
+    finally:
+        server.close()
 
 
 @pytest.mark.usefixtures("quiet")

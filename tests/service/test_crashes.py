@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,33 +19,42 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
+from tests.service.gated_server import HELD_FROM, GatedServer
 from tests.service.running import ROOT, RunningServer
 
 pytestmark = pytest.mark.crash
 
-#: One pass per feature: long enough to be killed in the middle.
+#: One pass per feature.
 LONG = {"k": 380, "algorithm": "sds_omp", "polish": "none", "tier": "exact"}
 
 
 def long_data() -> tuple[Any, Any]:
-    """Return data on which ``LONG`` takes a second or more."""
+    """Return data of many tiles."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((400, 20_000), dtype=np.float32)
     return X, X[:, :200] @ rng.normal(size=200) + rng.normal(size=400)
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedServer]:
     """Run a server that keeps journals of all jobs and holds the long data."""
-    with RunningServer(tmp_path_factory.mktemp("mortal"), "--journal-from", "0", "--drain", "0.2", "--upload-idle", "2") as running:
+    with GatedServer(tmp_path_factory.mktemp("mortal"), "--journal-from", "0", "--drain", "0.2") as running:
         X, y = long_data()
         with running.connect("/lab/long") as client:
             client.put(X, y)
         yield running
 
 
+@pytest.fixture
+def held(mortal: GatedServer) -> Iterator[None]:
+    """Hold the jobs of a test in the middle, until it opens the gate or ends the server."""
+    mortal.close_gate()
+    yield
+    mortal.open_gate()
+
+
 @pytest.fixture(scope="module")
-def expected(mortal: RunningServer) -> dict[str, Any]:
+def expected(mortal: GatedServer) -> dict[str, Any]:
     """Return the answer of an undisturbed local run."""
     found = fo.select(f"pmem://{mortal.pools}/lab/long", **LONG).to_json()
     found.pop("seconds")
@@ -57,15 +67,16 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastomp_nvm.upload._TILE_BYTES", 1 << 20)
 
 
-def wait_until_running(client: fo.Client, job: str, selected: int = 5) -> None:
-    """Return once a job has selected some features."""
+def wait_until_running(client: fo.Client, job: str) -> None:
+    """Return once a job is held in the middle."""
     for standing in client.follow(job):
-        assert standing["state"] in ("queued", "running"), "the job ended too soon for this test"
-        if standing["progress"] and standing["progress"][0].get("selected", 0) >= selected:
+        assert standing["state"] in ("queued", "running"), "the job was to be held"
+        if standing["progress"] and standing["progress"][0].get("selected", 0) >= HELD_FROM:
             return
 
 
-def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: RunningServer, expected: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("held")
+def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: GatedServer, expected: dict[str, Any]) -> None:
     """A client that waits through the death and restart of the server gets the answer of the undisturbed run, bit for bit."""
     answers: list[Any] = []
     with mortal.connect("/lab/long", timeout=60) as client:
@@ -83,7 +94,8 @@ def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: Runni
         assert not list((mortal.pools / ".fastomp" / "journals").glob("job-*"))
 
 
-def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> None:
+@pytest.mark.usefixtures("held")
+def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: GatedServer) -> None:
     """Killed with ten jobs in flight, the server finishes all ten after its restart, each with the answer of a local run."""
     requests = [{**LONG, "k": 150 + 10 * number} for number in range(10)]
     with mortal.connect("/lab/long", timeout=60) as client:
@@ -97,19 +109,21 @@ def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> No
         assert {**answer, "seconds": 0} == {**alone, "seconds": 0}
 
 
-def test_sigterm_drains(mortal: RunningServer, expected: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("held")
+def test_sigterm_drains(mortal: GatedServer, expected: dict[str, Any]) -> None:
     """On SIGTERM the server ends orderly and soon; the job it could not finish is finished by the next one."""
     with mortal.connect("/lab/long", timeout=60) as client:
         job = client.submit(**LONG)
         wait_until_running(client, job)
-        assert mortal.stop(30) == 0
+        assert mortal.stop() == 0
         mortal.start()
         (found,) = client.result(job)
         assert {name: value for name, value in found.to_json().items() if name != "seconds"} == expected
     assert '"event": "draining"' in mortal.log
 
 
-def test_cancelling_a_running_job(mortal: RunningServer) -> None:
+@pytest.mark.usefixtures("held")
+def test_cancelling_a_running_job(mortal: GatedServer) -> None:
     """A cancelled job ends at its next round; its client hears so, and the server takes the next job."""
     with mortal.connect("/lab/long") as client:
         job = client.submit(**LONG)
@@ -134,7 +148,7 @@ def recorded(client: fo.Client) -> list[int]:
     return sent
 
 
-def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
+def test_a_server_killed_during_an_upload(mortal: GatedServer) -> None:
     """The client goes on with the next server and sends only what it lacks; damaged bytes are noticed and sent again."""
     X, _ = long_data()
     fingerprint = fo.create_store("dram:reborn", X, replace=True).layout.fingerprint
@@ -173,7 +187,7 @@ def test_a_server_killed_during_an_upload(mortal: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("moment", ["sending", "sealing", "published"])
-def test_a_put_outlives_its_server(mortal: RunningServer, moment: str) -> None:
+def test_a_put_outlives_its_server(mortal: GatedServer, moment: str) -> None:
     """A put during which the server is killed and started again ends well, also when the store was published but not reported."""
     X, y = long_data()
     key = f"outlived-{moment}"
@@ -182,9 +196,11 @@ def test_a_put_outlives_its_server(mortal: RunningServer, moment: str) -> None:
     def reached() -> bool:
         if moment == "published":
             return (folder / key / "header.json").exists()
-        logs = (mortal.pools / ".fastomp" / "uploads").glob("*.tiles")
+        logs = set(records.glob("*.tiles")) - earlier
         return any(path.read_bytes().count(b"\n") >= (8 if moment == "sending" else 32) for path in logs)
 
+    records = mortal.pools / ".fastomp" / "uploads"
+    earlier = set(records.glob("*.tiles"))
     done: list[dict[str, Any]] = []
     with mortal.connect(f"/lab/{key}", timeout=60) as client:
         sender = threading.Thread(target=lambda: done.append(client.put(X, y)))
@@ -200,17 +216,24 @@ def test_a_put_outlives_its_server(mortal: RunningServer, moment: str) -> None:
     assert not list(folder.glob(f".{key}*"))
 
 
-def test_an_upload_that_died_with_its_server_is_reaped(mortal: RunningServer) -> None:
-    """After a restart what nobody goes on with gives its room back."""
-    with mortal.connect("/lab/orphan") as client:
-        client.upload(TableSchema.plain(400, NumberedNames(20_000)))
-        mortal.kill()
-        mortal.start()
-        assert list((mortal.pools / "lab").glob(".orphan.partial-*"))
-        end = time.monotonic() + 20
-        while list((mortal.pools / "lab").glob(".orphan.partial-*")):
-            assert time.monotonic() < end, "the upload was never reaped"
-            time.sleep(0.1)
+def test_what_nobody_goes_on_with_is_reaped(tmp_path: Path) -> None:
+    """An upload whose client died, and one whose server did, give their room back after a while."""
+    with RunningServer(tmp_path, "--upload-idle", "1") as impatient:
+        lab = impatient.pools / "lab"
+
+        def wait_for_room() -> None:
+            end = time.monotonic() + 60
+            while list(lab.iterdir()):
+                assert time.monotonic() < end, "the upload was never reaped"
+                time.sleep(0.1)
+
+        kill_an_uploader(impatient, "lost", columns=0)
+        wait_for_room()
+        with impatient.connect("/lab/orphan") as client:
+            client.upload(TableSchema.plain(400, NumberedNames(20_000)))
+            impatient.kill()
+            impatient.start()
+        wait_for_room()
 
 
 UPLOADER = """
@@ -223,17 +246,19 @@ from storage_backends.schema import TableSchema
 fastomp_nvm.upload._TILE_BYTES = 1 << 20
 client = fo.connect(sys.argv[1], token=sys.argv[2])
 upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
-X = np.random.default_rng(0).standard_normal((400, 20_000), dtype=np.float32)
-upload.write_tile(0, 0, X[:, :9000])
-upload.flush()
+columns = int(sys.argv[3])
+if columns:
+    X = np.random.default_rng(0).standard_normal((400, 20_000), dtype=np.float32)
+    upload.write_tile(0, 0, X[:, :columns])
+    upload.flush()
 print("here", flush=True)
 time.sleep(600)
 """
 
 
-def kill_an_uploader(server: RunningServer, key: str) -> None:
-    """Have a client upload half of the data and kill it."""
-    words = [sys.executable, "-c", UPLOADER, f"{server.url}/lab/{key}", server.token()]
+def kill_an_uploader(server: RunningServer, key: str, columns: int = 9000) -> None:
+    """Have a client upload some of the data and kill it."""
+    words = [sys.executable, "-c", UPLOADER, f"{server.url}/lab/{key}", server.token(), str(columns)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as child:
         assert child.stdout is not None
@@ -241,8 +266,8 @@ def kill_an_uploader(server: RunningServer, key: str) -> None:
         child.send_signal(signal.SIGKILL)
 
 
-def test_a_client_killed_during_an_upload(mortal: RunningServer) -> None:
-    """Another client goes on where the dead one was, without sending what arrived; what nobody goes on with is reaped."""
+def test_a_client_killed_during_an_upload(mortal: GatedServer) -> None:
+    """Another client goes on where the dead one was, without sending what arrived."""
     kill_an_uploader(mortal, "half")
     X, _ = long_data()
     with mortal.connect("/lab/half") as client:
@@ -255,11 +280,6 @@ def test_a_client_killed_during_an_upload(mortal: RunningServer) -> None:
         assert min(sent) == plan._known
         assert report.fingerprint == client.info("lab/long")["fingerprint"]
         client.delete()
-    kill_an_uploader(mortal, "lost")
-    end = time.monotonic() + 20
-    while any(path.name.startswith(".lost") for path in (mortal.pools / "lab").iterdir()):
-        assert time.monotonic() < end, "the upload was never reaped"
-        time.sleep(0.1)
     assert sorted(path.name for path in (mortal.pools / "lab").iterdir()) == ["long"]
 
 
@@ -271,19 +291,21 @@ client.select(run="widowed", observer=lambda step: print("here", flush=True), **
 """
 
 
-def test_a_client_killed_during_a_selection(mortal: RunningServer, expected: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("held")
+def test_a_client_killed_during_a_selection(mortal: GatedServer, expected: dict[str, Any]) -> None:
     """Its job goes on, and whoever asks for it by name gets the answer."""
     words = [sys.executable, "-c", SELECTOR, f"{mortal.url}/lab/long", mortal.token(), json.dumps(LONG)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"here\n"
         child.send_signal(signal.SIGKILL)
+    mortal.open_gate()
     with mortal.connect(timeout=60) as client:
         (found,) = client.result("widowed")
     assert {name: value for name, value in found.to_json().items() if name != "seconds"} == expected
 
 
-def test_other_data_is_not_mixed_into_an_upload(mortal: RunningServer) -> None:
+def test_other_data_is_not_mixed_into_an_upload(mortal: GatedServer) -> None:
     """Whoever goes on with an upload but has other values is noticed, and all of it is sent again."""
     X, _ = long_data()
     with mortal.connect("/lab/mixed") as client:

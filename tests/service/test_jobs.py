@@ -25,20 +25,26 @@ class Gate:
         self.open.set()
         self.forgotten: list[str] = []
 
-    def run(self, jobs: Sequence[Job], observer: Callable[[Progress], None], cancelled: Callable[[], bool]) -> list[Any]:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        observer: Callable[[Progress], None],
+        stopped: Callable[[], bool],
+        dropped: Callable[[Job], bool],
+        ended: Callable[[Job, list[dict[str, Any]] | None], None],
+    ) -> None:
         self.batches.append([job.name for job in jobs])
         for place in range(sum(len(job.request.requests) for job in jobs)):
             observer(Progress(place, 1, 2, 3, 0.5, 7, 0.1))
-        while not self.open.wait(0.01):
-            if cancelled():
+        left = list(jobs)
+        while left and not self.open.wait(0.01):
+            if stopped():
                 raise CancelledError("cancelled")
-        if cancelled():
-            raise CancelledError("cancelled")
-        if any(job.request.key == "bad" for job in jobs):
-            raise DataError("this one is bad")
-        if any(job.request.key == "bug" for job in jobs):
-            raise KeyError("a bug")
-        return [[{"of": job.name} for _ in job.request.requests] for job in jobs]
+            for job in [job for job in left if dropped(job)]:
+                left.remove(job)
+                ended(job, None)
+        for job in left:
+            ended(job, None if dropped(job) else [{"of": job.name} for _ in job.request.requests])
 
     def forget(self, job: Job) -> None:
         self.forgotten.append(job.name)
@@ -114,25 +120,36 @@ def test_the_queue_is_bounded(queue: Jobs, gate: Gate) -> None:
     queue.start()
     finished(queue, *(f"j{place}" for place in range(6)))
     queue.submit("one-more", request())
+    finished(queue, "one-more")
+    gate.open.clear()
+    for place in range(6):
+        queue.submit(f"k{place}", request(key="other"))
+    stopped = queue.find("k5", None)
+    queue.cancel(stopped)
+    queue.submit("in-its-place", request(key="other"))
+    with pytest.raises(ServerError, match="6 jobs are waiting"):
+        queue.resume(stopped)
 
 
 def test_a_mistake_is_its_owners_alone(queue: Jobs, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a batch fails its jobs are run one by one; a bug of ours is a sentence, not a traceback."""
     bad = {"bad": DataError("this one is bad"), "bug": KeyError("a bug")}
 
-    def run(jobs: Sequence[Job], *_: Any) -> list[Any]:
+    def run(jobs: Sequence[Job], *callbacks: Any) -> None:
         gate.batches.append([job.name for job in jobs])
         for job in jobs:
             if job.name in bad:
                 raise bad[job.name]
-        return [[{"of": job.name}] for job in jobs]
+            callbacks[-1](job, [{"of": job.name}])
 
     monkeypatch.setattr(gate, "run", run)
-    for name in ("good", "bad", "bug"):
+    for name in ("good", "bad", "bug", "last"):
         queue.submit(name, request())
     queue.start()
-    assert finished(queue, "good", "bad", "bug") == ["done", "failed", "failed"]
-    assert gate.batches == [["good", "bad", "bug"], ["good"], ["bad"], ["bug"]]
+    assert finished(queue, "good", "bad", "bug", "last") == ["done", "failed", "failed", "done"]
+    assert gate.batches == [["good", "bad", "bug", "last"], ["bad"], ["bug"], ["last"]], (
+        "an answer that stood is not asked for again"
+    )
     with pytest.raises(DataError, match="this one is bad"):
         queue.answer(queue.find("bad", None))
     with pytest.raises(ServerError, match="its log says why"):
@@ -160,8 +177,10 @@ def test_cancelling(queue: Jobs, gate: Gate) -> None:
     queue.cancel(waiting)
     assert waiting.state == "cancelled"
     queue.cancel(running)
+    assert finished(queue, "a") == ["cancelled"]
+    assert other.state == "running", "one of a batch ends while the others go on"
     gate.open.set()
-    assert finished(queue, "a", "b") == ["cancelled", "done"]
+    assert finished(queue, "b") == ["done"]
     with pytest.raises(CancelledError):
         queue.answer(running)
     queue.resume(running)
@@ -195,6 +214,31 @@ def test_draining_leaves_jobs_for_the_next_server(tmp_path: Path, gate: Gate) ->
     assert finished(after, "a") == ["done"]
     assert after.find("a", None).crashes == 0
     after.drain(1.0)
+
+
+def test_a_stop_that_its_worker_does_not_hear_is_no_crash(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a worker that is still in a sweep when the server gives up wait for the next one; its late answer is not kept."""
+    records = JobRecords(tmp_path / "jobs")
+    queue = Jobs(records, gate, JobLimits())
+    begun, late = threading.Event(), threading.Event()
+
+    def deaf(jobs: Sequence[Job], *callbacks: Any) -> None:
+        begun.set()
+        late.wait(60)
+        callbacks[-1](jobs[0], [{"of": "the dead"}])
+
+    monkeypatch.setattr(gate, "run", deaf)
+    monkeypatch.setattr(queue._worker, "join", lambda timeout: None)
+    job = queue.submit("a", request())
+    queue.start()
+    assert begun.wait(60)
+    queue.drain(0.0)
+    after = Jobs(records, Gate(), JobLimits())
+    assert (after.find("a", None).state, after.find("a", None).crashes) == ("queued", 0)
+    late.set()
+    threading.Thread.join(queue._worker, 60)
+    assert job.state == "queued"
+    assert not list((tmp_path / "jobs").glob("*.answer.json"))
 
 
 def test_a_job_that_brings_the_server_down_is_parked(tmp_path: Path, gate: Gate) -> None:
@@ -245,6 +289,91 @@ def test_answers_are_kept_for_a_while(tmp_path: Path, gate: Gate) -> None:
     assert again.reap() == 1
     assert not list((tmp_path / "jobs").glob("*.json"))
     assert set(gate.forgotten) == {"a"}
+
+
+def test_what_ended_is_kept_light_and_bounded(tmp_path: Path, gate: Gate) -> None:
+    """Vectors leave memory when a job ends and come back with resume; so many jobs and bytes of an owner are kept."""
+    long = {"dtype": "<f8", "base64": "A" * 100_000}
+    records = JobRecords(tmp_path / "jobs")
+    queue = Jobs(records, gate, JobLimits(kept=3))
+    gate.open.clear()
+    first = queue.submit("first", request(y=long, requests=[{"k": 2, "weights": long}]))
+    queue.start()
+    while first.state != "running":
+        time.sleep(0.01)
+    queue.cancel(first)
+    assert finished(queue, "first") == ["cancelled"]
+    assert len(str(first.request)) < 2000
+    assert queue.submit("first", request(y=long, requests=[{"weights": long, "k": 2}])) is first
+    with pytest.raises(RequestError, match="exists already"):
+        queue.submit("first", request(y={**long, "base64": "B" * 100_000}, requests=[{"k": 2, "weights": long}]))
+    gate.open.set()
+    queue.resume(first)
+    assert finished(queue, "first") == ["done"]
+    assert sum(path.stat().st_size for path in (tmp_path / "jobs").iterdir()) < 10_000, "a job that is done needs no vectors"
+    queue.submit("of-another", request("bob"))
+    finished(queue, "of-another")
+    for place in range(4):
+        queue.submit(f"j{place}", request())
+        finished(queue, f"j{place}")
+    assert sorted(queue._jobs) == ["j1", "j2", "j3", "of-another"]
+    assert {path.name.split(".")[0] for path in (tmp_path / "jobs").iterdir()} == set(queue._jobs)
+    queue.drain(1.0)
+    small = Jobs(records, gate, JobLimits(kept_bytes=1))
+    small.start()
+    small.submit("last", request())
+    assert finished(small, "last") == ["done"]
+    assert sorted(small._jobs) == ["last", "of-another"]
+    small.drain(1.0)
+
+
+def test_a_session_for_each_job_is_no_privilege(queue: Jobs, gate: Gate) -> None:
+    """A session that has waited is served before those that were opened since, however many of them there are."""
+    queue.submit("first", request(key="k0", session="patient"))
+    queue.submit("waiting", request(key="k1", session="patient"))
+    gate.open.clear()
+    queue.start()
+    while not gate.batches:
+        time.sleep(0.01)
+    for place in range(4):
+        queue.submit(f"new{place}", request(key=f"n{place}", session=f"shell{place}"))
+    gate.open.set()
+    finished(queue, "waiting", *(f"new{place}" for place in range(4)))
+    assert [name for (name,) in gate.batches][:2] == ["first", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        ("state", "[]"),
+        ("state", "{}"),
+        ("state", '{"order": null, "state": "queued", "crashes": 0, "error": null, "changed": 0}'),
+        ("state", '{"order": 1, "state": "lost", "crashes": 0, "error": null, "changed": 0}'),
+        ("request", "3"),
+        ("request", '{"owner": "ann", "colour": 1}'),
+        ("request", "[" * 100_000),
+    ],
+)
+def test_one_odd_record_does_not_stop_a_server(tmp_path: Path, gate: Gate, suffix: str, text: str) -> None:
+    """A job whose records are not what we write is passed over, and the others are recovered."""
+    records = JobRecords(tmp_path / "jobs")
+    queue = Jobs(records, gate, JobLimits())
+    queue.submit("good", request())
+    queue.submit("odd", request())
+    (tmp_path / "jobs" / f"odd.{suffix}.json").write_text(text)
+    again = Jobs(records, gate, JobLimits())
+    assert list(again._jobs) == ["good"]
+
+
+def test_a_large_job_on_other_data_does_not_stop_merging(tmp_path: Path, gate: Gate) -> None:
+    """Only what could be merged counts against the limits of a batch."""
+    queue = Jobs(JobRecords(tmp_path / "jobs"), gate, JobLimits(memory=10))
+    for name, wanted in {"a": request(), "big": request(key="other", memory=10), "b": request(), "c": request(memory=9)}.items():
+        queue.submit(name, wanted)
+    queue.start()
+    finished(queue, "a", "b", "c", "big")
+    assert gate.batches[0] == ["a", "b"]
+    queue.drain(1.0)
 
 
 def test_followers_hear_progress_and_the_end(queue: Jobs, gate: Gate) -> None:

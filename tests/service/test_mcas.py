@@ -257,6 +257,19 @@ def test_mistakes_are_told_as_our_errors(url, data) -> None:
         fo.connect(url, token="secret")
 
 
+def test_what_the_environment_says_to_other_servers_is_ignored(url, data, monkeypatch, tmp_path) -> None:
+    """FASTOMP_TOKEN and FASTOMP_TLS_CA are for servers that know them; the size of a pool is a number or a sentence."""
+    monkeypatch.setenv("FASTOMP_TOKEN", "a-token-of-some-length")
+    monkeypatch.setenv("FASTOMP_TLS_CA", str(tmp_path / "absent"))
+    X, y = data
+    with fo.connect(url) as client:
+        monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", "4GB")
+        with pytest.raises(InputError, match="'4GB': expected a whole number of bytes"):
+            client.put(X, y)
+        monkeypatch.delenv("FASTOMP_MCAS_POOL_BYTES")
+        assert client.put(X, y)["n_features"] == 3000
+
+
 def test_a_killed_client_is_succeeded_by_another(server, data) -> None:
     """SIGKILL of the client in the middle of a slice loses nothing: another one finds the run and ends it."""
     X, y = data
@@ -353,6 +366,115 @@ def test_a_server_killed_during_put_leaves_the_old_store(server, data, monkeypat
     with fo.connect(f"{server.url}/d") as client:
         assert client.info()["fingerprint"] == before
         assert client.put(-X, y, replace=True)["fingerprint"] == client.info()["fingerprint"] != before
+
+
+def values_in(server, pool="lab"):
+    """Return the names of the values in a pool of the double, but for runs."""
+    names = json.loads((server.folder / f"{pool}.map").read_text())["values"]
+    return sorted(name for name in names if name.startswith("fo/"))
+
+
+def test_a_put_that_fails_leaves_no_values(server, data, monkeypatch) -> None:
+    """What a put had brought into the pool when it failed, or made old when it ended, is erased."""
+    X, y = data
+    monkeypatch.setattr(mcas_staging, "PIECE_BYTES", 300_000)
+    original = McasSession.put_file
+    calls = []
+
+    def failing(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise fo.errors.CallFailedError("no room")
+        return original(self, *arguments)
+
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(X[:, :300], y)
+        before = values_in(server)
+        monkeypatch.setattr(McasSession, "put_file", failing)
+        with pytest.raises(ServerError, match="may be full"):
+            client.put(X, y, key="lab/large")
+        assert values_in(server) == before
+        monkeypatch.setattr(McasSession, "put_file", original)
+        client.put(-X[:, :300], y, replace=True)
+        assert len(values_in(server)) == len(before)
+        assert client._transport._index("lab")["unfinished"] == []
+        assert client.info()["n_features"] == 300
+
+
+PUTTER = """
+import sys
+import time
+import numpy as np
+import fastomp_nvm as fo
+from ado_plugin import mcas_session, mcas_staging
+mcas_staging.PIECE_BYTES = 300_000
+original = mcas_session.McasSession.put_file
+calls = []
+def stopping(self, *arguments):
+    calls.append(arguments)
+    if len(calls) == 3:
+        print("here", flush=True)
+        time.sleep(600)
+    return original(self, *arguments)
+mcas_session.McasSession.put_file = stopping
+fo.connect(sys.argv[1]).put(np.random.default_rng(0).normal(size=(150, 3000)).astype("f4"))
+"""
+
+
+@pytest.mark.parametrize("clearing", ["put of another key", "put of the same", "delete"])
+def test_what_a_killed_put_left_goes_with_the_next(server, data, monkeypatch, tmp_path, clearing) -> None:
+    """The values and the staged files of a client that was killed go with the next put, or delete, of anybody on its machine."""
+    X, y = data
+    (tmp_path / "staging").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "staging"))
+    monkeypatch.setattr(mcas_staging.tempfile, "tempdir", None)
+    environment = {**os.environ, "PYTHONPATH": f"{DOUBLES}{os.pathsep}{ROOT}"}
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(X[:, :300], y)
+        before = values_in(server)
+        with subprocess.Popen([sys.executable, "-c", PUTTER, f"{server.url}/k"], env=environment, stdout=subprocess.PIPE) as putter:
+            try:
+                assert putter.stdout.readline() == b"here\n"
+                (staged,) = set((tmp_path / "staging").iterdir()) - {Path(client._transport._staging.folder)}
+                client.put(X[:, :200], y, key="lab/other")
+                assert staged.exists(), "its process lives"
+                assert len(values_in(server)) > 2 * len(before), "so do its values"
+                client.delete("lab/other")
+            finally:
+                putter.send_signal(signal.SIGKILL)
+        putter.wait()
+        assert set(values_in(server)) > set(before)
+    with fo.connect(f"{server.url}/d") as client:
+        if clearing == "delete":
+            with pytest.raises(StoreURLError, match="no store"):
+                client.delete("lab/k")
+            assert values_in(server) == before
+        else:
+            key = "lab/k" if clearing == "put of the same" else "lab/other"
+            client.put(X[:, :300], y, key=key)
+            assert len(values_in(server)) == 2 * len(before)
+            assert not staged.exists()
+        assert client.info("lab/d")["n_features"] == 300
+
+
+def test_a_put_overtaken_by_another_says_so(server, data, monkeypatch) -> None:
+    """Of two puts to one key at a time the one begun later stands whole, and the other hears that it does not."""
+    X, y = data
+    original = McasSession.put_file
+
+    def overtaken(self, *arguments):
+        original(self, *arguments)
+        monkeypatch.setattr(McasSession, "put_file", original)
+        with fo.connect(f"{server.url}/d") as other:
+            other.put(-X, y)
+
+    monkeypatch.setattr(McasSession, "put_file", overtaken)
+    with fo.connect(f"{server.url}/d") as client:
+        with pytest.raises(ServerError, match="another client"):
+            client.put(X, y)
+        found = client.select(k=3, verify=True)
+    with fo.create_store("dram:mcas-overtaken", -X, y, replace=True) as store:
+        same(fo.select(store, k=3), found)
 
 
 def test_a_full_pool_is_a_sentence(server, data, monkeypatch) -> None:

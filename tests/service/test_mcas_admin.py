@@ -111,7 +111,7 @@ def test_the_check_proves_a_working_server(mcas_url, capsys) -> None:
 @pytest.mark.crash
 def test_the_check_names_a_defect_by_its_symptom(tmp_path, monkeypatch, capsys) -> None:
     """An ADO that dies of upstream's reference-count fault, and a server that is not there, are told apart."""
-    monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "1.5")
+    monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "10")  # each death of the ADO costs this much
     monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(64 << 20))
     server = RunningMcas(tmp_path / "mcas", dies_after=40)
     try:
@@ -126,6 +126,26 @@ def test_the_check_names_a_defect_by_its_symptom(tmp_path, monkeypatch, capsys) 
     printed = capsys.readouterr().out
     assert printed.startswith("connect    FAILED")
     assert "FASTOMP_MCAS_DEVICE" in printed
+
+
+@pytest.mark.parametrize(
+    "url", ["grpc://127.0.0.1:1/lab", "grpc+tls://127.0.0.1:1/lab", "mcas://127.0.0.1:1", "mcas://127.0.0.1:1/lab/key", "lab"]
+)
+def test_the_check_is_for_mcas_alone(url, capsys) -> None:
+    """Addresses of other servers, and of anything but a pool, are refused before anything is put there."""
+    assert main(["ado", "check", url]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "mcas://host:port/pool" in told.err
+
+
+def test_a_missing_client_module_has_no_other_cause(monkeypatch, capsys) -> None:
+    """Where this machine lacks upstream's module the check says so, and does not suspect the server."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(DOUBLES)])
+    assert main(["ado", "check", "mcas://127.0.0.1:1/p"]) == 1
+    printed = capsys.readouterr().out
+    assert "cannot be imported" in printed
+    assert "known cause" not in printed
 
 
 def test_the_plugin_is_installed_where_another_python_finds_it(tmp_path, capsys) -> None:

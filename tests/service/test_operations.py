@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 import types
 import zlib
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from ado_plugin.operations import OPERATIONS, Caller, Operations
 from ado_plugin.pools import Pools
 from ado_plugin.uploads import Tile, Uploads
 from fastomp_nvm import errors
+from fastomp_nvm.wire import encode_vector
 from tests.service.running import small_data
 
 ADMIN = Caller(Principal("root", "admin"), "1")
@@ -34,19 +37,28 @@ ADMIN = Caller(Principal("root", "admin"), "1")
 class Host:
     """The least a host can be: it carries bytes."""
 
-    def __init__(self, folder: Path, quota: int | None = None, limits: JobLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quota: int | None = None,
+        limits: JobLimits | None = None,
+        *,
+        start: bool = True,
+        journal_from: int = 0,
+    ) -> None:
         limits = limits or JobLimits()
         self.folder = folder
         self.pools = Pools(str(folder / "pools"), quota)
         self.uploads = Uploads(self.pools, idle_seconds=0.0)
-        execution = Execution(self.pools, self.pools.own_folder / "journals", threads=1, journal_from=0)
+        execution = Execution(self.pools, self.pools.own_folder / "journals", threads=1, journal_from=journal_from)
         self.jobs = Jobs(JobRecords(self.pools.own_folder / "jobs"), execution, limits)
         self.operations = Operations(self.pools, self.uploads, self.jobs, limits)
-        self.jobs.start()
+        if start:
+            self.jobs.start()
 
     def close(self) -> None:
         self.jobs.drain(5.0)
-        self.uploads.close()
+        self.uploads.close(60.0)
         self.pools.close()
 
     def call(self, operation: str, caller: Caller = ADMIN, **body: Any) -> Any:
@@ -93,11 +105,13 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
     for operation in OPERATIONS:
         body = {**put_plan(), "request": {"k": 2}, "requests": [{"k": 2}], "job": "j", "upload": "u", "tiles": 0, "crc": 0}
         for field in ("pool", "key", "job"):
-            if operation in ("ping", "commit", "abort") or (field == "job") == (operation in ("info", "delete", "put", "list")):
+            if operation in ("ping", "commit", "abort") or (field == "job") == (
+                operation in ("info", "delete", "put", "list", "jobs")
+            ):
                 continue
             if operation in ("progress", "result", "cancel", "resume") and field != "job":
                 continue
-            if operation == "list" and (field == "key" or name is None):
+            if (operation == "list" and field == "key") or (operation in ("list", "jobs") and name is None):
                 continue
             assert "is no name of a" in host.refused(operation, **{**body, field: name}), (operation, field)
     assert sorted(path.name for path in (host.folder / "pools").rglob("*")) == before
@@ -137,6 +151,10 @@ def test_roles_and_pools(host: Host) -> None:
     assert host.call("select", reader, pool="lab", key="data", job="mine", request={"k": 2})["job"] == "mine"
     assert "no job" in host.refused("result", writer, job="mine")
     assert "no job" in host.refused("cancel", writer, job="mine")
+    assert host.call("jobs", writer)["jobs"] == []
+    assert [job["job"] for job in host.call("jobs", reader)["jobs"]] == ["mine"]
+    assert [job["job"] for job in host.call("jobs", pool="lab", key="data")["jobs"]] == ["mine"]
+    assert host.call("jobs", key="other")["jobs"] == []
     assert host.call("progress", ADMIN, job="mine", wait=20)["state"] == "done"
 
 
@@ -153,6 +171,15 @@ def test_admission_names_the_limit(tmp_path: Path) -> None:
         assert "1000000 are allowed" in running.refused("select", pool="lab", key="data", job="h", request=heavy)
     finally:
         running.close()
+
+
+def test_vectors_must_fit_the_data(host: Host) -> None:
+    """A response or weights of another length than the observations are refused before anything is queued or kept."""
+    vector = encode_vector(np.ones(79))
+    place = {"pool": "lab", "key": "data", "job": "j"}
+    assert "79 values for 80" in host.refused("select", **place, y=vector, request={"k": 2})
+    assert "79 weights were given for 80" in host.refused("select_many", **place, requests=[{"k": 2}, {"k": 2, "weights": vector}])
+    assert os.listdir(host.pools.own_folder / "jobs") == []
 
 
 def tile(number: int, data: Any, checksum: int, first: int = 0) -> Tile:
@@ -314,6 +341,71 @@ def test_two_servers_cannot_have_the_same_pools(host: Host) -> None:
     again.close()
     host.pools = again  # closed twice below is what the fixture would do
     host.pools.close = lambda: None  # type: ignore[method-assign]
+
+
+def test_only_so_many_calls_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many calls that want to wait for news so many do, each of which has a thread; one more is answered at once."""
+    monkeypatch.setattr("ado_plugin.operations._MOST_WAITING", 3)
+    monkeypatch.setattr("ado_plugin.operations._LONGEST_WAIT", 600.0)
+    monkeypatch.setattr(host.jobs, "_next_batch", list)
+    version = host.call("select", pool="lab", key="data", job="j", request={"k": 2})["version"]
+    poll = {"job": "j", "since": version, "wait": 600}
+    waiting = [threading.Thread(target=host.call, args=("progress",), kwargs=poll) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    while host.operations._waiters < 3:
+        time.sleep(0.01)
+    assert host.call("progress", **poll)["state"] == "queued"
+    assert all(thread.is_alive() for thread in waiting)
+    host.call("cancel", job="j")
+    for thread in waiting:
+        thread.join(60)
+    assert host.operations._waiters == 0
+
+
+def test_a_client_says_how_long_a_put_may_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While tiles of an earlier server are checked, begin answers within the client's patience, and goes on afterwards."""
+    begun = host.call("put", **put_plan())
+    begin_again(host)
+    checking = threading.Event()
+    original = host.uploads._build
+    monkeypatch.setattr(host.uploads, "_build", lambda *words: (checking.wait(60), original(*words))[1])
+    assert host.call("put", **put_plan(), wait=0.01)["checking"]
+    checking.set()
+    assert host.call("put", **put_plan(), wait=20) == {"upload": begun["upload"], "next": 0, "crc": 0}
+    assert host.call("abort", upload=begun["upload"]) == {}
+
+
+def test_closing_does_not_wait_for_ever(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still being checked when the server must go is left as it is."""
+    host.call("put", **put_plan())
+    begin_again(host)
+    checking = threading.Event()
+    original = host.uploads._build
+    monkeypatch.setattr(host.uploads, "_build", lambda *words: (checking.wait(60), original(*words))[1])
+    host.call("put", **put_plan(), wait=0.01)
+    host.uploads.close(0.01)
+    assert host.uploads.staged == 1
+    checking.set()
+
+
+def test_what_is_refused_leaves_no_pool(tmp_path: Path) -> None:
+    """A put into a pool that does not exist makes it only when it is begun."""
+    running = Host(tmp_path, quota=1000)
+    try:
+        assert "do not fit" in running.refused("put", **put_plan(n_obs=10_000))
+        running.refused("put", **put_plan(dtype="float8"))
+        assert running.call("list")["pools"] == []
+        running.call("put", **put_plan())
+        assert [entry["pool"] for entry in running.call("list")["pools"]] == ["lab"]
+    finally:
+        running.close()
+
+
+def test_an_epsilon_without_an_inverse_is_a_sentence(host: Host) -> None:
+    """Numbers so small that their inverse overflows are refused as a parameter, not met as a failure of the server."""
+    for epsilon in (5e-324, 1e-300, 1e-7, 0.0):
+        assert "at least 1e-06" in host.refused("select", pool="lab", key="data", job="j", request={"k": 2, "epsilon": epsilon})
 
 
 json_values = st.recursive(

@@ -178,3 +178,41 @@ def test_row_chunks_and_column_blocks_make_the_same_store(server: RunningServer)
             "f1": 1,
             "f2": 1,
         }
+
+
+def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Jobs on a server are listed, cancelled, gone on with and fetched by commands, and a key is deleted by one."""
+    monkeypatch.setenv("FASTOMP_TOKEN", server.token())
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def printed(*words: str, code: int = 0) -> str:
+        assert main(list(words)) == code
+        found = capsys.readouterr()
+        return found.out if code == 0 else found.err
+
+    sent = printed("select", key, "--k", "4", "--run", "shell.1", "--json")
+    assert printed("resume", "shell.1", server.url, "--json") == sent
+    (listed,) = [job for job in json.loads(printed("runs", key, "--json")) if job["job"] == "shell.1"]
+    assert (listed["state"], listed["pool"], listed["key"]) == ("done", "lab", "same")
+    assert any("shell.1" in line and "done" in line and "lab/same" in line for line in printed("runs", server.url).splitlines())
+    with server.connect("/lab/same") as client:
+        many = client.submit(k=40, algorithm="sds_omp", run="shell.2")
+        printed("runs", server.url, "--cancel", many)
+        assert json.loads(printed("resume", many, server.url, "--json"))["features"] == list(client.result(many)[0].features)
+        client.select_many([{"k": 2}, {"k": 3}], run="shell.3")
+    assert [len(found["features"]) for found in json.loads(printed("resume", "shell.3", server.url, "--json"))] == [2, 3]
+    assert "no job 'absent'" in printed("resume", "absent", server.url, code=2)
+    for words in (
+        ("resume", "shell.1", server.url, "--threads", "2"),
+        ("resume", "shell.1", "somewhere"),
+        ("runs", "somewhere"),
+        ("runs", server.url, "--forget", "shell.1"),
+        ("runs", "--cancel", "shell.1"),
+        ("delete", "somewhere"),
+    ):
+        assert "server" in printed(*words, code=2)
+    with server.connect("/lab/unwanted") as client:
+        client.put(*small_data(), replace=True)
+        printed("delete", f"{server.url}/lab/unwanted")
+        assert "unwanted" not in [entry["key"] for entry in client.list()]
+    assert "no key" in printed("delete", f"{server.url}/lab/unwanted", code=2)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,7 +185,10 @@ def test_two_hundred_clients_at_once(server: RunningServer, store: str) -> None:
         for client in clients:
             client.kill()
             client.wait()
-    assert threads_of(server) < 100
+    end = time.monotonic() + 60
+    while threads_of(server) >= 100:
+        assert time.monotonic() < end, "threads were left behind"
+        time.sleep(0.05)
 
 
 def test_clients_that_stall_do_not_stop_others(server: RunningServer, raw: Any, store: str) -> None:
@@ -220,6 +224,23 @@ def test_clients_that_stall_do_not_stop_others(server: RunningServer, raw: Any, 
     while threads_of(server) > before + 20:
         assert time.monotonic() < end, "threads were left behind"
         time.sleep(0.05)
+
+
+def test_no_call_waits_as_long_as_its_client(server: RunningServer) -> None:
+    """What put, commit and progress may wait at the server is half the client's time limit: a slow end is not taken for none."""
+    waits: dict[str, float] = {}
+    with server.connect("/lab/waits", timeout=8) as client:
+        original = client._transport.call
+
+        def noted(operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
+            waits[operation] = json.loads(body).get("wait")
+            return original(operation, body, timeout)
+
+        client._transport.call = noted  # type: ignore[method-assign]
+        client.put(*small_data(), replace=True)
+        client.select(k=2)
+        client.delete()
+    assert {name: waits[name] for name in ("put", "commit", "progress")} == {"put": 4, "commit": 4, "progress": 4}
 
 
 def test_submit_detach_fetch_later(server: RunningServer, store: str) -> None:
@@ -285,6 +306,29 @@ def test_a_dead_server_is_a_clear_error_in_time(tmp_path: Path) -> None:
             ):
                 client.ping()
             assert time.monotonic() - started < 10 * seconds
+
+
+def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused connection is tried again for seconds at first contact, and for the whole time limit once the server was heard."""
+    slept: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("fastomp_nvm.client.time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with fo.connect("grpc://127.0.0.1:1", token="x" * 20, timeout=600) as client:
+        for ask in (client.ping, lambda: client.result("any")):
+            slept.clear()
+            with pytest.raises(fo.UnreachableError, match="refused"):
+                ask()
+            assert 1 < sum(slept) < 10
+        client._heard = True
+        slept.clear()
+        with pytest.raises(fo.UnreachableError, match="refused"):
+            client.ping()
+        assert sum(slept) > 500
 
 
 def test_where_a_token_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
