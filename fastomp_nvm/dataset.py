@@ -20,7 +20,7 @@ from fastomp_nvm.design import Design, Standardisation
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.moments import gram, moments
 from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.reading import MatrixFile, Reader
+from fastomp_nvm.reading import MatrixFile, Reader, refuse_beyond_memory
 from fastomp_nvm.remote_rows import RemoteRows
 from fastomp_nvm.stores import BLOCK_COLUMNS, ColumnStatistics, FeatureStore, MediumTraits, Target, Tier
 from fastomp_nvm.sweep import Traffic, aligned_empty
@@ -110,6 +110,9 @@ class Dataset:
 
     def loaded(self, source: str) -> Dataset:
         """Return this data set with its matrix copied into memory; ``source`` names where from."""
+        refuse_beyond_memory(
+            self.matrix.nbytes, "a copy of the matrix", "leave --load out, or load the tier alone (--tier-load dram)"
+        )
         matrix = aligned_empty(self.matrix.shape, self.matrix.dtype)
 
         def fill(block: AnyArray, first: int, last: int) -> None:

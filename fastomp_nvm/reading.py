@@ -42,7 +42,7 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory"]
+__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "refuse_beyond_memory"]
 
 #: How the files of a matrix may be read: as the rule says, or always one way.
 WAYS = ("auto", "mmap", "direct")
@@ -103,6 +103,8 @@ class MatrixFile:
         self._offset = offset
         self._direct = -1
         self._cached = open_file(os.O_RDONLY)
+        owned = os.geteuid() in (0, os.fstat(self._cached).st_uid)
+        self._ours = owned or os.access(f"/proc/self/fd/{self._cached}", os.W_OK, effective_ids=True)
         with contextlib.suppress(OSError):  # some file systems have no direct reads
             self._direct = open_file(os.O_RDONLY | os.O_DIRECT)
 
@@ -117,7 +119,12 @@ class MatrixFile:
         return self._direct >= 0
 
     def resident_share(self) -> float:
-        """Return the share of pages that are in memory, from a sample."""
+        """Return the share of pages that are in memory, from a sample; 0 where the kernel would not tell.
+
+        To those who could not write the file ``mincore`` says that all of it is in memory.
+        """
+        if not self._ours:
+            return 0.0
         address = int(self.array.__array_interface__["data"][0])
         pages = -(-self.array.nbytes // _PAGE)
         step = max(pages // _SAMPLES, 1)
@@ -307,6 +314,13 @@ class Reader:
 def fillable_memory() -> float:
     """Return the bytes of memory this process may still fill, the page cache counted as free; infinity where nothing tells."""
     return min(_available_memory(), _group_room(), _allowed_addresses())
+
+
+def refuse_beyond_memory(size: int, what: str, instead: str) -> None:
+    """Raise ``MediumError`` when this process may not fill ``size`` bytes more: the kernel would end it without a word."""
+    room = fillable_memory()
+    if size > room:
+        raise MediumError(f"{what} needs {size / 1e9:.2f} GB of memory, and {room / 1e9:.2f} GB may be filled: {instead}")
 
 
 def _pieces(columns: IndexArray, most: int, near: int) -> list[slice]:

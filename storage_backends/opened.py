@@ -19,7 +19,7 @@ from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
-from fastomp_nvm.reading import Reader
+from fastomp_nvm.reading import Reader, refuse_beyond_memory
 from fastomp_nvm.stores import ColumnStatistics, FeatureStore, MediumTraits, Sidecars, StoreLayout, StoreURL, Target, Tier
 from fastomp_nvm.sweep import aligned_empty
 
@@ -99,6 +99,7 @@ class OpenedStore(FeatureStore):
         if self._tier is None or self._sidecars.tier is None:
             super().load_tier()
             return
+        refuse_beyond_memory(self._tier.codes.nbytes, "a copy of the tier", "leave --tier-load out")
         codes, blocks, checksums = aligned_empty(self._tier.codes.shape, np.int8), self.layout.blocks, self._sidecars.tier.checksums
         source = self._tier.codes
 

@@ -282,6 +282,25 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
         assert not reader.sweep(np.zeros((4, 4)), lambda block, first, last: None), "an array without a file is not read here"
 
 
+def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """Before anything is read, with both sizes in the sentence: the kernel would end the process without one."""
+    with build(str(tmp_path / "store"), 500, 80) as store:
+        monkeypatch.setattr(reading, "fillable_memory", lambda: 1000.0)
+        with pytest.raises(fo.MediumError, match=r"a copy of the matrix needs .* GB of memory, and 0\.00 GB may be filled"):
+            Dataset.of_store(store).loaded(store.url)
+        with pytest.raises(fo.MediumError, match="a copy of the tier needs"):
+            store.load_tier()
+
+
+def test_files_of_others_count_as_cold(tmp_path: Path, monkeypatch) -> None:
+    """Of a file that this user could not write the kernel says that all of it is in memory, which nobody may rely on."""
+    with build(str(tmp_path / "store"), 500, 80) as store:
+        assert store.files()[0].resident_share() == 1.0  # just written
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(os, "access", lambda *_, **__: False)
+        assert store.files()[0].resident_share() == 0.0
+
+
 def test_memory_to_fill_is_bounded_by_the_machine() -> None:
     """What this process may fill is positive and no more than the machine has."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
