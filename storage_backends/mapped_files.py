@@ -71,12 +71,17 @@ class MappedFile(mmap.mmap):
 
     def close(self) -> None:
         """Unmap."""
-        lost_pages.unwatch(self.address)
+        self._unwatch()
         super().close()
 
     def __del__(self) -> None:
-        if self.address:
-            lost_pages.unwatch(self.address)
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        """Stop watching, once: after the end of this mapping its address may be that of another one."""
+        address, self.address = self.address, 0
+        if address:
+            lost_pages.unwatch(address)
 
 
 def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: str) -> MappedFile:
