@@ -202,7 +202,8 @@ class FileStore(OpenedStore):
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the durable region ``name``; create it with ``size`` bytes when it is absent.
 
-        Raises ``StoreURLError`` when it is absent and ``size`` is 0, ``StoreError`` when it has another size than asked for.
+        One that cannot be written is opened for reading. Raises ``StoreURLError`` when it is absent and ``size`` is 0,
+        ``StoreError`` when it has another size than asked for.
         """
         check_region_name(name)
         if size < 0:
@@ -213,11 +214,13 @@ class FileStore(OpenedStore):
                 if not size:
                     raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
                 self._create_region(name, file, size)
-            with _opened(self._alive(), file, size or None, os.O_RDWR) as descriptor:
+            writable = os.access(file, os.W_OK, dir_fd=self._alive(), effective_ids=True)
+            with _opened(self._alive(), file, size or None, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
                 length = os.fstat(descriptor).st_size
                 if not length:
                     raise StoreError(f"region {name!r} of {self._url} is empty: drop it and create it again")
-                return MappedRegion(name, map_file(descriptor, length, self._access.flags, writable=True, path=file), self._access)
+                mapping = map_file(descriptor, length, self._access.flags, writable=writable, path=file)
+                return MappedRegion(name, mapping, self._access, writable=writable)
 
     def regions(self) -> Sequence[str]:
         """Names of the durable regions that exist, in order."""

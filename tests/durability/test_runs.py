@@ -16,34 +16,12 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm import durable_runs, registration
-from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.constraints import Cardinality
 from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
+from tests.durability.conftest import REQUEST
 
-REQUEST: dict[str, Any] = {"k": 5, "algorithm": "sds_omp", "target": "amount"}
 ROOT = Path(__file__).parents[2]
-
-
-class PulledPlugError(Exception):
-    """The process ends here."""
-
-
-@pytest.fixture
-def stopped(store_url: str) -> str:
-    """Leave a run behind that stopped after three rounds; return the address of its store."""
-    original = StateLog.append
-
-    def append(log: StateLog, *records: bytes) -> None:
-        if log.sequence == 3:
-            raise PulledPlugError
-        original(log, *records)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateLog, "append", append)
-        with pytest.raises(PulledPlugError):
-            fo.select(store_url, run="half", **REQUEST)
-    return store_url
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -164,6 +142,17 @@ def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path)
     printed = json.loads(done.stdout)
     assert printed["other_build"] == [f"kernel abacus-1 then, {found.build['kernel']} now"]
     assert printed["indices"] == fo.select(stopped, **REQUEST).indices.tolist()
+
+
+def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that another build drove for a while says so in its result, although the first build finished it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_runs, "numeric_build", lambda kernel: {**registration.numeric_build(kernel), "numpy": "0.1"})
+        with pytest.raises(fo.CancelledError):
+            fo.resume("half", other_build=True, cancelled=lambda: True)
+    finished = fo.resume("half")
+    assert [phrase.endswith("then, 0.1 now") for phrase in finished.details["other_build"]] == [True]
+    assert fo.resume("half").details["other_build"] == finished.details["other_build"]
 
 
 def test_fits_by_another_implementation_are_another_build(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
