@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastomp_nvm import registry, run_directory
-from fastomp_nvm.checkpoint import RegionPlace, StateLog, read_state
+from fastomp_nvm.checkpoint import PAGE, RegionPlace, StateLog, read_state
 from fastomp_nvm.columns import automatic_budget
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.engine import Observer
@@ -58,6 +58,7 @@ _RESULT = "result.json"
 _BUILDS = "builds.json"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _READ_ATTEMPTS = 5
+_FIRST_REGION = 64 * PAGE  # bytes; a log that outgrows it moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,16 +310,21 @@ def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateL
     """Open the run's log: in the store, or in the run's directory from the moment on when the store could not be written."""
     own = _own_regions(directory)
     if read_state(own, _region(run), run.run_id).sequence:
-        return StateLog(own, _region(run), run.run_id)
+        return _log_in(own, run)
     try:
-        return StateLog(store, _region(run), run.run_id)
+        return _log_in(store, run)
     except MediumError as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _READ_ONLY:
             raise
     if kept := read_state(store, _region(run), run.run_id).records:
-        with contextlib.closing(StateLog(own, _region(run), run.run_id)) as copy:
+        with contextlib.closing(_log_in(own, run)) as copy:
             copy.append(*kept)  # at once: a copy that was not finished is none, and is made again
-    return StateLog(own, _region(run), run.run_id)
+    return _log_in(own, run)
+
+
+def _log_in(place: RegionPlace, run: Registration) -> StateLog:
+    """Open or begin the run's log in one place."""
+    return StateLog(place, _region(run), run.run_id, _FIRST_REGION)
 
 
 def _own_regions(directory: Path) -> RegionPlace:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores import DurableRegion
-from storage_backends.file_system import allocate, device_errors, sync_directory
+from storage_backends.file_system import allocate, device_errors, partial_file, sync_directory
 from storage_backends.opened import check_range, check_region_name
 
 __all__ = ["DirectoryRegions", "FileRegion"]
@@ -71,18 +70,15 @@ class DirectoryRegions:
 
     def _create(self, path: Path, size: int) -> None:
         """Make a region appear at once and whole."""
-        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            allocate(descriptor, size, str(path))
-            os.fsync(descriptor)
-            os.rename(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+            with partial_file(directory, path.name, 0o600) as (partial, descriptor):
+                allocate(descriptor, size, str(path))
+                os.fsync(descriptor)
+                os.rename(partial, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
         finally:
-            os.close(descriptor)
-        sync_directory(str(self._directory))
+            os.close(directory)
 
 
 class FileRegion(DurableRegion):
