@@ -46,7 +46,7 @@ QUICK_GOALS = {
     "SIGKILLs of a server": 20,
     "mutated files": 2_000,
 }
-ENOUGH_TRIES = 6  # of a point, in which one server at least must come to it
+ENOUGH_TRIES = 2  # of a point, in which one server at least must come to it
 MEDIA = ("mmap", "pmem")
 GRANULES = (8, 64, 512, 4096)
 REQUESTS: dict[str, dict[str, Any]] = {

@@ -25,12 +25,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def write_protected() -> Iterator[None]:
-    """Make every store read-only: whatever a store changes, it reaches through its directory's descriptor."""
+def write_protected(url: str) -> Iterator[None]:
+    """Make a store read-only: whatever it changes, it reaches through a descriptor of its directory or of one in there."""
+    path = url.removeprefix("mmap://")
+
+    def inside(dir_fd: int | None) -> bool:
+        return dir_fd is not None and os.readlink(f"/proc/self/fd/{dir_fd}").startswith(path)
 
     def refusing(original: Callable[..., Any], changes: Callable[..., bool]) -> Callable[..., Any]:
         def call(*arguments: Any, dir_fd: int | None = None, **options: Any) -> Any:
-            if dir_fd is not None and changes(*arguments):
+            if inside(dir_fd) and changes(*arguments):
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             return original(*arguments, dir_fd=dir_fd, **options)
 
@@ -41,7 +45,7 @@ def write_protected() -> Iterator[None]:
         patch.setattr(os, "open", refusing(os.open, lambda path, flags, *rest: bool(flags & (os.O_RDWR | os.O_CREAT))))
         patch.setattr(os, "mkdir", refusing(os.mkdir, lambda *arguments: True))
         patch.setattr(os, "unlink", refusing(os.unlink, lambda *arguments: True))
-        patch.setattr(os, "access", lambda path, mode, **options: "dir_fd" not in options and access(path, mode, **options))
+        patch.setattr(os, "access", lambda *what, dir_fd=None, **how: not inside(dir_fd) and access(*what, dir_fd=dir_fd, **how))
         yield
 
 
@@ -67,7 +71,7 @@ def test_progress_survives_a_store_that_became_read_only(stopped: str, monkeypat
     """What was recorded before is shown and not swept again, and what comes after is recorded where it can be."""
     expected = comparable(fo.select(stopped, **REQUEST))
     rounds = swept_rounds(monkeypatch)
-    with write_protected():
+    with write_protected(stopped):
         assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]
         with monkeypatch.context() as patch:
             patch.setattr(durable_runs, "select_shared", pull_the_plug)
@@ -82,7 +86,7 @@ def test_progress_survives_a_store_that_became_read_only(stopped: str, monkeypat
 def test_a_copy_that_was_not_finished_is_made_again(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash between making room for the copy and the copy itself loses nothing."""
     rounds = swept_rounds(monkeypatch)
-    with write_protected():
+    with write_protected(stopped):
         with monkeypatch.context() as patch:
             patch.setattr(StateLog, "append", pull_the_plug)
             with pytest.raises(PulledPlugError):
@@ -94,14 +98,14 @@ def test_a_copy_that_was_not_finished_is_made_again(stopped: str, monkeypatch: p
 
 def test_a_run_on_a_read_only_store_is_forgotten(stopped: str) -> None:
     """Its name is free again, whatever stays in the store."""
-    with write_protected():
+    with write_protected(stopped):
         durable_runs.forget("half")
     assert fo.runs() == []
 
 
 def test_a_store_that_can_be_written_again_is_tidied(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state that a read-only store had to keep goes with the run that finishes."""
-    with write_protected(), monkeypatch.context() as patch:
+    with write_protected(stopped), monkeypatch.context() as patch:
         patch.setattr(durable_runs, "select_shared", pull_the_plug)
         with pytest.raises(PulledPlugError):
             fo.resume("half")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm import durable_runs, registration
 from fastomp_nvm.constraints import Cardinality
+from storage_backends import mapped_files
 from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
 from tests.durability.conftest import REQUEST
@@ -223,14 +225,14 @@ def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: 
     assert [info.name for info in fo.runs()] == ["sound"]
 
 
-def test_every_call_of_a_run_may_fail(store_url: str) -> None:
-    """fsync, rename, mkdir or a mapping fails the Nth time, N = 1, 2, ...: our error, and the run can be resumed or never was."""
-    from storage_backends import mapped_files
-
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_every_call_of_a_run_may_fail(store_url: str, code: int) -> None:
+    """Any call that opens, makes, names, maps or flushes fails the Nth time: our error, and the run can be resumed or never was."""
     expected = comparable(fo.select(store_url, **REQUEST))
-    calls = ((os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "posix_fallocate"), (mapped_files, "MappedFile"))
-    for nth in range(1, 100):
-        fault = Fault(nth, 5)
+    calls = [(os, name) for name in ("open", "fsync", "mkdir", "rename", "posix_fallocate", "ftruncate")]
+    calls += [(mapped_files, "MappedFile"), (mapped_files.MappedFile, "flush")]
+    for nth in range(1, 200):
+        fault = Fault(nth, code)
         with contextlib.suppress(fo.FastompError), failing_calls(fault, *calls):
             fo.select(store_url, run="faulty", **REQUEST)
         if fo.runs():
@@ -240,7 +242,7 @@ def test_every_call_of_a_run_may_fail(store_url: str) -> None:
             assert store.regions() == ()
         if not fault.fired:
             break
-    assert nth > 5
+    assert 20 < nth < 199
 
 
 def test_the_command_line(store_url: str, tmp_path: Path) -> None:

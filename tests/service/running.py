@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ class RunningServer:
         Pools, home and log live there.
     *options : str
         Further words of the command.
+    program : sequence of str
+        What Python is to run with these words.
     """
 
-    def __init__(self, folder: Path, *options: str, scheme: str = "grpc") -> None:
+    def __init__(self, folder: Path, *options: str, scheme: str = "grpc", program: Sequence[str] = ("-m", "fastomp_nvm")) -> None:
         self.folder = folder
+        self.program = program
         self.options = options
         self.scheme = scheme
         self.port = 0
@@ -61,7 +65,7 @@ class RunningServer:
         self.home.mkdir(exist_ok=True)
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fastomp_nvm", *words], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+                [sys.executable, *self.program, *words], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
             )
         self.port = int(self._line(r"//127\.0\.0\.1:(\d+)"))
         if "--metrics" in self.options:

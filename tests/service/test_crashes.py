@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,18 +17,33 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from ado_plugin.job_records import JobRecords
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
 from tests.service.running import ROOT, RunningServer
 
 pytestmark = pytest.mark.crash
 
-#: One pass per feature: long enough to be killed in the middle.
+#: A server whose rounds take their time for as long as a file exists.
+PACED = """
+import pathlib, sys, time
+from fastomp_nvm.cli import main
+from fastomp_nvm.engine import Engine
+answer, slow = Engine._answer, pathlib.Path(sys.argv[1])
+def paced(*arguments):
+    answer(*arguments)
+    if slow.exists():
+        time.sleep(0.05)
+Engine._answer = paced
+sys.exit(main(sys.argv[2:]))
+"""
+
+#: One pass per feature: with a paced server, far too long for a test that does not kill it.
 LONG = {"k": 380, "algorithm": "sds_omp", "polish": "none", "tier": "exact"}
 
 
 def long_data() -> tuple[Any, Any]:
-    """Return data on which ``LONG`` takes a second or more."""
+    """Return data for ``LONG``."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((400, 20_000), dtype=np.float32)
     return X, X[:, :200] @ rng.normal(size=200) + rng.normal(size=400)
@@ -36,7 +52,9 @@ def long_data() -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Run a server that keeps journals of all jobs and holds the long data."""
-    with RunningServer(tmp_path_factory.mktemp("mortal"), "--journal-from", "0", "--drain", "0.2", "--upload-idle", "2") as running:
+    folder = tmp_path_factory.mktemp("mortal")
+    options = ("--journal-from", "0", "--drain", "0.2", "--upload-idle", "2")
+    with RunningServer(folder, *options, program=("-c", PACED, str(folder / "slow"))) as running:
         X, y = long_data()
         with running.connect("/lab/long") as client:
             client.put(X, y)
@@ -57,6 +75,16 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastomp_nvm.upload._TILE_BYTES", 1 << 20)
 
 
+@contextlib.contextmanager
+def slow_rounds(server: RunningServer) -> Iterator[None]:
+    """Have every round of the server take its time, so that what is to happen in the middle of a job does."""
+    (server.folder / "slow").touch()
+    try:
+        yield
+    finally:
+        (server.folder / "slow").unlink()
+
+
 def wait_until_running(client: fo.Client, job: str, selected: int = 5) -> None:
     """Return once a job has selected some features."""
     for standing in client.follow(job):
@@ -69,13 +97,13 @@ def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: Runni
     """A client that waits through the death and restart of the server gets the answer of the undisturbed run, bit for bit."""
     answers: list[Any] = []
     with mortal.connect("/lab/long", timeout=60) as client:
-        job = client.submit(**LONG)
         waiter = threading.Thread(target=lambda: answers.extend(client.result(job)))
-        with mortal.connect("/lab/long") as watcher:
+        with slow_rounds(mortal), mortal.connect("/lab/long") as watcher:
+            job = client.submit(**LONG)
             wait_until_running(watcher, job)
-        waiter.start()
-        time.sleep(0.05)
-        mortal.kill()
+            waiter.start()
+            time.sleep(0.05)
+            mortal.kill()
         assert list((mortal.pools / ".fastomp" / "journals").glob("job-*")), "the job left no journal to go on with"
         mortal.start()
         waiter.join(120)
@@ -85,11 +113,14 @@ def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: Runni
 
 def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> None:
     """Killed with ten jobs in flight, the server finishes all ten after its restart, each with the answer of a local run."""
-    requests = [{**LONG, "k": 150 + 10 * number} for number in range(10)]
+    requests = [{**LONG, "k": 100 + 10 * number} for number in range(10)]
     with mortal.connect("/lab/long", timeout=60) as client:
-        jobs = [client.submit(**request) for request in requests]
-        wait_until_running(client, jobs[0])
-        mortal.kill()
+        with slow_rounds(mortal):
+            jobs = [client.submit(**request) for request in requests]
+            wait_until_running(client, jobs[0])
+            mortal.kill()
+        states = {name: state["state"] for name, _, state in JobRecords(mortal.pools / ".fastomp" / "jobs").load()}
+        assert {states[job] for job in jobs} <= {"queued", "running"}
         mortal.start()
         found = [client.result(job)[0].to_json() for job in jobs]
     for request, answer in zip(requests, found, strict=True):
@@ -100,9 +131,10 @@ def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: RunningServer) -> No
 def test_sigterm_drains(mortal: RunningServer, expected: dict[str, Any]) -> None:
     """On SIGTERM the server ends orderly and soon; the job it could not finish is finished by the next one."""
     with mortal.connect("/lab/long", timeout=60) as client:
-        job = client.submit(**LONG)
-        wait_until_running(client, job)
-        assert mortal.stop(30) == 0
+        with slow_rounds(mortal):
+            job = client.submit(**LONG)
+            wait_until_running(client, job)
+            assert mortal.stop(30) == 0
         mortal.start()
         (found,) = client.result(job)
         assert {name: value for name, value in found.to_json().items() if name != "seconds"} == expected
@@ -112,11 +144,12 @@ def test_sigterm_drains(mortal: RunningServer, expected: dict[str, Any]) -> None
 def test_cancelling_a_running_job(mortal: RunningServer) -> None:
     """A cancelled job ends at its next round; its client hears so, and the server takes the next job."""
     with mortal.connect("/lab/long") as client:
-        job = client.submit(**LONG)
-        wait_until_running(client, job)
-        client.cancel(job)
-        with pytest.raises(fo.CancelledError):
-            client.result(job)
+        with slow_rounds(mortal):
+            job = client.submit(**LONG)
+            wait_until_running(client, job)
+            client.cancel(job)
+            with pytest.raises(fo.CancelledError):
+                client.result(job)
         assert len(client.select(k=2).features) == 2
 
 
