@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -227,6 +229,19 @@ def test_a_tier_of_another_shape_is_refused(store: Path, tmp_path: Path, values:
         open_store(str(store))
     rewrite_header(store, {"tier.npz": sound, "tier.npy": (tmp_path / "other" / "tier.npy").read_bytes()})
     with pytest.raises(StoreError, match=r"header\.json lacks a field or holds one that is out of its domain"):
+        open_store(str(store))
+
+
+@pytest.mark.parametrize("name", ["tier.npz", "statistics.npz"])
+@pytest.mark.parametrize("member", ["checksums", "norm"])
+def test_a_member_that_is_no_array_is_refused(store: Path, name: str, member: str) -> None:
+    """Bytes in the place of an array are refused, even where the header vouches for them."""
+    changed = io.BytesIO()
+    with zipfile.ZipFile(store / name) as sound, zipfile.ZipFile(changed, "w") as archive:
+        for entry in sound.namelist():
+            archive.writestr(entry, b"no array" if entry == f"{member}.npy" else sound.read(entry))
+    rewrite_header(store, {name: changed.getvalue()})
+    with pytest.raises(StoreError, match="not a readable NPZ file"):
         open_store(str(store))
 
 
