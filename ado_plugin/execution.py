@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from ado_plugin.jobs import Job
 from ado_plugin.pools import Pools
 from fastomp_nvm import registry
 from fastomp_nvm.checkpoint import RegionPlace, StateLog
-from fastomp_nvm.columns import LARGEST_BUDGET
+from fastomp_nvm.columns import LARGEST_BUDGET, automatic_budget
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.engine import Progress
 from fastomp_nvm.errors import FastompError, StoreError
-from fastomp_nvm.journal import DecisionJournal
+from fastomp_nvm.journal import DecisionJournal, recorded_identity
 from fastomp_nvm.kernels import kernel
 from fastomp_nvm.registration import numeric_build, target_digest
 from fastomp_nvm.request import Selection, SelectionRequest
@@ -100,16 +100,17 @@ class Execution:
         asked = jobs[0].request
         owners = [job for job in jobs for _ in job.request.requests]
         answers: dict[Job, dict[int, dict[str, Any] | None]] = {job: {} for job in jobs}
-        journals: Sequence[DecisionJournal] = ()
+        journals: Sequence[_Journalled] = ()
 
         def take(place: int, selection: Selection | None) -> None:
             job = owners[place]
             if journals:
                 with contextlib.suppress(FastompError):  # not needed any more; but its thread must not write what is being dropped
-                    journals[place].close()
+                    journals[place].journal.close()
             answer = None if selection is None else encode_selection(selection)
             if answer is not None:
                 answer["json"]["verified"] = verified
+                answer["json"]["seconds"] += journals[place].journal.seconds_before if journals else 0.0
             answers[job][place] = answer
             if len(answers[job]) == len(job.request.requests):
                 found = [each for _, each in sorted(answers[job].items()) if each is not None]
@@ -126,21 +127,22 @@ class Execution:
             response = None if asked.y is None else decode_vector(asked.y, "y")
             with contextlib.ExitStack() as stack:
                 try:
-                    journals = self._journals(stack, jobs, dataset)
+                    journals = self._journals(stack, jobs, requests, dataset)
                     select_shared(
                         dataset,
-                        requests,
+                        [journal.pinned for journal in journals] or requests,
                         response,
                         threads=self._threads,
                         observer=observer,
                         cancelled=stopped,
-                        journals=journals,
+                        journals=[journal.journal for journal in journals],
                         dropped=lambda place: dropped(owners[place]),
                         ended=take,
                     )
                 except StoreError:
                     # A record that other code made: start over, rather than never.
-                    stack.close()
+                    with contextlib.suppress(FastompError):
+                        stack.close()
                     journals = ()
                     for job in jobs:
                         self.forget(job)
@@ -163,26 +165,43 @@ class Execution:
                 if name.startswith(wanted):
                     self._place.drop_region(name)
 
-    def _journals(self, stack: contextlib.ExitStack, jobs: Sequence[Job], dataset: Dataset) -> list[DecisionJournal]:
+    def _journals(
+        self, stack: contextlib.ExitStack, jobs: Sequence[Job], requests: Sequence[SelectionRequest], dataset: Dataset
+    ) -> list[_Journalled]:
         """Open a journal per request, in order; none at all where the jobs are small."""
         if sum(job.request.work for job in jobs) < self._journal_from:
             return []
         build, targets = numeric_build(kernel().id), target_digest(dataset)
+        automatic = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(requests))
         journals = []
-        for job in jobs:
-            for place, request in enumerate(job.request.requests):
-                run_id = _run_id(job, place)
-                log = StateLog(self._place, f"job-{run_id.hex()}", run_id)
-                stack.callback(log.close)
-                identity = {
-                    "fingerprint": job.request.fingerprint,
-                    "targets": targets,
-                    "request": dict(request),
-                    "response": job.request.y,
-                    "build": build,
-                }
-                journals.append(DecisionJournal(log, identity))
+        places = ((job, place, sent) for job in jobs for place, sent in enumerate(job.request.requests))
+        for request, (job, place, sent) in zip(requests, places, strict=True):
+            run_id = _run_id(job, place)
+            log = StateLog(self._place, f"job-{run_id.hex()}", run_id)
+            stack.callback(log.close)
+            # Counters include what is re-read, which must not depend on the memory free after a restart.
+            kept = recorded_identity(log.records).get("gather_bytes")
+            pinned = replace(request, gather_bytes=request.gather_bytes or (kept if isinstance(kept, int) else automatic))
+            identity = {
+                "fingerprint": job.request.fingerprint,
+                "targets": targets,
+                "request": dict(sent),
+                "gather_bytes": pinned.gather_bytes,
+                "response": job.request.y,
+                "build": build,
+            }
+            # Left before the log is: a journal's own thread may still be writing the last round.
+            journal = stack.enter_context(contextlib.closing(DecisionJournal(log, identity)))
+            journals.append(_Journalled(pinned, journal))
         return journals
+
+
+@dataclass(frozen=True, slots=True)
+class _Journalled:
+    """A request whose decisions are kept, with the budget it was begun with."""
+
+    pinned: SelectionRequest
+    journal: DecisionJournal
 
 
 def _run_id(job: Job, place: int) -> bytes:

@@ -8,6 +8,7 @@ says so and the client provides it. Calls and replies are JSON; needs numpy and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -183,10 +184,10 @@ def _drive(
         if run["verify"] and not _standings(place, names, identifiers)["sequence"]:
             store.verify()
         build, targets = numeric_build(kernel().id), target_digest(dataset)
-        journals, logs = [], []
-        try:
+        journals = []
+        with contextlib.ExitStack() as stack:
             for name, identifier, request in zip(names, identifiers, run["requests"], strict=True):
-                logs.append(StateLog(place, name, identifier, FIRST_ROOM))
+                log = stack.enter_context(contextlib.closing(StateLog(place, name, identifier, FIRST_ROOM)))
                 identity = {
                     "fingerprint": run["fingerprint"],
                     "targets": targets,
@@ -194,12 +195,10 @@ def _drive(
                     "response": run["y"],
                     "build": build,
                 }
-                journals.append(DecisionJournal(_SlicedLog(logs[-1], end), identity))
+                # Left before the log is: a journal's own thread may still be writing the last round.
+                journals.append(stack.enter_context(contextlib.closing(DecisionJournal(_SlicedLog(log, end), identity))))
             response = None if run["y"] is None else decode_vector(run["y"], "y")
             found, _ = select_shared(dataset, requests, response, journals=journals)
-        finally:
-            for log in logs:
-                log.close()
     answers = [encode_selection(selection) for selection in found]
     for encoded, journal in zip(answers, journals, strict=True):
         encoded["json"]["verified"] = run["verify"]

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
-from benchmarks.server_crash import ServerTrials
+from benchmarks.server_crash import JOB_POINTS, UPLOAD_POINTS, ServerTrials
 from fastomp_nvm.synthetic import PaperDesign
 from storage_backends.testing.kill_trials import KILL_POINTS, kill_at_point, kill_at_random_times
 from storage_backends.testing.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
@@ -46,6 +46,7 @@ QUICK_GOALS = {
     "SIGKILLs of a server": 20,
     "mutated files": 2_000,
 }
+ENOUGH_TRIES = 2  # of a point, in which one server at least must come to it
 MEDIA = ("mmap", "pmem")
 GRANULES = (8, 64, 512, 4096)
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -123,7 +124,11 @@ def kill_servers(session: Session, goal: int, folder: Path) -> None:
             else:
                 report = trials.kill_with_jobs(trial - trial // 3)
             counts = {"jobs": report.jobs, "in_flight": report.in_flight, "uploads": report.uploads}
-            session.note(server_trials=1, SIGKILLs=report.kills, SIGKILLs_of_a_server=report.kills, **counts)
+            points = Counter([f"tried {point}" for point in report.tried] + [f"reached {point}" for point in report.reached])
+            session.note(server_trials=1, SIGKILLs=report.kills, SIGKILLs_of_a_server=report.kills, **counts, **points)
+    for point in (*JOB_POINTS, *UPLOAD_POINTS):
+        if session.tally[f"tried {point}"] >= ENOUGH_TRIES and not session.tally[f"reached {point}"]:
+            raise AssertionError(f"no server ever came to the point {point!r}: it is not tested")
 
 
 def data() -> tuple[Any, dict[str, Any]]:
@@ -151,8 +156,8 @@ def kill_processes(session: Session, goal: int, folder: Path) -> None:
             point = list(KILL_POINTS)[trial // 4 % len(KILL_POINTS)]
             report = kill_at_point("crash", url, request, expected, point)
         else:
-            report = kill_at_random_times("crash", url, request, expected, 2 * expected.seconds, chance)
-        session.note(killed_runs=1, SIGKILLs=report.kills, processes=report.processes)
+            report = kill_at_random_times("crash", url, request, expected, chance)
+        session.note(killed_runs=1, SIGKILLs=report.kills, early_kills=report.early, processes=report.processes)
 
 
 def mutate_files(session: Session, goal: int, folder: Path) -> None:
@@ -182,11 +187,14 @@ def show(tally: Counter[str], goals: dict[str, int], seconds: float) -> None:
     table = Table(title=f"crash harness, {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s in this session")
     for column in ("", "done", "goal", "found"):
         table.add_column(column, justify="left" if column in ("", "found") else "right")
+    points = sum(name.startswith("reached ") for name in tally)
+    reached = sum(count for name, count in tally.items() if name.startswith("reached "))
     found = {
         "simulated images": f"0 lost, 0 invented, in {tally['lives']:,} lives of a log",
-        "SIGKILLs": f"0 lost runs, 0 wrong results, 0 stores that fail to open, in {tally['killed runs']:,} local runs",
+        "SIGKILLs": f"0 lost runs, 0 wrong results, 0 stores that fail to open, in {tally['killed runs']:,} local runs; "
+        f"{tally['early kills']:,} more before anything was registered",
         "SIGKILLs of a server": f"0 lost or wrong of {tally['jobs']:,} jobs, {tally['in flight']:,} times in flight; "
-        f"0 half stores in {tally['uploads']:,} uploads",
+        f"0 half stores in {tally['uploads']:,} uploads; {reached:,} kills at {points} named points",
         "mutated files": f"only our own errors, {tally['refused']:,} refused",
         "broken logs caught": "every one" if tally["broken logs caught"] >= len(BROKEN_LOGS) else "so far",
     }

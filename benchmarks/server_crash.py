@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -69,6 +69,7 @@ _POOL, _KEY = "lab", "data"
 _CLIENT_SECONDS = 60.0
 _START_SECONDS = 60.0
 _LONGEST_LIFE = 120.0
+_POINT_SECONDS = 4.0  # in which a server reaches its point, if it does
 _MOST_KILLS = 2  # of one set of jobs; the third death parks them
 
 
@@ -86,12 +87,18 @@ class ServerReport:
         Of them, those that were waiting or running at a kill, counted at each.
     uploads : int
         Uploads during which the server was killed.
+    tried : list of str
+        Named points at which it was to die, once per server.
+    reached : list of str
+        Those of them at which it did; otherwise it was killed by hand.
     """
 
     kills: int
     jobs: int = 0
     in_flight: int = 0
     uploads: int = 0
+    tried: list[str] = field(default_factory=list)
+    reached: list[str] = field(default_factory=list)
 
 
 class MortalServer:
@@ -146,17 +153,19 @@ class MortalServer:
             time.sleep(0.01)
         self._port = int(found[1])
 
-    def die(self, patience: float) -> None:
-        """Return once it was killed: at its point, or else after ``patience`` seconds by our hand."""
-        status = self._ended(patience)
+    def die(self, patience: float) -> bool:
+        """Return once it was killed: True when at its point, False when after ``patience`` seconds by our hand."""
+        status, by_hand = self._ended(patience)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             raise WrongAnswerError(f"the server ended by itself with status {status}:\n{self.last_words()}")
         self.kills += 1
+        return not by_hand
 
     def stop(self) -> None:
         """End it orderly."""
         os.kill(self._pid, signal.SIGTERM)
-        if status := self._ended(_LONGEST_LIFE):
+        status, _ = self._ended(_LONGEST_LIFE)
+        if status:
             raise WrongAnswerError(f"a server that was told to end did so with status {status}:\n{self.last_words()}")
 
     def connect(self) -> fo.Client:
@@ -179,15 +188,21 @@ class MortalServer:
         """Return the end of what the servers printed and logged."""
         return self._printed(0)[-4000:].decode(errors="replace")
 
-    def _ended(self, patience: float) -> int:
-        """Wait until it has ended, or kill it after ``patience`` seconds; return its status as waitpid(2) has it."""
-        killer = threading.Timer(patience, _kill, (self._pid,))
+    def _ended(self, patience: float) -> tuple[int, bool]:
+        """Wait until it has ended; return its status as waitpid(2) has it, and whether we killed it after ``patience`` seconds."""
+        by_hand = threading.Event()
+
+        def kill(pid: int) -> None:
+            by_hand.set()
+            _kill(pid)
+
+        killer = threading.Timer(patience, kill, (self._pid,))
         killer.start()
         try:
             status, self._pid = int(self._answer()), 0
         finally:
             killer.cancel()
-        return status
+        return status, by_hand.is_set()
 
     def _answer(self) -> str:
         """Return the next line the nest says."""
@@ -249,26 +264,30 @@ class ServerTrials:
     def kill_with_jobs(self, trial: int) -> ServerReport:
         """Kill a server twice that has a job of every kind in flight from two clients; all must be answered in the end."""
         server, chance = self._servers[trial % len(self._servers)], random.Random(trial)
-        names, kills, in_flight = list(self._requests), server.kills, 0
+        names, report = list(self._requests), ServerReport(0, len(self._requests))
+        kills, in_flight = server.kills, 0
         chance.shuffle(names)
-        points = list(JOB_POINTS)
+        point = list(JOB_POINTS)[trial // 2 // len(self._servers) % len(JOB_POINTS)] if trial // len(self._servers) % 2 else ""
 
-        def start() -> float:
-            """Start a server that dies at a point or at a random time; return how long it may live."""
-            if trial // len(self._servers) % 2:
-                server.start(points[trial // 2 // len(self._servers) % len(points)], chance.randrange(len(names)))
-                return 2.0
-            server.start()
-            return 0.6 * chance.random()
+        def start() -> None:
+            """Start a server, which dies at a point if there is one."""
+            server.start(point, chance.randrange(len(names)) if point else 0)
 
-        patience = start()
+        def die() -> None:
+            """See the server die, at its point or at a random time."""
+            if server.die(_POINT_SECONDS if point else 0.6 * chance.random()) and point:
+                report.reached.append(point)
+            if point:
+                report.tried.append(point)
+
+        start()
         with ThreadPoolExecutor(2) as clients:
             parts = [clients.submit(self._ask, server, trial, names[first::2]) for first in (0, 1)]
             for death in range(1, _MOST_KILLS + 1):
-                server.die(patience)
+                die()
                 in_flight += server.unfinished_jobs()
                 if death < _MOST_KILLS:
-                    patience = start()
+                    start()
             server.start()
             found = {name: answer for part in parts for name, answer in part.result(_LONGEST_LIFE).items()}
         server.stop()
@@ -276,22 +295,18 @@ class ServerTrials:
             if found[name] != self._expected[server.medium, name]:
                 raise WrongAnswerError(f"trial {trial}: the answer to {name} is not that of the uninterrupted run")
         self._check_tidy(server, f"trial {trial}")
-        return ServerReport(server.kills - kills, len(names), in_flight)
+        return replace(report, kills=server.kills - kills, in_flight=in_flight)
 
     def kill_with_upload(self, trial: int) -> ServerReport:
         """Kill a server that is receiving a store: it is absent afterwards, or whole; the client comes to its end."""
         server, chance = self._servers[trial % len(self._servers)], random.Random(trial)
-        points, turn, kills = list(UPLOAD_POINTS), trial // len(self._servers), server.kills
+        turn, kills = trial // len(self._servers), server.kills
         path = server.pools / _POOL / "new"
-        if turn % 2:
-            server.start(points[turn // 2 % len(points)])
-            patience = 2.0
-        else:
-            server.start()
-            patience = 0.2 * chance.random()
+        point = list(UPLOAD_POINTS)[turn // 2 % len(UPLOAD_POINTS)] if turn % 2 else ""
+        server.start(point)
         with ThreadPoolExecutor(1) as clients:
             sent: Future[Any] = clients.submit(self._put, server)
-            server.die(patience)
+            reached = server.die(_POINT_SECONDS if point else 0.2 * chance.random())
             there = path.exists()
             if there:
                 self._check_whole(server, path)
@@ -305,7 +320,8 @@ class ServerTrials:
             client.delete(f"{_POOL}/new")
         server.stop()
         self._check_tidy(server, f"upload {trial}")
-        return ServerReport(server.kills - kills, uploads=1)
+        tried = [point] if point else []
+        return ServerReport(server.kills - kills, uploads=1, tried=tried, reached=tried if reached else [])
 
     def park(self, place: int) -> ServerReport:
         """Kill a server three times under the same job: it is parked with a sentence, and right when it is resumed after all."""
@@ -314,10 +330,11 @@ class ServerTrials:
         server.start("before the answer is kept")
         with server.connect() as client:
             job = client.submit(run=f"parked-{place}", **request)
-            for _ in range(2):
-                server.die(10.0)
-                server.start("before the answer is kept")
-            server.die(10.0)
+            for death in range(3):
+                if not server.die(10.0):
+                    raise WrongAnswerError("a server with one job did not come to its answer")
+                if death < 2:
+                    server.start("before the answer is kept")
             server.start()
             try:
                 client.result(job)

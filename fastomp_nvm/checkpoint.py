@@ -49,6 +49,7 @@ _SLOT = struct.Struct("<8s16sQQI")  # magic, run id, sequence, length of the bod
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 _BODY = 2 * PAGE
+_MOST_STATES = 2**63  # the number has room for as many again
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +224,8 @@ def _recover(region: DurableRegion, run_id: bytes, name: str) -> State:
             continue
         if version != FORMAT:
             raise StoreError(f"region {name!r} has format {version} and this release reads {FORMAT}: use the release that wrote it")
+        if sequence > _MOST_STATES:
+            raise StoreError(f"region {name!r} holds state {sequence}, more than any run has: it was not written by this program")
         if sequence > found.sequence:
             found = State(sequence, length, checksum, _records(body, name))
     if broken:
@@ -250,6 +253,8 @@ def _seal(slot: bytes, checksum: int) -> int:
 
 def _records(body: bytes, name: str) -> list[bytes]:
     """Split a body into its records."""
+    if not body:
+        raise StoreError(f"region {name!r} holds a state without records: it was not written by this program")
     records, position = [], 0
     while position < len(body):
         length = _LENGTH.unpack_from(body, position)[0] if position + _LENGTH.size <= len(body) else len(body)

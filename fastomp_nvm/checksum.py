@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["crc32"]
+__all__ = ["QUICK", "crc32"]
 
 
 def _quickest() -> Callable[..., int]:
@@ -21,6 +21,9 @@ def _quickest() -> Callable[..., int]:
 
 
 _crc32 = _quickest()
+
+#: Whether a checksum takes next to no time beside a sweep of the same bytes (isal: 50 GB/s and core measured; zlib: 4).
+QUICK = _crc32 is not zlib.crc32
 
 
 def crc32(buffer: Any, start: int = 0) -> int:

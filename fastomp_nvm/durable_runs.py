@@ -6,6 +6,7 @@ A run has a directory ``runs/NAME`` under ``FASTOMP_HOME``:
 
     run.json       the registration; the directory appears under its name with it, at once and durably
     result.json    the result; with it the run is finished
+    builds.json    the other numeric builds that had a part in it, where there are any
     run-ID.N.bin   the state, where the store cannot be written; otherwise it is a region of the store
 
 Invariants: a run is driven by one process, which holds a lock on the directory that the kernel releases when that process ends,
@@ -29,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastomp_nvm import registry, run_directory
-from fastomp_nvm.checkpoint import RegionPlace, StateLog, read_state
+from fastomp_nvm.checkpoint import PAGE, RegionPlace, StateLog, read_state
 from fastomp_nvm.columns import automatic_budget
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.engine import Observer
@@ -54,8 +55,10 @@ __all__ = ["RunInfo", "forget", "registration", "resume", "runs", "start"]
 
 _REGISTRATION = "run.json"
 _RESULT = "result.json"
+_BUILDS = "builds.json"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _READ_ATTEMPTS = 5
+_FIRST_REGION = 64 * PAGE  # bytes; a log that outgrows it moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,18 +247,25 @@ def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_bui
         dataset = Dataset.of_store(store)
     if run.load == "dram":
         dataset = dataset.loaded(store.url)
+    others = _other_builds(directory)
+    if build != run.build and build not in others:
+        # Before its first record: whoever finishes the run must be able to say so.
+        others.append(build)
+        run_directory.write_durably(directory, _BUILDS, seal("fastomp-builds", {"builds": others}))
     log = _open_log(run, store, directory)
     try:
         with contextlib.closing(DecisionJournal(log, run.identity(), other_build=other_build)) as journal:
             (selection,), _ = select_shared(dataset, [request], run.decoded_response(), journals=[journal], **options)
         details = {**selection.details, "verified": run.verify}
         details["seconds"] += journal.seconds_before
-        if build != run.build:
-            details["other_build"] = _differences(run.build, build)
+        if others:
+            phrases = (phrase for other in others for phrase in _differences(run.build, other))
+            details["other_build"] = list(dict.fromkeys(phrases))
         selection = replace(selection, details=details)
         run_directory.write_durably(directory, _RESULT, seal("fastomp-result", _result_content(selection, journal.rounds)))
         with contextlib.suppress(FastompError):  # the result is safe; a state left behind is only room taken
             log.drop()
+            _drop_regions(run, store)  # of a store that could not be written for a while
     finally:
         log.close()
     return selection
@@ -282,17 +292,39 @@ def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [f"{part} {was.get(part)} then, {now.get(part)} now" for part in {**was, **now} if was.get(part) != now.get(part)]
 
 
-def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateLog:
-    """Open the run's log: in the store, or in the run's directory where the store cannot be written."""
-    own = _own_regions(directory)
-    if own.regions():
-        return StateLog(own, _region(run), run.run_id)
+def _other_builds(directory: Path) -> list[dict[str, str]]:
+    """Return the numeric builds, other than that of its start, that had a part in a run."""
     try:
-        return StateLog(store, _region(run), run.run_id)
+        builds: list[dict[str, str]] = unseal("fastomp-builds", (directory / _BUILDS).read_bytes())["builds"]
+        if not (isinstance(builds, list) and all(isinstance(build, dict) for build in builds)):
+            raise StoreError("it holds a field that is out of its domain")
+    except FileNotFoundError:
+        return []
+    except (OSError, StoreError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"the list of builds {directory / _BUILDS} cannot be used: {reason}; forget the run") from error
+    return builds
+
+
+def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateLog:
+    """Open the run's log: in the store, or in the run's directory from the moment on when the store could not be written."""
+    own = _own_regions(directory)
+    if read_state(own, _region(run), run.run_id).sequence:
+        return _log_in(own, run)
+    try:
+        return _log_in(store, run)
     except MediumError as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _READ_ONLY:
             raise
-        return StateLog(own, _region(run), run.run_id)
+    if kept := read_state(store, _region(run), run.run_id).records:
+        with contextlib.closing(_log_in(own, run)) as copy:
+            copy.append(*kept)  # at once: a copy that was not finished is none, and is made again
+    return _log_in(own, run)
+
+
+def _log_in(place: RegionPlace, run: Registration) -> StateLog:
+    """Open or begin the run's log in one place."""
+    return StateLog(place, _region(run), run.run_id, _FIRST_REGION)
 
 
 def _own_regions(directory: Path) -> RegionPlace:
@@ -310,24 +342,30 @@ def _info(name: str) -> RunInfo:
     """Return where a run stands, whatever state it is in."""
     try:
         found = registration(name)
-        fields: dict[str, Any] = {"store": found.store, "created": found.created}
-        fields |= {field: found.request.get(field) for field in ("algorithm", "objective", "k")}
         directory = run_directory.existing(name)
+        status: Literal["running", "stopped", "finished"] = "stopped"
+        now = Standing()
+        if not (directory / _RESULT).exists():
+            status = "running" if run_directory.is_locked(directory) else "stopped"
+            try:
+                now = _standing(found, directory)
+            except FastompError:
+                if not (directory / _RESULT).exists():
+                    raise
+        # Looked for again: a run that finished meanwhile has dropped its state.
         if (directory / _RESULT).exists():
             result, rounds = _read_result(directory)
-            now = Standing(rounds, len(result.indices), result.score, result.seconds)
-            return RunInfo(name, "finished", **fields, **asdict(now))
-        status: Literal["running", "stopped"] = "running" if run_directory.is_locked(directory) else "stopped"
-        return RunInfo(name, status, **fields, **asdict(_standing(found, directory)))
+            status, now = "finished", Standing(rounds, len(result.indices), result.score, result.seconds)
+        fields: dict[str, Any] = {field: found.request.get(field) for field in ("algorithm", "objective", "k")}
+        return RunInfo(name, status, store=found.store, created=found.created, **fields, **asdict(now))
     except FastompError as error:
         return RunInfo(name, "damaged", detail=str(error))
 
 
 def _standing(run: Registration, directory: Path) -> Standing:
     """Return where an unfinished run stands."""
-    own = _own_regions(directory)
-    if own.regions():
-        return standing(_read_records(own, run))
+    if own := _read_records(_own_regions(directory), run):
+        return standing(own)
     with open_store(run.store) as store:
         return standing(_read_records(store, run))
 
@@ -375,6 +413,12 @@ def _read_result(directory: Path) -> tuple[Selection, int]:
 def _remove(run: Registration, store: FeatureStore, directory: Path) -> None:
     """Remove a run: its registration first, so that no run without a state remains."""
     run_directory.remove(directory)
+    with contextlib.suppress(FastompError):  # in a store that cannot be written its state is only room taken
+        _drop_regions(run, store)
+
+
+def _drop_regions(run: Registration, store: FeatureStore) -> None:
+    """Remove what a run left in the store."""
     for region in store.regions():
         if region.startswith(f"{_region(run)}."):
             store.drop_region(region)

@@ -39,7 +39,7 @@ from fastomp_nvm.errors import StoreError
 from fastomp_nvm.rounds import Gradients, Query
 from fastomp_nvm.sweep import Traffic
 
-__all__ = ["DecisionJournal", "RecordLog", "Standing", "standing"]
+__all__ = ["DecisionJournal", "RecordLog", "Standing", "recorded_identity", "standing"]
 
 _ROUND = struct.Struct("<QddII")  # selected, value, seconds, asks, decisions
 _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
@@ -96,6 +96,22 @@ def standing(records: Sequence[bytes]) -> Standing:
     return Standing(len(records) - 1, selected, value, seconds)
 
 
+def recorded_identity(records: Sequence[bytes]) -> dict[str, Any]:
+    """Return what the run was begun with that left ``records``; empty when there are none.
+
+    Raises ``StoreError`` when the first record is no identity.
+    """
+    if not records:
+        return {}
+    try:
+        found = json.loads(records[0])
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StoreError("the first record of this run is not its identity: it was not written by this program")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Decision:
     """One decision: what was asked of which answer, and what came back, encoded."""
@@ -133,7 +149,7 @@ class DecisionJournal:
         self._started = time.perf_counter()
         self._writer = _Writer(log)
         if log.records:
-            self._check_identity(log.records[0])
+            self._check_identity(recorded_identity(log.records))
 
     @property
     def rounds(self) -> int:
@@ -225,14 +241,8 @@ class DecisionJournal:
         self._expected.reverse()
         return cost
 
-    def _check_identity(self, record: bytes) -> None:
+    def _check_identity(self, found: Mapping[str, Any]) -> None:
         """Refuse a record made for something else, naming what differs."""
-        try:
-            found = json.loads(record)
-        except (ValueError, RecursionError) as error:
-            raise StoreError("the first record of this run is not its identity: it was not written by this program") from error
-        if not isinstance(found, dict):
-            raise StoreError("the first record of this run is not its identity: it was not written by this program")
         for name in {**found, **self._identity}:
             if name == "build" and self._other_build:
                 continue

@@ -26,8 +26,10 @@ import importlib
 import mmap
 import os
 import resource
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "refuse_beyond_memory"]
+__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "ranges", "refuse_beyond_memory"]
 
 #: How the files of a matrix may be read: as the rule says, or always one way.
 WAYS = ("auto", "mmap", "direct")
@@ -226,7 +228,9 @@ class Reader:
         file = next((each for each in self._files if each.array is rows), None)
         return self._pace if file is not None and file.profile is not None else None
 
-    def sweep(self, rows: AnyArray, use: Callable[[AnyArray, int, int], None], *, again: bool = True) -> bool:
+    def sweep(
+        self, rows: AnyArray, use: Callable[[AnyArray, int, int], None], *, again: bool = True, edges: Sequence[int] | None = None
+    ) -> bool:
         """Have ``use(block, first, last)`` called once for every block of columns of ``rows``, on several threads.
 
         Parameters
@@ -235,6 +239,8 @@ class Reader:
         use : callable
         again : bool
             Whether there will be more sweeps, for which pages are worth keeping in memory.
+        edges : sequence of int, optional
+            See ``ranges``.
 
         Returns
         -------
@@ -245,13 +251,14 @@ class Reader:
         if file is None:
             return False
         step = max(BLOCK_BYTES // file.column_bytes, 1)
-        starts = iter(range(0, len(rows), step))  # next() on it is atomic under the interpreter lock
+        waiting = ranges(len(rows), step, edges)
 
         def work() -> None:
             with self._buffer(file.room(step)) as buffer:
-                for first in starts:
-                    last = min(first + step, len(rows))
-                    use(file.read(first, last, buffer), first, last)
+                for first, last in waiting:
+                    for start in range(first, last, step):
+                        end = min(start + step, last)
+                        use(file.read(start, end, buffer), start, end)
 
         self._run(work, min(self._threads, -(-len(rows) // step)))
         return True
@@ -309,6 +316,17 @@ class Reader:
             buffer = mmap.mmap(-1, size)
         yield buffer
         waiting.append(buffer)
+
+
+def ranges(count: int, step: int, edges: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+    """Return ranges that make up ``range(count)``, for threads to take one after the other.
+
+    They have ``step`` entries each; with ``edges`` (ascending, from 0 to ``count``) they begin and end there, and may be longer.
+    """
+    starts = list(range(0, count, step))
+    if edges is not None:
+        starts = sorted({edges[bisect_right(edges, start) - 1] for start in starts})
+    return iter(list(pairwise([*starts, count])))  # next() on it is atomic under the interpreter lock
 
 
 def fillable_memory() -> float:

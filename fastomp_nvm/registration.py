@@ -184,7 +184,9 @@ class Registration:
             values = {field.name: found[field.name] for field in dataclasses.fields(cls)}
             values["constraint"] = None if constraint is None else ConstraintFile(**constraint)
             registration = cls(**values)
-            texts = (registration.name, registration.created, registration.store, registration.fingerprint, registration.targets)
+            texts = [registration.name, registration.created, registration.store, registration.fingerprint, registration.targets]
+            if registration.constraint is not None:
+                texts += dataclasses.astuple(registration.constraint)
             sound = all(isinstance(text, str) for text in texts) and len(registration.run_id) == 16
             sound &= isinstance(registration.request, dict) and isinstance(registration.build, dict)
         except (KeyError, TypeError, ValueError) as error:

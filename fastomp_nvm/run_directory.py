@@ -51,53 +51,51 @@ def existing(name: str) -> Path:
 def registered(name: str, file: str, data: bytes) -> Iterator[Path]:
     """Make a directory with one file appear under ``name``, locked for the time of a ``with``."""
     parent = _parent()
-    _sweep(parent, name)
     partial = parent / f".{name}.partial-{secrets.token_hex(8)}"
-    try:
-        with _device_errors(f"register the run {name!r}"):
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        # Registrations take turns: what one has made and not yet locked looks to another like what the dead left behind.
+        with _turn(parent), _device_errors(f"register the run {name!r}"):
+            _sweep(parent, name)
             os.mkdir(partial, 0o700)
-        with locked(partial, name):
+            stack.enter_context(locked(partial, name))
             write_durably(partial, file, data)
-            with _device_errors(f"register the run {name!r}"):
-                if (parent / name).exists():
-                    raise RequestError(f"the name {name!r} is used by another run: resume that one, or choose a new name")
-                os.rename(partial, parent / name)  # fails over a directory that is not empty
-                _sync(parent)
-            yield parent / name
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            if (parent / name).exists():
+                raise RequestError(f"the name {name!r} is used by another run: resume that one, or choose a new name")
+            os.rename(partial, parent / name)
+            _sync(parent)
+            _sync(parent.parent)  # whoever made the directory of all runs may have died before it did
+        yield parent / name
 
 
 @contextlib.contextmanager
 def locked(directory: Path, name: str) -> Iterator[None]:
     """Hold the lock of a run, which ends with this process at the latest."""
-    with _device_errors(f"lock the run {name!r}"):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(directory, f"lock the run {name!r}") as descriptor:
         for attempt in range(_LOCK_ATTEMPTS):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with _device_errors(f"lock the run {name!r}"):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 if attempt == _LOCK_ATTEMPTS - 1:
                     raise RequestError(f"the run {name!r} is being driven by another process: wait for it or stop it") from error
                 time.sleep(0.01)
+        # Forgotten while we waited: what is locked now is no run any more, or another one has the name.
+        if not _leads_to(directory, descriptor):
+            raise RequestError(f"the run {name!r} was forgotten meanwhile: 'fastomp runs' lists those there are")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_locked(directory: Path) -> bool:
     """Tell whether a process drives the run."""
-    with _device_errors(f"look at {directory}"):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    with _opened(directory, f"look at {directory}") as descriptor:
+        try:
+            with _device_errors(f"look at {directory}"):
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 def remove(directory: Path) -> None:
@@ -137,19 +135,46 @@ def _sweep(parent: Path, name: str) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _turn(parent: Path) -> Iterator[None]:
+    """Keep other registrations waiting for the time of a ``with``."""
+    with _opened(parent, f"lock {parent}") as descriptor:
+        with _device_errors(f"lock {parent}"):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 def _sync(directory: Path) -> None:
     """Bring the entries of a directory to the device."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(directory, f"sync {directory}") as descriptor, _device_errors(f"sync {directory}"):
         os.fsync(descriptor)
+
+
+def _leads_to(directory: Path, descriptor: int) -> bool:
+    """Tell whether a path still leads to an open directory."""
+    try:
+        return os.path.samestat(os.stat(directory), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, action: str) -> Iterator[int]:
+    """Open a directory for the time of a ``with``."""
+    with _device_errors(action):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
 def _device_errors(action: str) -> Iterator[None]:
-    """Turn an ``OSError`` raised inside into a ``MediumError`` that says what was being done."""
+    """Turn an ``OSError`` raised inside into a ``MediumError`` that says what was being done; a lock that is held is none."""
     try:
         yield
+    except BlockingIOError:
+        raise
     except OSError as error:
         raise MediumError(f"cannot {action}: {error.strerror or error}") from error

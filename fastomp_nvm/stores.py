@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.reading import MatrixFile
+from fastomp_nvm.seals import Seal
 
 __all__ = [
     "BLOCK_COLUMNS",
@@ -176,7 +177,8 @@ class TierSidecar:
 class Tier:
     """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and per column what makes them certain.
 
-    ``mean`` (n_columns,) is what the columns were centred with; the others are those of ``TierSidecar``.
+    ``mean`` (n_columns,) is what the columns were centred with; ``seal`` holds the checksums for the first sweep to look at, where
+    nobody has looked before; the others are those of ``TierSidecar``.
     """
 
     codes: AnyArray
@@ -184,6 +186,7 @@ class Tier:
     scale: Float64Array
     error: Float64Array
     norm: Float64Array
+    seal: Seal | None = None
 
 
 class DurableRegion(ABC):

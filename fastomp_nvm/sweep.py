@@ -21,8 +21,9 @@ from fastomp_nvm.design import Standardisation
 from fastomp_nvm.kernels import Kernel, kernel
 from fastomp_nvm.pacing import Pace
 from fastomp_nvm.pieces import PiecedRows, parts
-from fastomp_nvm.reading import MatrixFile, Reader
+from fastomp_nvm.reading import MatrixFile, Reader, ranges
 from fastomp_nvm.remote_rows import RemoteRows
+from fastomp_nvm.seals import Seal, SealCheck
 
 __all__ = ["Sweeper", "Traffic", "Vectors", "aligned_empty"]
 
@@ -208,39 +209,56 @@ class Sweeper:
         self._share(len(index), rows.shape[1] * rows.itemsize, rows.shape[1] * out.shape[1], fill)
         return out
 
-    def dots_int8(self, rows: AnyArray, vectors: AnyArray) -> IndexArray:
-        """Return (n_columns, m) int64: exact products of int8 ``rows`` (n_columns, n_obs) and int16 ``vectors`` (m, n_obs)."""
+    def dots_int8(self, rows: AnyArray, vectors: AnyArray, seal: Seal | None = None) -> IndexArray:
+        """Return (n_columns, m) int64: exact products of int8 ``rows`` (n_columns, n_obs) and int16 ``vectors`` (m, n_obs).
+
+        Rows under a ``seal`` that nobody looked at yet are compared with their checksums as they are read.
+        """
         out = np.empty((len(rows), len(vectors)), dtype=np.int64)
+        unseen = seal if seal is not None and not seal.intact else None
         for start, part in parts(rows):
-            self._dots_int8_part(part, vectors, out[start : start + len(part)])
+            check = None if unseen is None else unseen.check(start, start + len(part))
+            self._dots_int8_part(part, vectors, out[start : start + len(part)], check)
+        if unseen is not None:
+            unseen.intact = True
         return out
 
-    def _dots_int8_part(self, rows: AnyArray, vectors: AnyArray, out: IndexArray) -> None:
+    def _dots_int8_part(self, rows: AnyArray, vectors: AnyArray, out: IndexArray, check: SealCheck | None) -> None:
         """Fill ``out`` for rows that are one array."""
-        self._fill(rows, out, lambda block, first, last: self.kernel.dots_int8(block, vectors, out[first:last]))
-        lost_pages.check(rows)
+        try:
+            self._fill(rows, out, lambda block, first, last: self.kernel.dots_int8(block, vectors, out[first:last]), check)
+        finally:
+            lost_pages.check(rows)  # before anyone is told that they do not match their checksums
 
-    def _fill(self, rows: AnyArray, out: AnyArray, fill: Callable[[AnyArray, int, int], None]) -> None:
+    def _fill(
+        self, rows: AnyArray, out: AnyArray, fill: Callable[[AnyArray, int, int], None], check: SealCheck | None = None
+    ) -> None:
         """Have ``fill(rows[first:last], first, last)`` fill those rows of ``out``, on the calling thread and the workers."""
         pace = self._reader.pace(rows)
         if pace is not None:
             fill = _paced(fill, pace)
-        if self._reader.sweep(rows, fill):
+        edges = None
+        if check is not None:
+            fill, edges = _checked(fill, check), check.edges
+        if self._reader.sweep(rows, fill, edges=edges):
             return
         width = rows.shape[1]
-        self._share(len(rows), width * rows.itemsize, width * out.shape[1], lambda a, b: fill(rows[a:b], a, b))
+        self._share(len(rows), width * rows.itemsize, width * out.shape[1], lambda a, b: fill(rows[a:b], a, b), edges)
 
-    def _share(self, count: int, row_bytes: int, row_products: int, fill: Callable[[int, int], None]) -> None:
+    def _share(
+        self, count: int, row_bytes: int, row_products: int, fill: Callable[[int, int], None], edges: Sequence[int] | None = None
+    ) -> None:
         """Have ``fill(first, last)`` called for ranges that make up ``range(count)``, on the calling thread and the workers."""
         if count * row_products < INLINE_PRODUCTS or count <= 8:
             fill(0, count)
             return
         step = max(min(TASK_BYTES // max(row_bytes, 1), -(-count // (2 * self.threads))), 8)
-        starts = iter(range(0, count, step))  # next() on it is atomic under the interpreter lock
+        waiting = ranges(count, step, edges)
 
         def work() -> None:
-            for first in starts:
-                fill(first, min(first + step, count))
+            for first, last in waiting:
+                for start in range(first, last, step):
+                    fill(start, min(start + step, last))
 
         # One thread goes piece by piece as well: who watches a sweep sees it move.
         helpers = [self._executor.submit(work) for _ in range(self.threads - 1)] if self._executor is not None else []
@@ -280,6 +298,16 @@ class Sweeper:
             pace.wait(out.nbytes, len(columns))
         lost_pages.check(matrix)
         return out
+
+
+def _checked(fill: Callable[[AnyArray, int, int], None], check: SealCheck) -> Callable[[AnyArray, int, int], None]:
+    """Return ``fill``, which then looks at the checksum of what it is given first."""
+
+    def filled(block: AnyArray, first: int, last: int) -> None:
+        check.look(block, first)
+        fill(block, first, last)
+
+    return filled
 
 
 def _paced(fill: Callable[[AnyArray, int, int], None], pace: Pace) -> Callable[[AnyArray, int, int], None]:

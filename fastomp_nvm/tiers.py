@@ -159,7 +159,7 @@ class TierSweep:
         self._tier = tier
         self._vectors = vectors
         self._codes, self._scale = quantise_vectors(vectors.fast)
-        self._dots = sweeper.dots_int8(tier.codes, self._codes)
+        self._dots = sweeper.dots_int8(tier.codes, self._codes, tier.seal)
 
     def scores(self, place: int, standardisation: Standardisation) -> tuple[Float64Array, Float64Array]:
         """Return bounds (n_features,), below and above, of the scores that the exact sweep would find with the vector at ``place``.

@@ -5,14 +5,14 @@ Written with pwrite(2) and made durable with fdatasync(2); a region appears whol
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores import DurableRegion
-from storage_backends.file_system import allocate, device_errors, sync_directory
+from storage_backends.file_system import allocate, device_errors, partial_file, sync_directory
 from storage_backends.opened import check_range, check_region_name
 
 __all__ = ["DirectoryRegions", "FileRegion"]
@@ -31,14 +31,19 @@ class DirectoryRegions:
         self._directory = directory
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
-        """Open the region ``name``; create it zero-filled with ``size`` bytes when it is absent."""
+        """Open the region ``name``; create it zero-filled with ``size`` bytes when it is absent.
+
+        One that cannot be written is opened for reading.
+        """
         path = self._path(name)
         with device_errors(f"open region {name!r} in {self._directory}"):
             if not path.exists():
                 if not size:
                     raise StoreURLError(f"there is no region {name!r} in {self._directory}: give a size to create it")
                 self._create(path, size)
-            region = FileRegion(name, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            writable = os.access(path, os.W_OK, effective_ids=True)
+            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            region = FileRegion(name, descriptor, writable=writable)
         if size and region.size != size:
             region.close()
             raise StoreError(f"region {name!r} in {self._directory} has {region.size} bytes and should have {size}")
@@ -65,18 +70,15 @@ class DirectoryRegions:
 
     def _create(self, path: Path, size: int) -> None:
         """Make a region appear at once and whole."""
-        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            allocate(descriptor, size, str(path))
-            os.fsync(descriptor)
-            os.rename(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+            with partial_file(directory, path.name, 0o600) as (partial, descriptor):
+                allocate(descriptor, size, str(path))
+                os.fsync(descriptor)
+                os.rename(partial, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
         finally:
-            os.close(descriptor)
-        sync_directory(str(self._directory))
+            os.close(directory)
 
 
 class FileRegion(DurableRegion):
@@ -87,9 +89,12 @@ class FileRegion(DurableRegion):
     name : str
     descriptor : int
         Owned by the region from now on.
+    writable : bool
+        False where the file can only be read; ``write`` then raises ``MediumError``.
     """
 
-    def __init__(self, name: str, descriptor: int) -> None:
+    def __init__(self, name: str, descriptor: int, *, writable: bool = True) -> None:
+        self._writable = writable
         self._name = name
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
@@ -117,6 +122,8 @@ class FileRegion(DurableRegion):
         self._check(offset, len(data))
         view, position = memoryview(data), offset
         with device_errors(f"write region {self._name!r}"):
+            if not self._writable:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             while view:
                 written = os.pwrite(self._descriptor, view, position)
                 view, position = view[written:], position + written

@@ -91,6 +91,8 @@ class DramStore(OpenedStore):
         Shared by all who opened the store, and alive as long as one of them.
     """
 
+    _seals_tier = False  # nothing happens to it between being built and being swept
+
     def __init__(self, url: str, content: _Content) -> None:
         super().__init__(url, _TRAITS, content.matrix, content.sidecars, content.codes)
         self._regions = content.regions

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
+import secrets
 from collections.abc import Iterator
 
 from fastomp_nvm.errors import MediumError
@@ -24,6 +26,7 @@ __all__ = [
     "device_errors",
     "file_system_type",
     "give_back",
+    "partial_file",
     "rename_with_flag",
     "sync_directory",
     "write_file",
@@ -36,6 +39,7 @@ VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
 NO_REPLACE = 1
 EXCHANGE = 2
 
+_PARTIAL = re.compile(r"\..+\.partial-[0-9a-f-]+")
 # What stands in the way of a file although there is room for it.
 _LIMITS = {errno.EDQUOT: "the quota on its file system", errno.EFBIG: "the largest size of a file (ulimit -f, or its file system)"}
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -120,6 +124,47 @@ def write_file(directory: int, name: str, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, int]]:
+    """Make a file that is to become ``name`` in an open directory, having swept away what dead processes left of such.
+
+    Its lock tells other sweeps that its maker lives, in whichever process namespace that is.
+
+    Yields
+    ------
+    tuple of str and int
+        Its name for the time of the ``with``, unless it is renamed, and its descriptor.
+    """
+    for entry in os.listdir(directory):
+        if _PARTIAL.fullmatch(entry):
+            _remove_unlocked(directory, entry)
+    while True:
+        partial = f".{name}.partial-{secrets.token_hex(8)}"
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=directory)
+        with contextlib.suppress(OSError):  # without locks nothing is swept
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            break
+        os.close(descriptor)  # a sweep came between the file and its lock
+    try:
+        yield partial, descriptor
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial, dir_fd=directory)
+
+
+def _remove_unlocked(directory: int, name: str) -> None:
+    """Remove a file unless a process holds its lock."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=directory)
+        finally:
+            os.close(descriptor)
 
 
 def sync_directory(path: str) -> None:

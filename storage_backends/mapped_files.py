@@ -7,6 +7,7 @@ store's layout nor URLs.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -71,12 +72,17 @@ class MappedFile(mmap.mmap):
 
     def close(self) -> None:
         """Unmap."""
-        lost_pages.unwatch(self.address)
+        self._unwatch()
         super().close()
 
     def __del__(self) -> None:
-        if self.address:
-            lost_pages.unwatch(self.address)
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        """Stop watching, once: after the end of this mapping its address may be that of another one."""
+        address, self.address = self.address, 0
+        if address:
+            lost_pages.unwatch(address)
 
 
 def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: str) -> MappedFile:
@@ -88,7 +94,7 @@ def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: 
 
 
 class MappedRegion(DurableRegion):
-    """A durable region that is a writable shared mapping of a whole file.
+    """A durable region that is a shared mapping of a whole file.
 
     Parameters
     ----------
@@ -96,9 +102,12 @@ class MappedRegion(DurableRegion):
     mapping : MappedFile
     access : Access
         How the mapping was made.
+    writable : bool
+        False where the file can only be read; ``write`` then raises ``MediumError``.
     """
 
-    def __init__(self, name: str, mapping: MappedFile, access: Access) -> None:
+    def __init__(self, name: str, mapping: MappedFile, access: Access, *, writable: bool = True) -> None:
+        self._writable = writable
         self._name = name
         self._mapping = mapping
         self._access = access
@@ -119,6 +128,9 @@ class MappedRegion(DurableRegion):
     def write(self, offset: int, data: bytes) -> None:
         """Store ``data`` at ``offset``; not durable until ``persist``."""
         self._check(offset, len(data))
+        if not self._writable:
+            with device_errors(f"write region {self._name!r}"):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         self._mapping[offset : offset + len(data)] = data
         self._check_readable()
 

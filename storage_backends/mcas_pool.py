@@ -43,6 +43,8 @@ Load = Callable[[str], Any]
 class PoolStore(OpenedStore):
     """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in ``RunRegions``."""
 
+    _seals_tier = False  # opened anew for every slice, which it would be a large part of
+
     def region(self, name: str, size: int = 0) -> NoReturn:
         """Refuse: values cannot be created next to the data."""
         raise StoreError(f"the store {self._url} lies in an MCAS pool and has no regions: a run there keeps its own state")

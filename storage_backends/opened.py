@@ -6,6 +6,7 @@ A medium hands over the matrix, the sidecars and its traits, and adds regions an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,14 +18,16 @@ import numpy as np
 
 from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.checksum import crc32
+from fastomp_nvm.checksum import QUICK, crc32
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
 from fastomp_nvm.reading import Reader, refuse_beyond_memory
+from fastomp_nvm.seals import Seal
 from fastomp_nvm.stores import ColumnStatistics, FeatureStore, MediumTraits, Sidecars, StoreLayout, StoreURL, Target, Tier
 from fastomp_nvm.sweep import aligned_empty
 
 __all__ = ["OpenedStore", "check_range", "check_region_name", "refuse_extras"]
 
+_OF_TIER = " of the int8 tier"
 _REGION_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -44,6 +47,9 @@ class OpenedStore(FeatureStore):
         Of the tier, read-only.
     """
 
+    #: Whether the first sweep of the tier compares it with its checksums, which opening it does not: where that costs nothing.
+    _seals_tier = QUICK
+
     def __init__(self, url: str, traits: MediumTraits, matrix: AnyArray, sidecars: Sidecars, codes: AnyArray | None = None) -> None:
         self._url = url
         self._traits = traits
@@ -60,7 +66,10 @@ class OpenedStore(FeatureStore):
             kept = sidecars.tier
             for array in (kept.scale, kept.error, kept.norm, kept.checksums):
                 array.flags.writeable = False
-            self._tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm)
+            seal = None
+            if self._seals_tier:
+                seal = Seal(layout.blocks, kept.checksums, functools.partial(_damaged, url, layout, of=_OF_TIER))
+            self._tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm, seal)
 
     @property
     def url(self) -> str:
@@ -115,7 +124,7 @@ class OpenedStore(FeatureStore):
             if not copied:
                 codes[first:last] = source[first:last]
             if crc32(codes[first:last].reshape(-1).view(np.uint8).data) != checksums[block]:
-                raise self._damaged(block, " of the int8 tier")
+                raise _damaged(self._url, self.layout, block, _OF_TIER)
 
         # Both the copy and the checksum release the interpreter lock.
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
@@ -123,7 +132,7 @@ class OpenedStore(FeatureStore):
                 pass
         lost_pages.check(source)
         codes.flags.writeable = False
-        self._tier = dataclasses.replace(self._tier, codes=codes)
+        self._tier = dataclasses.replace(self._tier, codes=codes, seal=None)
 
     @property
     def names(self) -> Sequence[str]:
@@ -155,10 +164,12 @@ class OpenedStore(FeatureStore):
         blocks, tier = self.layout.blocks, self._sidecars.tier
         for block, expected in enumerate(self._sidecars.checksums):
             if self._checksum(int(blocks[block]), int(blocks[block + 1])) != expected:
-                raise self._damaged(block)
+                raise _damaged(self._url, self.layout, block)
         for block, expected in enumerate(tier.checksums if tier is not None else ()):
             if self._tier_checksum(int(blocks[block]), int(blocks[block + 1])) != expected:
-                raise self._damaged(block, " of the int8 tier")
+                raise _damaged(self._url, self.layout, block, _OF_TIER)
+        if self._tier is not None and self._tier.seal is not None:
+            self._tier.seal.intact = True
 
     def close(self) -> None:
         """Let go of matrix and tier; views handed out before keep their memory alive."""
@@ -173,17 +184,18 @@ class OpenedStore(FeatureStore):
         assert self._tier is not None, "only a store with a tier has checksums of one"
         return crc32(self._tier.codes[first:last].reshape(-1).view(np.uint8).data)
 
-    def _damaged(self, block: int, of: str = "") -> StoreError:
-        """Return the error that names a block which does not match its checksum."""
-        first, last = int(self.layout.blocks[block]), int(self.layout.blocks[block + 1])
-        return StoreError(
-            f"the store {self._url} is damaged: block {block}{of} (columns {first} to {last - 1}) does not match its checksum; "
-            "build the store again"
-        )
-
     def __reduce__(self) -> NoReturn:
         # A copy of the matrix must never travel by accident, to a worker process for one.
         raise StoreError(f"the store {self._url} cannot be pickled: send its url and open it there")
+
+
+def _damaged(url: str, layout: StoreLayout, block: int, of: str = "") -> StoreError:
+    """Return the error that names a block which does not match its checksum."""
+    first, last = int(layout.blocks[block]), int(layout.blocks[block + 1])
+    return StoreError(
+        f"the store {url} is damaged: block {block}{of} (columns {first} to {last - 1}) does not match its checksum; "
+        "build the store again"
+    )
 
 
 def check_region_name(name: str) -> None:

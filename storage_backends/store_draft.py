@@ -26,7 +26,7 @@ __all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "is_leftover", "o
 #: No header of ours is larger.
 LARGEST_HEADER = 1 << 26
 
-_PARTIAL = re.compile(r"\..+\.partial-(\d+)-[0-9a-f]+")
+_PARTIAL = re.compile(r"\..+\.partial-\d+-[0-9a-f]+")
 
 
 class FileDraft(StoreDraft):
@@ -57,21 +57,17 @@ class FileDraft(StoreDraft):
         self._shape = (n_columns, n_obs, dtype)
         self._replace = replace
         parent, name = os.path.split(path)
-        if folder is None:
-            _sweep(parent, name)
-        self._partial = os.path.join(parent, folder or f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
-        self._directory = -1
         self._files: dict[str, DraftMatrix] = {}
         if folder is None:
-            os.mkdir(self._partial)
+            _sweep(parent, name)
+            self._partial, self._directory = _new_directory(parent, name)
+        else:
+            self._partial = os.path.join(parent, folder)
+            self._directory = _open_locked(self._partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shapes = {store_format.MATRIX: self._shape}
         if tier != "none":
             shapes[store_format.TIER] = (n_columns, n_obs, tier)
         try:
-            self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            # The lock tells a sweep that the builder lives, in whichever process namespace it does.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for leftover in set(os.listdir(self._directory)) - set(shapes):
                 os.unlink(leftover, dir_fd=self._directory)  # sidecars of a draft that died while it was being committed
             for file, shape in shapes.items():
@@ -209,10 +205,9 @@ def check_destination(path: str, *, replace: bool) -> None:
 
 
 def _sweep(parent: str, name: str) -> None:
-    """Remove what dead builders of this store left behind."""
+    """Remove what dead builders of this store left behind: what nobody holds the lock of."""
     for entry in os.listdir(parent):
-        match = _PARTIAL.fullmatch(entry)
-        if match and entry.startswith(f".{name}.partial-") and not _alive(int(match[1])):
+        if _PARTIAL.fullmatch(entry) and entry.startswith(f".{name}.partial-"):
             leftover = os.path.join(parent, entry)
             with contextlib.suppress(OSError):
                 directory = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -223,12 +218,21 @@ def _sweep(parent: str, name: str) -> None:
                     os.close(directory)
 
 
-def _alive(process: int) -> bool:
-    """Tell whether a process of this number exists."""
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+def _new_directory(parent: str, name: str) -> tuple[str, int]:
+    """Make the directory of a draft; return its path and its descriptor, which holds its lock."""
+    while True:
+        partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+        os.mkdir(partial)
+        with contextlib.suppress(FileNotFoundError):
+            directory = _open_locked(partial, fcntl.LOCK_EX)
+            if os.path.isdir(partial):
+                return partial, directory
+            os.close(directory)  # a sweep came between the directory and its lock
+
+
+def _open_locked(path: str, operation: int) -> int:
+    """Open a directory and lock it: that tells a sweep that its builder lives, in whichever process namespace it does."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # without locks nothing is swept
+        fcntl.flock(directory, operation)
+    return directory

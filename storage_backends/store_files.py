@@ -11,7 +11,6 @@ import contextlib
 import functools
 import mmap
 import os
-import secrets
 import stat
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from storage_backends.file_system import (
     NO_REPLACE,
     allocate,
     device_errors,
+    partial_file,
     rename_with_flag,
 )
 from storage_backends.mapped_files import Access, MappedRegion, map_file
@@ -202,7 +202,8 @@ class FileStore(OpenedStore):
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the durable region ``name``; create it with ``size`` bytes when it is absent.
 
-        Raises ``StoreURLError`` when it is absent and ``size`` is 0, ``StoreError`` when it has another size than asked for.
+        One that cannot be written is opened for reading. Raises ``StoreURLError`` when it is absent and ``size`` is 0,
+        ``StoreError`` when it has another size than asked for.
         """
         check_region_name(name)
         if size < 0:
@@ -212,23 +213,22 @@ class FileStore(OpenedStore):
             if not self._has(file):
                 if not size:
                     raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
-                self._create_region(name, file, size)
-            with _opened(self._alive(), file, size or None, os.O_RDWR) as descriptor:
+                self._create_region(name, size)
+            writable = os.access(file, os.W_OK, dir_fd=self._alive(), effective_ids=True)
+            with _opened(self._alive(), file, size or None, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
                 length = os.fstat(descriptor).st_size
                 if not length:
                     raise StoreError(f"region {name!r} of {self._url} is empty: drop it and create it again")
-                return MappedRegion(name, map_file(descriptor, length, self._access.flags, writable=True, path=file), self._access)
+                mapping = map_file(descriptor, length, self._access.flags, writable=writable, path=file)
+                return MappedRegion(name, mapping, self._access, writable=writable)
 
     def regions(self) -> Sequence[str]:
         """Names of the durable regions that exist, in order."""
         with device_errors(f"list the regions of {self._url}"):
             if not self._has(_REGIONS):
                 return ()
-            descriptor = os.open(_REGIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._alive())
-            try:
+            with self._opened_regions() as descriptor:
                 entries = os.listdir(descriptor)
-            finally:
-                os.close(descriptor)
         return tuple(sorted(entry[:-4] for entry in entries if entry.endswith(".bin") and not entry.startswith(".")))
 
     def drop_region(self, name: str) -> None:
@@ -295,27 +295,28 @@ class FileStore(OpenedStore):
                 position += len(data)
         return checksum
 
-    def _create_region(self, name: str, file: str, size: int) -> None:
+    def _create_region(self, name: str, size: int) -> None:
         """Make a zero-filled region appear at once and whole; another process may win the race to create it."""
-        directory = self._alive()
         with contextlib.suppress(FileExistsError):
-            os.mkdir(_REGIONS, dir_fd=directory)
-            self._sync(".")
-        partial = f"{_REGIONS}/.{name}.partial-{os.getpid()}-{secrets.token_hex(4)}"
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
-        try:
-            try:
+            os.mkdir(_REGIONS, dir_fd=self._alive())
+        self._sync(".")  # also where it stands: whoever made it may have died before this
+        with self._opened_regions() as regions:
+            with partial_file(regions, f"{name}.bin", 0o666) as (partial, descriptor):
                 allocate(descriptor, size, f"region {name!r} of {self._url}")
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            with contextlib.suppress(FileExistsError):
-                if not rename_with_flag(partial, file, NO_REPLACE, directory=directory):
-                    os.rename(partial, file, src_dir_fd=directory, dst_dir_fd=directory)
+                with contextlib.suppress(FileExistsError):
+                    if not rename_with_flag(partial, f"{name}.bin", NO_REPLACE, directory=regions):
+                        os.rename(partial, f"{name}.bin", src_dir_fd=regions, dst_dir_fd=regions)
+            os.fsync(regions)
+
+    @contextlib.contextmanager
+    def _opened_regions(self) -> Iterator[int]:
+        """Open the directory of the regions for the time of a ``with``."""
+        descriptor = os.open(_REGIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._alive())
+        try:
+            yield descriptor
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial, dir_fd=directory)
-        self._sync(_REGIONS)
+            os.close(descriptor)
 
     def _alive(self) -> int:
         """Return the directory, unless the store is closed."""

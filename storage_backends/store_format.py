@@ -306,9 +306,12 @@ def _decode_arrays(name: str, data: bytes) -> dict[str, AnyArray]:
     """Return the arrays of an NPZ file; never unpickles."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+            arrays = {key: archive[key] for key in archive.files}
     except Exception as error:  # zipfile, zlib and numpy each bring their own kinds
         raise StoreError(f"{name} is not a readable NPZ file") from error
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # a member that is no array comes as bytes
+        raise StoreError(f"{name} is not a readable NPZ file")
+    return arrays
 
 
 def _encode_names(names: Sequence[str]) -> Any:

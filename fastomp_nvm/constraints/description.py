@@ -356,7 +356,7 @@ class Setting:
                 for row in reader:
                     if row:
                         yield f"{path.name}:{reader.line_num}", [field.strip() for field in row]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, ValueError, csv.Error) as error:  # a ValueError: other bytes than UTF-8, or a name that is no file's
             raise item.error(f"the file {item.text()!r} cannot be read ({error}): expected a CSV file in UTF-8") from error
 
 

@@ -85,7 +85,7 @@ def _read(folder: Path, name: str, place: str) -> _Rows:
     try:
         with (folder / name).open(newline="", encoding="utf-8-sig") as file:
             return [[field.strip() for field in row] for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:  # a ValueError: other bytes than UTF-8, or a name that is no file's
         raise ConstraintError(f"{place}: the file {name!r} cannot be read ({error}): expected a CSV file in UTF-8") from error
 
 

@@ -11,16 +11,19 @@ import os
 import random
 import signal
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from fastomp_nvm import durable_runs, run_directory
-from fastomp_nvm.checkpoint import StateLog
+from fastomp_nvm.checkpoint import PAGE, StateLog
 from fastomp_nvm.errors import FastompError
 from fastomp_nvm.request import Selection
 from fastomp_nvm.stores import open_store
+from storage_backends import store_files
 from storage_backends.mapped_files import MappedRegion
+from storage_backends.store_files import FileStore
 
 __all__ = [
     "KILL_POINTS",
@@ -45,10 +48,24 @@ KILL_POINTS: Mapping[str, KillPoint] = {
     "before persist": (MappedRegion, "persist", True),
     "persisted": (MappedRegion, "persist", False),
     "record acknowledged": (StateLog, "append", False),
+    "before a region": (FileStore, "_create_region", True),
+    "region not yet named": (store_files, "rename_with_flag", True),
+    "region named": (store_files, "rename_with_flag", False),
+    "region durable": (FileStore, "_create_region", False),
+    "before entries are durable": (FileStore, "_sync", True),
+    "before a region is dropped": (FileStore, "drop_region", True),
+    "region dropped": (FileStore, "drop_region", False),
     "before result": (durable_runs, "seal", True),
     "result published": (StateLog, "drop", True),
     "state dropped": (StateLog, "drop", False),
 }
+
+
+#: Bytes of the first region of a trial's log, which it soon outgrows: moving to a larger one is then among what is killed.
+_SMALL_REGION = 4 * PAGE
+
+#: After as many random kills the last child is let live, however slow the device.
+_MOST_RANDOM_KILLS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +75,15 @@ class TrialReport:
     Attributes
     ----------
     kills : int
-        Children that died by SIGKILL.
+        Children that died by SIGKILL after the run was registered.
+    early : int
+        Those that died before: they had nothing to lose.
     processes : int
         Children in all.
     """
 
     kills: int
+    early: int
     processes: int
 
 
@@ -80,18 +100,32 @@ def comparable(selection: Selection) -> dict[str, Any]:
 
 def kill_at_point(name: str, url: str, request: Mapping[str, Any], expected: Selection, point: str) -> TrialReport:
     """Kill one child after the other at ``point``, each at a later call of it, until a child is done before it dies."""
-    return _trial(name, url, request, expected, lambda attempt: lambda: die_at(KILL_POINTS[point], attempt), None)
+    return _trial(name, url, request, expected, lambda attempt: lambda: die_at(KILL_POINTS[point], attempt), lambda attempt: None)
 
 
 def kill_at_random_times(
-    name: str, url: str, request: Mapping[str, Any], expected: Selection, longest: float, chance: random.Random
+    name: str, url: str, request: Mapping[str, Any], expected: Selection, chance: random.Random
 ) -> TrialReport:
-    """Kill one child after the other after up to ``longest`` seconds (more with each), until one is done before that."""
+    """Kill one child after the other at a random time of its life, later with each, until one is done before that."""
+    longest = _seconds_of_a_run(name, url, request)
 
-    def patience(attempt: int) -> float:
-        return chance.random() * longest * (attempt + 1) / 4
+    def patience(attempt: int) -> float | None:
+        return chance.random() * longest * min(attempt + 1, 8) / 4 if attempt < _MOST_RANDOM_KILLS else None
 
     return _trial(name, url, request, expected, lambda attempt: lambda: None, patience)
+
+
+def _seconds_of_a_run(name: str, url: str, request: Mapping[str, Any]) -> float:
+    """Return how long a child takes that nobody kills: to register, to sweep, and to wait for the device."""
+    started = time.perf_counter()
+    child = os.fork()
+    if not child:
+        _be_child(name, url, request, False, lambda: None)
+    if os.waitpid(child, 0)[1]:
+        raise WrongAnswerError(f"{name}: a child that was not killed failed")
+    seconds = time.perf_counter() - started
+    durable_runs.forget(name)
+    return seconds
 
 
 def _trial(
@@ -100,23 +134,25 @@ def _trial(
     request: Mapping[str, Any],
     expected: Selection,
     prepare: Callable[[int], Callable[[], None]],
-    patience: Callable[[int], float] | None,
+    patience: Callable[[int], float | None],
 ) -> TrialReport:
     """Fork children until one finishes the run; compare and forget it."""
-    kills = attempt = 0
+    kills = early = attempt = 0
+    registered = False
     while True:
-        registered = any(info.name == name for info in durable_runs.runs())
         child = os.fork()
         if not child:
             _be_child(name, url, request, registered, prepare(attempt))
-        attempt += 1
-        if patience is not None:
-            time.sleep(patience(attempt - 1))
+        if (seconds := patience(attempt)) is not None:
+            time.sleep(seconds)
             os.kill(child, signal.SIGKILL)
+        attempt += 1
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             raise WrongAnswerError(f"{name}: child {attempt} failed with exit code {os.WEXITSTATUS(status)}")
-        kills += os.WIFSIGNALED(status)
+        registered = any(info.name == name for info in durable_runs.runs())
+        if os.WIFSIGNALED(status):
+            kills, early = kills + registered, early + (not registered)
         with open_store(url) as store:
             store.verify()
         if os.WIFEXITED(status):
@@ -124,16 +160,16 @@ def _trial(
     if comparable(durable_runs.resume(name)) != comparable(expected):
         raise WrongAnswerError(f"{name}: the result after {kills} kills is not that of the uninterrupted run")
     durable_runs.forget(name)
-    with open_store(url) as store:
-        if store.regions():
-            raise WrongAnswerError(f"{name}: the store still holds {store.regions()}")
-    return TrialReport(kills, attempt)
+    if left := os.listdir(os.path.join(urllib.parse.urlsplit(url).path, "regions")):
+        raise WrongAnswerError(f"{name}: the store still holds {left}")
+    return TrialReport(kills, early, attempt)
 
 
 def _be_child(name: str, url: str, request: Mapping[str, Any], registered: bool, prepare: Callable[[], None]) -> NoReturn:
     """Drive the run to its end, unless killed; never returns."""
     code = 1
     try:
+        durable_runs._FIRST_REGION = _SMALL_REGION
         prepare()
         if registered:
             durable_runs.resume(name, threads=1)

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import durable_runs, run_directory
-from fastomp_nvm.checkpoint import StateLog
+from fastomp_nvm import checkpoint, durable_runs, run_directory
+from fastomp_nvm.checkpoint import FORMAT, PAGE, StateLog
+from fastomp_nvm.checksum import crc32
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import FastompError
 from fastomp_nvm.journal import DecisionJournal
@@ -30,6 +31,8 @@ from storage_backends import store_format
 from storage_backends.testing.power_cut import SimulatedPlace
 
 __all__ = ["MutationTrials", "mutate", "mutate_json"]
+
+_RUN = b"m" * 16
 
 _VALUES: tuple[Any, ...] = (
     -1,
@@ -108,10 +111,13 @@ class MutationTrials:
         self._chance = random.Random(seed)
         self._store = folder / "mutated"
         values = np.random.default_rng(seed).normal(size=(12, 20))
-        request: dict[str, Any] = {"k": 2, "weights": np.arange(1.0, 13.0)}
+        request: dict[str, Any] = {"weights": np.arange(1.0, 13.0), "constraint_file": folder / "constraint.yaml"}
+        (folder / "constraint.yaml").write_text("knapsack: {costs: costs.csv, budget: 2}\n", encoding="ascii")
         with create_store(str(self._store), values, values[:, 0], groups={"g": [3, 4]}, replace=True) as store:
             self._dataset = Dataset.of_store(store)
             self._offsets = store.layout.offsets
+            costs = "".join(f"{name},1\n" for name in store.names)
+            (folder / "costs.csv").write_text(f"feature,cost\n{costs}", encoding="ascii")
             durable_runs.start("mutated", store, **request)
         self._run = run_directory.existing("mutated")
         self._sound = {path: path.read_bytes() for path in (*self._store.iterdir(), *self._run.iterdir()) if path.is_file()}
@@ -158,7 +164,7 @@ class MutationTrials:
     def _sidecar(self) -> None:
         """Open a store with a mutated sidecar, for which the header vouches half of the time."""
         header = self._store / store_format.HEADER
-        path = self._store / self._chance.choice(store_format.SIDECARS)
+        path = self._store / self._chance.choice((*store_format.SIDECARS, store_format.TIER_STATISTICS))
         changed = {path: mutate(self._sound[path], self._chance)}
         if self._chance.random() < 0.5:
             content = json.loads(self._sound[header])
@@ -178,17 +184,32 @@ class MutationTrials:
                 path.write_bytes(self._sound[path])
 
     def _slots(self) -> None:
-        """Open a log whose region was mutated; what it then holds must have been written."""
+        """Open a log whose region was mutated and append to it; unless the checksum was made to fit, what it holds was written."""
         place = SimulatedPlace()
-        log = StateLog(place, "log", b"m" * 16, 5 * 4096)
+        log = StateLog(place, "log", _RUN, 5 * PAGE)
         written = [b"first", b"second" * 100]
         for record in written:
             log.append(record)
         data = bytearray(next(place.images(1, self._chance))["log.0"])
-        data[:] = mutate(bytes(data), self._chance).ljust(len(data), b"\0")[: len(data)]
-        records = StateLog(SimulatedPlace(8, {"log.0": bytes(data)}), "log", b"m" * 16, 5 * 4096).records
-        if records not in ([], written[:1], written):
-            raise AssertionError(f"a mutated region was taken for {records!r}")
+        if resealed := self._chance.random() < 0.5:
+            self._reseal(data)
+        else:
+            data[:] = mutate(bytes(data), self._chance).ljust(len(data), b"\0")[: len(data)]
+        opened = StateLog(SimulatedPlace(8, {"log.0": bytes(data)}), "log", _RUN, 5 * PAGE)
+        if not resealed and opened.records not in ([], written[:1], written):
+            raise AssertionError(f"a mutated region was taken for {opened.records!r}")
+        opened.append(b"third")
+        opened.append(b"fourth")
+
+    def _reseal(self, data: bytearray) -> None:
+        """Write any sequence, length and body into a region, with a checksum that fits."""
+        sequence = self._chance.choice((0, 1, 2, 3, 2**63, 2**64 - 2, 2**64 - 1, self._chance.getrandbits(64)))
+        length = self._chance.choice((0, 1, 8, 9, PAGE, 2 * PAGE, 3 * PAGE, self._chance.randrange(3 * PAGE + 1)))
+        data[2 * PAGE :] = mutate(bytes(data[2 * PAGE :]), self._chance).ljust(3 * PAGE, b"\0")[: 3 * PAGE]
+        slot = checkpoint._SLOT.pack(checkpoint._MAGIC, _RUN, sequence, length, self._chance.choice((FORMAT, FORMAT, FORMAT, 9)))
+        fitting = checkpoint._seal(slot, crc32(bytes(data[2 * PAGE : 2 * PAGE + length])))
+        place = PAGE * checkpoint._slot_of(sequence)
+        data[place : place + len(slot) + 4] = slot + checkpoint._CRC.pack(fitting)
 
     def _query(self) -> Query:
         """Return a query about all features."""

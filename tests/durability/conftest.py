@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.synthetic import PaperDesign
 
 N_OBS, N_FEATURES = 120, 300
+
+#: A run of five rounds.
+REQUEST: dict[str, Any] = {"k": 5, "algorithm": "sds_omp", "target": "amount"}
+
+
+class PulledPlugError(Exception):
+    """The process ends here."""
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +57,25 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give every test a home without runs."""
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def stopped(store_url: str) -> str:
+    """Leave a run ``half`` behind that stopped after three rounds; return the address of its store."""
+    stop_after_three_rounds("half", store_url)
+    return store_url
+
+
+def stop_after_three_rounds(name: str, store_url: str) -> None:
+    """Start a run and leave it behind after three rounds."""
+    original = StateLog.append
+
+    def append(log: StateLog, *records: bytes) -> None:
+        if log.sequence == 3:
+            raise PulledPlugError
+        original(log, *records)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateLog, "append", append)
+        with pytest.raises(PulledPlugError):
+            fo.select(store_url, run=name, **REQUEST)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +110,7 @@ def test_a_signal_from_elsewhere_still_ends_the_process(tmp_path: Path) -> None:
 
 def test_a_mapping_that_went_is_forgotten(tmp_path: Path) -> None:
     """Closing stores leaves nothing watched, so that addresses can be used again."""
+    gc.collect()  # what earlier tests left in cycles would go in between
     before = len(lost_pages._watched)
     for number in range(5):
         store = fo.create_store(str(tmp_path / str(number)), np.eye(3))
@@ -114,3 +118,45 @@ def test_a_mapping_that_went_is_forgotten(tmp_path: Path) -> None:
         store.close()
         del store
     assert len(lost_pages._watched) == before
+
+
+def test_mappings_come_and_go_while_others_are_checked(tmp_path: Path) -> None:
+    """Stores and regions opened and closed on some threads disturb no check on others."""
+    with fo.create_store(str(tmp_path / "s"), np.eye(20)) as store:
+        ended = threading.Event()
+
+        def churn(number: int) -> None:
+            for _ in range(150):
+                fo.open_store(str(tmp_path / "s")).close()
+                region = store.region(f"r{number}", 4096)
+                region.write(0, b"x")
+                region.close()
+                store.drop_region(f"r{number}")
+
+        def check() -> None:
+            while not ended.is_set():
+                lost_pages.check(store.matrix)
+
+        with ThreadPoolExecutor(4) as threads:
+            checks = [threads.submit(check) for _ in range(2)]
+            churned = [threads.submit(churn, number) for number in range(2)]
+            for each in churned:
+                each.exception()
+            ended.set()
+        for each in (*churned, *checks):
+            each.result()
+
+
+def test_a_closed_mapping_does_not_unwatch_its_successor(tmp_path: Path) -> None:
+    """Only the mapping that stands at an address can end the watch over it, whenever its predecessor is collected."""
+    with fo.create_store(str(tmp_path / "s"), np.eye(3)) as store:
+        first = store.region("log", 4096)
+        address = first._mapping.address
+        first.close()
+        second = store.region("log")
+        lost_pages.watch(second._mapping, address)  # as if the kernel had chosen the same place again
+        del first
+        gc.collect()
+        assert address in lost_pages._watched
+        lost_pages.unwatch(address)
+        second.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastomp_nvm.errors import FastompError, StoreError
-from fastomp_nvm.registration import Registration, unseal
+from fastomp_nvm.registration import Registration, seal, unseal
 from storage_backends.testing.mutations import MutationTrials, mutate
 
 
@@ -56,3 +57,19 @@ def test_a_mutation_changes_something() -> None:
     """Nearly every mutation differs from its original."""
     chance, data = random.Random(0), bytes(range(256))
     assert sum(mutate(data, chance) != data for _ in range(200)) > 180
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"text": 5}, {"folder": None}, {"source": None}, {"digest": 3}], ids=["text", "folder", "source", "digest"]
+)
+def test_a_constraint_of_the_wrong_kind_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A registration whose constraint file is not made of texts is refused when it is read, not when it is used."""
+    constraint = {"text": "cardinality: 2", "source": "c.yaml", "folder": str(tmp_path), "digest": "x", **wrong}
+    fields = dict.fromkeys(("name", "created", "store", "fingerprint", "targets"), "x") | {
+        "request": {},
+        "build": {},
+        "response": None,
+    }
+    data = seal("fastomp-run", {**fields, "id": "0" * 32, "load": None, "verify": False, "constraint": constraint})
+    with pytest.raises(StoreError, match="out of its domain"):
+        Registration.from_bytes(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -16,34 +17,13 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm import durable_runs, registration
-from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.constraints import Cardinality
+from storage_backends import mapped_files
 from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
+from tests.durability.conftest import REQUEST
 
-REQUEST: dict[str, Any] = {"k": 5, "algorithm": "sds_omp", "target": "amount"}
 ROOT = Path(__file__).parents[2]
-
-
-class PulledPlugError(Exception):
-    """The process ends here."""
-
-
-@pytest.fixture
-def stopped(store_url: str) -> str:
-    """Leave a run behind that stopped after three rounds; return the address of its store."""
-    original = StateLog.append
-
-    def append(log: StateLog, *records: bytes) -> None:
-        if log.sequence == 3:
-            raise PulledPlugError
-        original(log, *records)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateLog, "append", append)
-        with pytest.raises(PulledPlugError):
-            fo.select(store_url, run="half", **REQUEST)
-    return store_url
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -166,6 +146,17 @@ def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path)
     assert printed["indices"] == fo.select(stopped, **REQUEST).indices.tolist()
 
 
+def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that another build drove for a while says so in its result, although the first build finished it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_runs, "numeric_build", lambda kernel: {**registration.numeric_build(kernel), "numpy": "0.1"})
+        with pytest.raises(fo.CancelledError):
+            fo.resume("half", other_build=True, cancelled=lambda: True)
+    finished = fo.resume("half")
+    assert [phrase.endswith("then, 0.1 now") for phrase in finished.details["other_build"]] == [True]
+    assert fo.resume("half").details["other_build"] == finished.details["other_build"]
+
+
 def test_fits_by_another_implementation_are_another_build(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled fits and those in Python differ in their last bits, so a run started with one is not resumed with the other."""
     monkeypatch.setattr("fastomp_nvm.objectives.newton.native", None)
@@ -234,14 +225,14 @@ def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: 
     assert [info.name for info in fo.runs()] == ["sound"]
 
 
-def test_every_call_of_a_run_may_fail(store_url: str) -> None:
-    """fsync, rename, mkdir or a mapping fails the Nth time, N = 1, 2, ...: our error, and the run can be resumed or never was."""
-    from storage_backends import mapped_files
-
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_every_call_of_a_run_may_fail(store_url: str, code: int) -> None:
+    """Any call that opens, makes, names, maps or flushes fails the Nth time: our error, and the run can be resumed or never was."""
     expected = comparable(fo.select(store_url, **REQUEST))
-    calls = ((os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "posix_fallocate"), (mapped_files, "MappedFile"))
-    for nth in range(1, 100):
-        fault = Fault(nth, 5)
+    calls = [(os, name) for name in ("open", "fsync", "mkdir", "rename", "posix_fallocate", "ftruncate")]
+    calls += [(mapped_files, "MappedFile"), (mapped_files.MappedFile, "flush")]
+    for nth in range(1, 200):
+        fault = Fault(nth, code)
         with contextlib.suppress(fo.FastompError), failing_calls(fault, *calls):
             fo.select(store_url, run="faulty", **REQUEST)
         if fo.runs():
@@ -251,7 +242,7 @@ def test_every_call_of_a_run_may_fail(store_url: str) -> None:
             assert store.regions() == ()
         if not fault.fired:
             break
-    assert nth > 5
+    assert 20 < nth < 199
 
 
 def test_the_command_line(store_url: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from ado_plugin.job_records import JobRecords
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
 from tests.service.gated_server import HELD_FROM, GatedServer
@@ -102,6 +103,8 @@ def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: GatedServer) -> None
         jobs = [client.submit(**request) for request in requests]
         wait_until_running(client, jobs[0])
         mortal.kill()
+        states = {name: state["state"] for name, _, state in JobRecords(mortal.pools / ".fastomp" / "jobs").load()}
+        assert {states[job] for job in jobs} <= {"queued", "running"}
         mortal.start()
         found = [client.result(job)[0].to_json() for job in jobs]
     for request, answer in zip(requests, found, strict=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
 import gzip
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -17,12 +20,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
+from fastomp_nvm.errors import DataError, FastompError, InputError, MediumError, StoreURLError
 from fastomp_nvm.stores import open_store
 from storage_backends import ingest as ingest_module
+from storage_backends import mapped_files
 from storage_backends.ingest import IngestReport, ingest
 from storage_backends.readers import base
 from storage_backends.readers.text import MISSING_LABEL
+from storage_backends.testing.power_cut import Fault, failing_calls
 
 ROWS, WIDTH = 60, 7
 
@@ -415,3 +420,27 @@ def test_csv_needs_little_memory(tmp_path: Path, place: Path) -> None:
             file.write(block)
     assert (tmp_path / "t.csv").stat().st_size > 160e6
     assert ingest_with_little_memory(tmp_path / "t.csv", place / "s", 120 << 20, "c3") == f"{105 * 2000} 41"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_every_call_of_an_ingest_may_fail(table: np.ndarray, tmp_path: Path, code: int) -> None:
+    """Any call that makes, writes, maps, flushes or names fails the Nth time: our error, and no store or a whole one."""
+    np.save(tmp_path / "table.npy", table)
+    place = tmp_path / "place"
+    calls = [(os, name) for name in ("fsync", "mkdir", "rename", "posix_fallocate", "ftruncate", "pwrite")]
+    calls += [(mapped_files, "MappedFile"), (mapped_files.MappedFile, "flush")]
+    for nth in range(1, 200):
+        place.mkdir()
+        fault = Fault(nth, code)
+        with contextlib.suppress(FastompError), failing_calls(fault, *calls):
+            ingest(str(tmp_path / "table.npy"), str(place / "s"))
+        left = [entry.name for entry in place.iterdir()]
+        assert left in ([], ["s"])
+        if left:
+            with open_store(str(place / "s")) as store:
+                store.verify()
+        shutil.rmtree(place)
+        if not fault.fired:
+            break
+    assert left == ["s"]
+    assert nth > 10

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import storage_backends
 from fastomp_nvm.errors import FastompError, StoreURLError
 from fastomp_nvm.stores import create_store, open_store
+from storage_backends.store_draft import FileDraft
 
 ROOT = Path(storage_backends.__file__).parents[1]
 
@@ -121,19 +123,24 @@ def test_a_terminated_ingest_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_living_builder_is_not_swept_away(tmp_path: Path) -> None:
-    """Cleaning up spares the drafts of live processes, of other stores, and those that are locked."""
+    """Cleaning up spares drafts that are locked and those of other stores; a process with the number of a dead one saves none."""
     dead = 2**22 + 1  # above the largest process number Linux gives
-    names = [
-        f".s.partial-{dead}-aa",
-        f".s.partial-{os.getpid()}-bb",
-        f".other.partial-{dead}-cc",
-        f".s.partial-{dead}-dd",
-        ".s.partial-x-ee",
-    ]
-    for name in names:
+    swept = [f".s.partial-{dead}-aa", f".s.partial-{os.getpid()}-bb"]
+    spared = [f".other.partial-{dead}-cc", f".s.partial-{dead}-dd", ".s.partial-x-ee"]
+    for name in (*swept, *spared):
         (tmp_path / name).mkdir()
-    lock = os.open(tmp_path / names[3], os.O_RDONLY)
+    lock = os.open(tmp_path / spared[1], os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     create_store(str(tmp_path / "s"), np.eye(2)).close()
     os.close(lock)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*names[1:], "s"])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*spared, "s"])
+
+
+def test_builders_of_one_store_do_not_sweep_each_other(tmp_path: Path) -> None:
+    """Drafts begun at once all stand, although each looks for what the dead left before it begins."""
+    with ThreadPoolExecutor(4) as threads:
+        drafts = list(threads.map(lambda _: FileDraft(str(tmp_path / "s"), 2, 2, "float32", replace=False), range(40)))
+    assert sorted(draft.folder for draft in drafts) == sorted(entry.name for entry in tmp_path.iterdir())
+    for draft in drafts:
+        draft.abort()
+    assert list(tmp_path.iterdir()) == []

@@ -117,7 +117,7 @@ def test_direct_reads_reach_the_device_and_leave_the_page_cache_alone(tmp_path: 
         sweeper.dots(dataset.matrix, vectors, np.zeros(1500, bool))
         sweeper.gather(dataset.matrix, np.arange(1499, 0, -7))
         assert read_from_device() - before >= dataset.matrix.nbytes
-        assert file.resident_share() == cold
+        assert file.resident_share() <= cold  # the kernel may have dropped more meanwhile
         Sweeper(2, files=dataset.files, io="mmap").dots(dataset.matrix, vectors, np.zeros(1500, bool))
         assert file.resident_share() > 0.9
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm import checksum, reading, seals, sweep
 from fastomp_nvm.cli import main
 from fastomp_nvm.errors import MediumError, RequestError, StoreError, StoreURLError
 from fastomp_nvm.moments import moments
@@ -134,6 +137,66 @@ def test_no_changed_byte_of_the_tier_goes_unnoticed(store: Path, where: float, f
             (store / name).write_bytes(sound)
 
 
+needs_quick_checksums = pytest.mark.skipif(not checksum.QUICK, reason="without isal a sweep does not compare checksums")
+
+
+@needs_quick_checksums
+@pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
+def test_a_damaged_tier_gives_no_answer(store: Path, algorithm: str) -> None:
+    """A selection over codes that changed on the device is an error that names the block, however often it is tried."""
+    with (store / "tier.npy").open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(b"\x55")
+    with open_store(str(store)) as opened:
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"block 2 of the int8 tier .* does not match its checksum"):
+                fo.select(opened, k=4, algorithm=algorithm, tier="int8")
+        assert fo.select(opened, k=4, algorithm=algorithm, tier="exact").features
+
+
+@needs_quick_checksums
+@pytest.mark.parametrize("io", ["mmap", "direct"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("piece", [7, 100, 300, 10_000])
+def test_the_first_sweep_compares_every_block(
+    store: Path, monkeypatch: pytest.MonkeyPatch, io: str, threads: int, piece: int
+) -> None:
+    """By whichever way, on however many threads and in whatever pieces the codes come; later sweeps compare nothing."""
+    monkeypatch.setattr(sweep, "TASK_BYTES", 60 * piece)
+    monkeypatch.setattr(sweep, "INLINE_PRODUCTS", 0)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 60 * piece)
+    vectors = np.ones((1, 60), dtype=np.int16)
+    for place in (None, 0, 255 * 60, 256 * 60, 511 * 60, 690 * 60):
+        with open_store(str(store)) as opened:
+            assert opened.tier is not None
+            assert opened.tier.seal is not None
+            expected = opened.tier.codes.sum(axis=1, dtype=np.int64)[:, None]
+            sweeper = sweep.Sweeper(threads, files=opened.files(), io=io)
+            try:
+                if place is not None:
+                    _flip(store / "tier.npy", place)
+                    with pytest.raises(
+                        StoreError, match=f"block {np.searchsorted(opened.layout.blocks, place // 60, 'right') - 1} "
+                    ):
+                        sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal)
+                    _flip(store / "tier.npy", place)
+                assert np.array_equal(sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal), expected)
+                with monkeypatch.context() as patch:
+                    patch.setattr(seals, "crc32", None)
+                    assert np.array_equal(sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal), expected)
+            finally:
+                sweeper.close()
+
+
+def _flip(path: Path, place: int) -> None:
+    """Change a byte of the codes in a file, or change it back."""
+    with path.open("r+b") as file:
+        file.seek(store_format.DATA_OFFSET + place)
+        byte = file.read(1)[0]
+        file.seek(store_format.DATA_OFFSET + place)
+        file.write(bytes([byte ^ 0x55]))
+
+
 @pytest.mark.parametrize("name", TIER_FILES)
 def test_a_missing_or_cut_off_tier_is_refused(store: Path, name: str) -> None:
     """A tier the header promises must be there, and whole."""
@@ -166,6 +229,19 @@ def test_a_tier_of_another_shape_is_refused(store: Path, tmp_path: Path, values:
         open_store(str(store))
     rewrite_header(store, {"tier.npz": sound, "tier.npy": (tmp_path / "other" / "tier.npy").read_bytes()})
     with pytest.raises(StoreError, match=r"header\.json lacks a field or holds one that is out of its domain"):
+        open_store(str(store))
+
+
+@pytest.mark.parametrize("name", ["tier.npz", "statistics.npz"])
+@pytest.mark.parametrize("member", ["checksums", "norm"])
+def test_a_member_that_is_no_array_is_refused(store: Path, name: str, member: str) -> None:
+    """Bytes in the place of an array are refused, even where the header vouches for them."""
+    changed = io.BytesIO()
+    with zipfile.ZipFile(store / name) as sound, zipfile.ZipFile(changed, "w") as archive:
+        for entry in sound.namelist():
+            archive.writestr(entry, b"no array" if entry == f"{member}.npy" else sound.read(entry))
+    rewrite_header(store, {name: changed.getvalue()})
+    with pytest.raises(StoreError, match="not a readable NPZ file"):
         open_store(str(store))
 
 

@@ -1,0 +1,104 @@
+"""How a server carries out its jobs: what a job leaves behind, and what the next server finds of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastomp_nvm as fo
+from ado_plugin import execution as module
+from ado_plugin.execution import Execution
+from ado_plugin.jobs import Job, JobRequest
+from fastomp_nvm.checkpoint import StateLog, read_state
+from fastomp_nvm.selection import make_request
+from fastomp_nvm.stores import FeatureStore
+from fastomp_nvm.wire import encode_request
+from storage_backends.directory_regions import DirectoryRegions
+from tests.service.running import small_data
+
+
+class OnePool:
+    """Pools of which one store is asked for."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def open(self, pool: str, key: str) -> FeatureStore:
+        """Open the store."""
+        return fo.open_store(self.url)
+
+
+@pytest.fixture
+def execution(tmp_path: Path) -> Execution:
+    """Return an executor that keeps a journal of every job."""
+    fo.create_store(str(tmp_path / "store"), *small_data()).close()
+    return Execution(OnePool(str(tmp_path / "store")), tmp_path / "journals", threads=1, journal_from=0)  # type: ignore[arg-type]
+
+
+def job(number: int, **request: Any) -> Job:
+    """Return a job over the store."""
+    with fo.create_store("dram:layout", *small_data(), replace=True) as store:
+        fingerprint = store.layout.fingerprint
+    sent = [encode_request(make_request({"k": 6, "algorithm": "sds_omp", **request}))]
+    return Job(f"job-{number}", number, JobRequest("me", "1", "lab", "data", fingerprint, sent, None, False, 1, 1, 0.0))
+
+
+def after(rounds: int) -> Callable[[], bool]:
+    """Return a ``cancelled`` that says yes once it was asked ``rounds`` times."""
+    asked = iter(range(rounds))
+    return lambda: next(asked, None) is None
+
+
+def records(folder: Path, of: Job) -> Sequence[bytes]:
+    """Return what a job left in its journal."""
+    run_id = module._run_id(of, 0)
+    return read_state(DirectoryRegions(folder / "journals"), f"job-{run_id.hex()}", run_id).records
+
+
+def test_jobs_leave_no_threads(execution: Execution) -> None:
+    """However many jobs were carried out or cancelled, there are as many threads as before."""
+    before = threading.active_count()
+    for number in range(6):
+        if number % 2:
+            with pytest.raises(fo.CancelledError):
+                execution.run([job(number)], lambda step: None, after(3))
+        else:
+            execution.run([job(number)], lambda step: None, lambda: False)
+    assert threading.active_count() == before
+
+
+def test_the_last_round_of_a_cancelled_job_is_kept(execution: Execution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that was answered is durable when a job has ended, however slow the device, and is not swept again."""
+    append = StateLog.append
+
+    def slow(log: StateLog, *records: bytes) -> None:
+        time.sleep(0.05)
+        append(log, *records)
+
+    monkeypatch.setattr(StateLog, "append", slow)
+    asked = []
+    with pytest.raises(fo.CancelledError):
+        execution.run([job(1)], asked.append, after(4))
+    answered = len(asked) - 1
+    assert len(records(tmp_path, job(1))) == 1 + answered == 4
+
+
+def test_a_job_that_goes_on_has_the_counters_of_one_that_was_not_disturbed(
+    execution: Execution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget of gathered columns is that of the first server, and the time of both is counted."""
+    request = {"algorithm": "fast_omp", "k": 8}
+    budgets = iter((4_000, 40_000_000, 4_000))
+    monkeypatch.setattr(module, "automatic_budget", lambda needed, pools: next(budgets))
+    with pytest.raises(fo.CancelledError):
+        execution.run([job(1, **request)], lambda step: time.sleep(0.02), after(6))
+    assert len(records(tmp_path, job(1, **request))) > 1
+    ((resumed,),) = execution.run([job(1, **request)], lambda step: None, lambda: False)
+    ((whole,),) = execution.run([job(2, **request)], lambda step: None, lambda: False)
+    assert resumed["json"]["seconds"] >= 0.02
+    assert {**resumed["json"], "seconds": 0} == {**whole["json"], "seconds": 0}
