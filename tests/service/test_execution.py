@@ -15,6 +15,7 @@ from ado_plugin import execution as module
 from ado_plugin.execution import Execution
 from ado_plugin.jobs import Job, JobRequest
 from fastomp_nvm.checkpoint import StateLog, read_state
+from fastomp_nvm.engine import Progress
 from fastomp_nvm.selection import make_request
 from fastomp_nvm.stores import FeatureStore
 from fastomp_nvm.wire import encode_request
@@ -54,6 +55,19 @@ def after(rounds: int) -> Callable[[], bool]:
     return lambda: next(asked, None) is None
 
 
+def carried_out(
+    execution: Execution,
+    one: Job,
+    observer: Callable[[Progress], None] = lambda step: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Have a job of one request carried out alone; return its answer in JSON terms."""
+    found: list[Any] = []
+    execution.run([one], observer, stopped, lambda job: False, lambda job, answers: found.append(answers))
+    ((answer,),) = found
+    return dict(answer["json"])
+
+
 def records(folder: Path, of: Job) -> Sequence[bytes]:
     """Return what a job left in its journal."""
     run_id = module._run_id(of, 0)
@@ -66,9 +80,9 @@ def test_jobs_leave_no_threads(execution: Execution) -> None:
     for number in range(6):
         if number % 2:
             with pytest.raises(fo.CancelledError):
-                execution.run([job(number)], lambda step: None, after(3))
+                carried_out(execution, job(number), stopped=after(3))
         else:
-            execution.run([job(number)], lambda step: None, lambda: False)
+            carried_out(execution, job(number))
     assert threading.active_count() == before
 
 
@@ -83,7 +97,7 @@ def test_the_last_round_of_a_cancelled_job_is_kept(execution: Execution, tmp_pat
     monkeypatch.setattr(StateLog, "append", slow)
     asked = []
     with pytest.raises(fo.CancelledError):
-        execution.run([job(1)], asked.append, after(4))
+        carried_out(execution, job(1), asked.append, after(4))
     answered = len(asked) - 1
     assert len(records(tmp_path, job(1))) == 1 + answered == 4
 
@@ -96,9 +110,8 @@ def test_a_job_that_goes_on_has_the_counters_of_one_that_was_not_disturbed(
     budgets = iter((4_000, 40_000_000, 4_000))
     monkeypatch.setattr(module, "automatic_budget", lambda needed, pools: next(budgets))
     with pytest.raises(fo.CancelledError):
-        execution.run([job(1, **request)], lambda step: time.sleep(0.02), after(6))
+        carried_out(execution, job(1, **request), lambda step: time.sleep(0.02), after(6))
     assert len(records(tmp_path, job(1, **request))) > 1
-    ((resumed,),) = execution.run([job(1, **request)], lambda step: None, lambda: False)
-    ((whole,),) = execution.run([job(2, **request)], lambda step: None, lambda: False)
-    assert resumed["json"]["seconds"] >= 0.02
-    assert {**resumed["json"], "seconds": 0} == {**whole["json"], "seconds": 0}
+    resumed, whole = carried_out(execution, job(1, **request)), carried_out(execution, job(2, **request))
+    assert resumed["seconds"] >= 0.02
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
