@@ -27,6 +27,7 @@ import mmap
 import os
 import resource
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -44,7 +45,7 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "ranges", "refuse_beyond_memory"]
+__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "ranges", "refuse_beyond_memory", "unless_others_fail"]
 
 #: How the files of a matrix may be read: as the rule says, or always one way.
 WAYS = ("auto", "mmap", "direct")
@@ -260,7 +261,7 @@ class Reader:
                         end = min(start + step, last)
                         use(file.read(start, end, buffer), start, end)
 
-        self._run(work, min(self._threads, -(-len(rows) // step)))
+        self._run(work, waiting, min(self._threads, -(-len(rows) // step)))
         return True
 
     def gather(self, rows: AnyArray, columns: IndexArray, out: AnyArray) -> bool:
@@ -277,16 +278,16 @@ class Reader:
         order = np.argsort(columns, kind="stable")
         wanted = columns[order]
         step = max(PICKED_BYTES // file.column_bytes, 1)
-        starts = iter(range(0, len(columns), step))
+        waiting = ranges(len(columns), step)
 
         def work() -> None:
             with self._buffer(file.room(step) + _PAGE) as buffer:
-                for first in starts:
-                    file.gather(wanted[first : first + step], order[first : first + step], out, buffer)
+                for first, last in waiting:
+                    file.gather(wanted[first:last], order[first:last], out, buffer)
 
         # In the interpreter, threads would wait for each other and not for the device.
         threads = PICKING_THREADS if native is not None and step > 1 else self._threads
-        self._run(work, min(threads, -(-len(columns) // step)))
+        self._run(work, waiting, min(threads, -(-len(columns) // step)))
         return True
 
     def _file_to_read(self, rows: AnyArray, *, again: bool) -> MatrixFile | None:
@@ -298,13 +299,17 @@ class Reader:
             return None
         return None if again and (1.0 - share) * rows.nbytes <= fillable_memory() / 2 else file
 
-    def _run(self, work: Callable[[], None], threads: int) -> None:
-        """Run ``work`` on several threads; raise what one of them raised."""
+    def _run(self, work: Callable[[], None], waiting: Iterator[Any], threads: int) -> None:
+        """Run ``work``, which takes from ``waiting``, on several threads; raise what one of them raised."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max(self._threads, PICKING_THREADS), "fastomp-read")
-        helpers: list[Future[None]] = [self._executor.submit(work) for _ in range(threads)]
-        for helper in helpers:
-            helper.result()
+        helpers: list[Future[None]] = [self._executor.submit(unless_others_fail(work, waiting)) for _ in range(threads)]
+
+        def ended() -> None:
+            for helper in helpers:
+                helper.result()
+
+        unless_others_fail(ended, waiting)()  # Ctrl-C comes here
 
     @contextlib.contextmanager
     def _buffer(self, size: int) -> Iterator[mmap.mmap]:
@@ -327,6 +332,19 @@ def ranges(count: int, step: int, edges: Sequence[int] | None = None) -> Iterato
     if edges is not None:
         starts = sorted({edges[bisect_right(edges, start) - 1] for start in starts})
     return iter(list(pairwise([*starts, count])))  # next() on it is atomic under the interpreter lock
+
+
+def unless_others_fail(work: Callable[[], None], waiting: Iterator[Any]) -> Callable[[], None]:
+    """Return ``work``, which takes from ``waiting`` as other threads do; when it fails they find nothing more there to take."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException:
+            deque(waiting, maxlen=0)
+            raise
+
+    return guarded
 
 
 def fillable_memory() -> float:

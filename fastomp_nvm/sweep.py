@@ -21,7 +21,7 @@ from fastomp_nvm.design import Standardisation
 from fastomp_nvm.kernels import Kernel, kernel
 from fastomp_nvm.pacing import Pace
 from fastomp_nvm.pieces import PiecedRows, parts
-from fastomp_nvm.reading import MatrixFile, Reader, ranges
+from fastomp_nvm.reading import MatrixFile, Reader, ranges, unless_others_fail
 from fastomp_nvm.remote_rows import RemoteRows
 from fastomp_nvm.seals import Seal, SealCheck
 
@@ -261,9 +261,10 @@ class Sweeper:
                     fill(start, min(start + step, last))
 
         # One thread goes piece by piece as well: who watches a sweep sees it move.
-        helpers = [self._executor.submit(work) for _ in range(self.threads - 1)] if self._executor is not None else []
+        guarded = unless_others_fail(work, waiting)
+        helpers = [self._executor.submit(guarded) for _ in range(self.threads - 1)] if self._executor is not None else []
         try:
-            work()
+            guarded()
         finally:
             for helper in helpers:
                 helper.result()

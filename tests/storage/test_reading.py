@@ -6,6 +6,7 @@ import dataclasses
 import json
 import mmap
 import os
+import time
 import types
 from pathlib import Path
 
@@ -280,6 +281,30 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(reading, "SMALL_BYTES", 1 << 40)
         assert ways() == (False, False)
         assert not reader.sweep(np.zeros((4, 4)), lambda block, first, last: None), "an array without a file is not read here"
+
+
+@pytest.mark.parametrize("io", ["direct", "mmap"])
+def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str) -> None:
+    """Once a block cannot be used the threads end after what they have in hand: nobody waits for the rest of the data."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr("fastomp_nvm.sweep.TASK_BYTES", 4096)
+    monkeypatch.setattr("fastomp_nvm.sweep.INLINE_PRODUCTS", 0)
+    with build(str(tmp_path / "store"), 500, 4000, tier="none") as store:
+        dataset = Dataset.of_store(store)
+        sweeper = Sweeper(2, files=dataset.files, io=io)
+        used: list[int] = []
+
+        def failing(block: np.ndarray, vectors: np.ndarray, out: np.ndarray) -> None:
+            used.append(1)
+            if len(used) == 5:
+                raise KeyboardInterrupt
+            time.sleep(0.001)  # the others have something in hand meanwhile
+
+        sweeper.kernel = dataclasses.replace(sweeper.kernel, dots=failing)
+        with pytest.raises(KeyboardInterrupt):
+            sweeper.dots(dataset.matrix, Vectors(np.ones((500, 1)), np.dtype(np.float32)), np.zeros(4000, bool))
+        sweeper.close()
+        assert len(used) < 50  # of 500 or more
 
 
 def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) -> None:
