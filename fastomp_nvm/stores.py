@@ -398,8 +398,9 @@ def open_store(url: str) -> FeatureStore:
     ----------
     url : str
         ``mmap:///path``, ``pmem:///path``, ``dram:name``, or a plain path (``mmap``). ``?tier=dram`` after the path of a file
-        store copies its int8 tier into memory and leaves the exact matrix where it is; ``?profile=optane`` has emulated
-        persistent memory take the time of a published device (see ``fastomp_nvm.pacing``).
+        store copies its int8 tier into memory and leaves the exact matrix where it is, ``?tier=/folder`` into a file there (on
+        persistent memory, say), which is used again the next time; ``?profile=optane`` has emulated persistent memory take the
+        time of a published device (see ``fastomp_nvm.pacing``).
 
     Returns
     -------

@@ -35,6 +35,7 @@ from storage_backends.mapped_files import Access, MappedRegion, map_file
 from storage_backends.matrix_files import matrix_view
 from storage_backends.opened import OpenedStore, check_region_name, refuse_extras
 from storage_backends.store_draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
+from storage_backends.tier_copies import open_folder, provide_copy
 
 __all__ = ["FileMedium", "FileStore"]
 
@@ -63,13 +64,13 @@ class FileMedium:
     def open(self, url: StoreURL) -> FeatureStore:
         """Open the store in the directory ``url`` names, after checking everything but the content of matrix and tier.
 
-        With ``?tier=dram`` the tier is checked too, and copied into memory. With ``?profile=NAME`` an emulated medium takes the
-        time of that device.
+        With ``?tier=dram`` the tier is checked too, and copied into memory; with ``?tier=/folder`` it is read from a copy there,
+        which is made where there is none yet. With ``?profile=NAME`` an emulated medium takes the time of that device.
         """
         extras = dict(url.query)
         place, profile = extras.pop("tier", None), extras.pop("profile", None)
-        if place not in (None, "dram"):
-            raise StoreURLError(f"unknown place {place!r} for the tier in {url.text!r}: expected tier=dram")
+        if place not in (None, "dram") and not os.path.isabs(place):
+            raise StoreURLError(f"unknown place {place!r} for the tier in {url.text!r}: expected tier=dram or tier=/folder")
         if profile is not None and profile not in self._profiles:
             known = f"expected one of {', '.join(self._profiles)}" if self._profiles else f"{url.scheme} takes none"
             raise StoreURLError(f"unknown device profile {profile!r} in {url.text!r}: {known}")
@@ -77,8 +78,10 @@ class FileMedium:
         try:
             if profile is not None:
                 store.imitate(profile, self._profiles[profile])
-            if place is not None:
+            if place == "dram":
                 store.load_tier()
+            elif place is not None:
+                self._move_tier(store, place)
         except BaseException:
             store.close()
             raise
@@ -137,6 +140,17 @@ class FileMedium:
         url = f"{scheme}://{urllib.parse.quote(path)}"
         return FileStore(url, directory, file, access, matrix, sidecars, codes, tier_file)
 
+    def _move_tier(self, store: FileStore, folder: str) -> None:
+        """Have the tier of a store read from a copy in ``folder``."""
+        layout, directory = store.layout, open_folder(folder)
+        try:
+            name = store.provide_tier_copy(directory, folder)
+            access, codes, file = self._map(directory, folder, name, (layout.n_columns, layout.n_obs, "int8"))
+        except BaseException:
+            os.close(directory)
+            raise
+        store.read_tier_from(directory, name, access, codes, file)
+
     def _map(self, directory: int, path: str, name: str, shape: tuple[int, int, str]) -> tuple[Access, AnyArray, int]:
         """Map a file that holds a matrix; return how, the matrix, and a descriptor of the file for the caller to close."""
         length = store_format.matrix_length(*shape)
@@ -186,6 +200,7 @@ class FileStore(OpenedStore):
         self._access = access
         self._profile: DeviceProfile | None = None
         self._tier_loaded = False
+        self._tier_copy: tuple[int, str, Access] | None = None  # directory, owned; name; how it is mapped
 
     def imitate(self, name: str, profile: DeviceProfile) -> None:
         """Take the time of a device from now on, where this medium is an emulation; ``url`` then says so."""
@@ -194,6 +209,24 @@ class FileStore(OpenedStore):
         self._profile = profile
         self._traits = replace(self._traits, detail=f"{self._traits.detail}; at the pace of {profile.description}")
         self._add_to_url(f"profile={name}")
+
+    def provide_tier_copy(self, directory: int, path: str) -> str:
+        """See to it that the open directory at ``path`` has a copy of the tier; return its name."""
+        if self._tier is None:
+            super().load_tier()  # says that there is none
+        name = f"{self.layout.fingerprint}.tier.npy"
+        provide_copy(directory, name, self._tier_file, path)
+        self._add_to_url(f"tier={urllib.parse.quote(path)}")
+        return name
+
+    def read_tier_from(self, directory: int, name: str, access: Access, codes: AnyArray, file: int) -> None:
+        """Take the tier from a mapped copy of it; both descriptors are owned by the store from now on."""
+        assert self._tier is not None, "what has a copy has a tier"
+        if self._tier.seal is not None:
+            advice = f"the copy of the tier of {self._url} does not match its checksums: remove {name} there"
+            self._tier.seal.damaged = lambda block: StoreError(f"{advice} (block {block})")
+        os.close(self._tier_file)
+        self._tier, self._tier_file, self._tier_copy = replace(self._tier, codes=codes), file, (directory, name, access)
 
     def _add_to_url(self, parameter: str) -> None:
         """Have the address say how the store was opened."""
@@ -248,6 +281,8 @@ class FileStore(OpenedStore):
             os.close(self._file)
             if self._tier_file >= 0:
                 os.close(self._tier_file)
+            if self._tier_copy is not None:
+                os.close(self._tier_copy[0])
             self._directory = self._file = self._tier_file = -1
 
     def __del__(self) -> None:
@@ -256,15 +291,14 @@ class FileStore(OpenedStore):
 
     def files(self) -> Sequence[MatrixFile]:
         """Open the files of the matrix and, unless it was loaded, of the tier."""
-        if self._access.flags != mmap.MAP_SHARED:
-            return ()  # a mapping of persistent memory is the device itself
-        mapped = {store_format.MATRIX: self.matrix}
+        mapped = [(self.matrix, (self._alive(), store_format.MATRIX, self._access))]
         if self._tier is not None and not self._tier_loaded:
-            mapped[store_format.TIER] = self._tier.codes
+            mapped.append((self._tier.codes, self._tier_copy or (self._alive(), store_format.TIER, self._access)))
         with device_errors(f"open {self._url}"):
             return tuple(
-                MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, self._alive(), name), self._profile)
-                for name, array in mapped.items()
+                MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, directory, name), self._profile)
+                for array, (directory, name, access) in mapped
+                if access.flags == mmap.MAP_SHARED  # a mapping of persistent memory is the device itself
             )
 
     def load_tier(self) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import urllib.parse
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -67,7 +68,11 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="store URL or path")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
     parser.add_argument("--load", choices=("dram",), help="copy the store into memory first")
-    parser.add_argument("--tier-load", choices=("dram",), help="copy the int8 tier into memory first, and nothing else")
+    parser.add_argument(
+        "--tier-load",
+        metavar="dram|DIR",
+        help="copy the int8 tier, and nothing else, into memory first, or into a file of DIR, which is used again the next time",
+    )
     parser.add_argument(
         "--io",
         choices=WAYS,
@@ -138,11 +143,21 @@ def _listed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return values
 
 
+def _with_tier_place(arguments: argparse.Namespace) -> str:
+    """Return the URL of the store, which says where its tier is read from unless that is beside the matrix or in memory."""
+    store: str = arguments.store
+    if arguments.tier_load in (None, "dram"):
+        return store
+    if "://" not in store:
+        store = f"mmap://{urllib.parse.quote(os.path.abspath(store))}"
+    return f"{store}{'&' if '?' in store else '?'}tier={urllib.parse.quote(os.path.abspath(arguments.tier_load))}"
+
+
 @contextmanager
 def opened_dataset(arguments: argparse.Namespace) -> Iterator[Dataset]:
     """Open the store of the command, verified and loaded into memory when asked for."""
     refuse_settings_of_sweeps(arguments.store, arguments)
-    with open_store(arguments.store) as store:
+    with open_store(_with_tier_place(arguments)) as store:
         if arguments.verify:
             store.verify()
         if arguments.tier_load == "dram" or (arguments.load == "dram" and store.tier is not None):
@@ -216,7 +231,7 @@ def _select_durably(arguments: argparse.Namespace) -> Selection:
         raise RequestError(f"--run reads as --io auto does, so that it can be resumed anywhere: leave --io {arguments.io} out")
     refuse_settings_of_sweeps(arguments.store, arguments)
     start = registry.load("fastomp_nvm.durable_runs:start")
-    with open_store(arguments.store) as store, run_progress("select") as observer, warnings.catch_warnings():
+    with open_store(_with_tier_place(arguments)) as store, run_progress("select") as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an infeasible answer is told by the caller, once
         fields, values = request_fields(arguments, Dataset.of_store(store))
         fields.pop("constraint", None)  # the run keeps the file's text

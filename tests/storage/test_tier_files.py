@@ -8,6 +8,7 @@ import os
 import zipfile
 import zlib
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -359,3 +360,53 @@ def test_dram_counts_the_tier_in_what_it_needs(monkeypatch: pytest.MonkeyPatch) 
     DRAM.draft(url, 10, 100, "float32", replace=True).abort()
     with pytest.raises(MediumError, match=r"needs 5\.0 kB"):
         DRAM.draft(url, 10, 100, "float32", replace=True, tier="int8")
+
+
+def test_a_tier_on_a_medium_of_its_own(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Read from a copy in another folder the tier gives the same answer; the copy is made once and opened by its URL again."""
+    folder = tmp_path / "of its own"
+    folder.mkdir()
+    with open_store(str(store)) as beside:
+        expected = fo.select(beside, k=5, tier="int8")
+        url = f"mmap://{store}?tier={quote(str(folder))}"
+    for _ in range(2):
+        with open_store(url) as moved:
+            assert moved.url == url
+            assert moved.tier is not None
+            found = fo.select(moved, k=5, tier="int8")
+            assert found.indices.tolist() == expected.indices.tolist()
+            assert np.concatenate(found.coef).tobytes() == np.concatenate(expected.coef).tobytes()
+            assert [file.array is moved.tier.codes for file in moved.files()] == [False, True]
+            moved.verify()
+        (copy,) = folder.iterdir()
+        before = copy.stat()
+    assert copy.read_bytes() == (store / "tier.npy").read_bytes()
+    assert main(["select", str(store), "--k", "5", "--tier", "int8", "--tier-load", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["indices"] == expected.indices.tolist()
+    assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_copies_of_tiers_that_are_not_to_be_had(store: Path, tmp_path: Path, values: np.ndarray) -> None:
+    """A folder that is not there, a store without a tier, a copy cut off or changed: one sentence each, and no answer."""
+    folder = tmp_path / "folder"
+    url = f"mmap://{store}?tier={folder}"
+    with pytest.raises(StoreURLError, match="there is no directory"):
+        open_store(url)
+    with pytest.raises(StoreURLError, match="expected tier=dram or tier=/folder"):
+        open_store(f"mmap://{store}?tier=folder")
+    folder.mkdir()
+    create_store(str(tmp_path / "bare"), values, tier="none").close()
+    with pytest.raises(StoreError, match="has no int8 tier"):
+        open_store(f"mmap://{tmp_path / 'bare'}?tier={folder}")
+    assert not list(folder.iterdir())
+    open_store(url).close()
+    (copy,) = folder.iterdir()
+    whole = bytearray(copy.read_bytes())
+    whole[-1000] ^= 0x55
+    copy.write_bytes(whole)
+    if checksum.QUICK:
+        with open_store(url) as opened, pytest.raises(StoreError, match=r"does not match its checksums: remove .*tier\.npy there"):
+            fo.select(opened, values[:, 0], k=4, tier="int8")
+    copy.write_bytes(whole[:-1])
+    with pytest.raises(StoreError, match=r"bytes and a copy of the tier \d+: remove it"):
+        open_store(url)
