@@ -37,6 +37,7 @@ import fastomp_nvm as fo
 from benchmarks.crash import private_folder
 from benchmarks.machine import Bar, fingerprint, show_bars
 from fastomp_nvm import sharded_rows
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.sharded_rows import ShardedRows
 from fastomp_nvm.stores import FeatureStore
 from fastomp_nvm.synthetic import PaperDesign
@@ -138,6 +139,7 @@ def _gather_seconds(rows: Any, count: int) -> float:
     return time.perf_counter() - started
 
 
+@terminating_cleanly()
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

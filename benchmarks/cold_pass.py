@@ -21,7 +21,8 @@ from rich.console import Console
 
 import fastomp_nvm as fo
 from benchmarks.device import direct_bandwidth, evict, resident_share
-from benchmarks.machine import fingerprint
+from benchmarks.machine import at_least, fingerprint
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import MediumError
 from fastomp_nvm.names import NumberedNames
@@ -87,15 +88,18 @@ def measure(folder: Path, n_obs: int, n_features: int, turns: int) -> dict[str, 
     }
 
 
+@terminating_cleanly()
 def main(argv: list[str] | None = None) -> int:
     """Run, print, judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_pass", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="fastomp bench cold-pass", description=__doc__.splitlines()[0])
     parser.add_argument("--observations", type=int, default=5000)
     parser.add_argument("--features", type=int, default=50_000, help="1 GB by default")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="folder on the device to measure (default a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
+    for option in ("observations", "features", "turns"):
+        at_least(f"--{option}", getattr(arguments, option), 1)
     place = Path(tempfile.mkdtemp(dir=arguments.folder))
     try:
         found = measure(place / "store", arguments.observations, arguments.features, arguments.turns)

@@ -36,6 +36,7 @@ from benchmarks.device import evict
 from benchmarks.machine import fingerprint
 from fastomp_nvm import durable_runs, journal, reading, run_directory
 from fastomp_nvm.checkpoint import StateLog
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.journal import DecisionJournal
 from fastomp_nvm.synthetic import PaperDesign
 
@@ -156,6 +157,7 @@ def outside_median(count: int) -> int:
     return max(outside - 1, 0)
 
 
+@terminating_cleanly()
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="durability_cost", description=__doc__)

@@ -157,6 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         Bar("int8 tier over float32 sweep, rows per second", seconds["float32"] / seconds["int8"], 2.5),
         Bar("float16 over float32 sweep, rows per second", seconds["float32"] / seconds["float16"], 1.2),
         Bar(f"{WIDE} residuals over BLAS GEMM", seconds["BLAS GEMM"] / seconds["float32, 64 residuals"], 0.5),
+        Bar("answers that the tier changes", sum(not row["same_answer"] for row in tiers), 0, at_most=True),
     ]
     if arguments.json:
         figures = {"shape": [rows, n_obs], "sweeps": seconds, "tier": tiers, "blocking": asked, "bars": list(map(asdict, bars))}

@@ -7,6 +7,8 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ import psutil
 import scipy
 from rich.console import Console
 
+import fastomp_nvm as fo
+from fastomp_nvm.errors import RequestError
 from fastomp_nvm.kernels import kernel
 
-__all__ = ["Bar", "fingerprint", "interleaved", "show_bars"]
+__all__ = ["Bar", "at_least", "fingerprint", "interleaved", "show_bars"]
 
 #: Seconds between contestants: BLAS threads spin for a while after their work and would take a core from the next one.
 PAUSE = 0.1
@@ -37,9 +41,17 @@ class Bar:
         return self.found <= self.limit if self.at_most else self.found >= self.limit
 
 
+def at_least(option: str, found: float, least: float) -> None:
+    """Refuse the value of an option that is below ``least``, or not a number."""
+    if not found >= least:
+        raise RequestError(f"{option} is {found:g}: expected at least {least:g}")
+
+
 def fingerprint() -> dict[str, Any]:
-    """Return what describes this machine and build."""
+    """Return what describes this machine and build, and when."""
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fastomp": fo.__version__,
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
@@ -61,9 +73,17 @@ def _cpu() -> str:
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], Any]], repeats: int, statistic: Callable[[list[float]], float] = min
+    contestants: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    statistic: Callable[[list[float]], float] = min,
+    untimed: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Time contestants in turn, ``repeats`` times over, so that a noisy minute hits all of them.
+
+    Parameters
+    ----------
+    untimed : mapping
+        Of those that spoil their data: what makes it anew before each time.
 
     Returns
     -------
@@ -76,6 +96,8 @@ def interleaved(
     results: dict[str, Any] = {}
     for _ in range(repeats):
         for name, run in contestants.items():
+            if name in untimed:
+                untimed[name]()
             time.sleep(PAUSE)
             started = time.perf_counter()
             results[name] = run()

@@ -4,20 +4,24 @@
 and writes ``media.jsonl`` (a line per cell), a figure per data set and one HTML page. Persistent memory is emulated unless the
 machine has it, and every row says so: a mapping on the file system named in the row, once as quick as it is and once held back to
 the pace of a published Optane module. The data set larger than memory runs inside a control group that may use a quarter of its
-bytes, page cache included; without the right to make one those rows are skipped, with the reason.
+bytes, page cache included; without the right to make one those rows are skipped, with the reason. Exit code 1
+when a bar is missed, but not with ``--quick``, whose data are too small to be judged by.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +31,15 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
+from benchmarks.child_process import run_alone
 from benchmarks.device import direct_bandwidth, evict
-from benchmarks.machine import fingerprint
-from benchmarks.media_report import write_report
+from benchmarks.machine import fingerprint, show_bars
+from benchmarks.media_report import media_bars, noise_sentence, write_report
 from benchmarks.memory import PeakMemory, memory_group
+from fastomp_nvm.client import Client
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.errors import FastompError, RequestError
+from fastomp_nvm.errors import FastompError, MediumError, RequestError
 from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.stores import StoreURL, Target
 from fastomp_nvm.synthetic import PaperDesign
@@ -48,6 +55,14 @@ PAPER: dict[str, Any] = {"tau": 0.9, "until": "full"}
 
 #: Seconds after which a cell is given up.
 PATIENCE = 1800
+
+#: Seconds without a word after which a server counts as dead.
+REMOTE_PATIENCE = 600
+
+#: A file system in memory.
+SHARED_MEMORY = Path("/dev/shm")
+
+MCAS = "MCAS, pushed down"
 
 #: What a data set larger than memory is to its allowance.
 EXCESS = 4
@@ -73,6 +88,11 @@ class Data:
     def bytes(self) -> int:
         """Size of the exact matrix."""
         return self.n_obs * self.n_features * np.dtype(self.dtype).itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        """What a store of it takes, roughly: the matrix and a tier of a byte per entry."""
+        return self.bytes + self.n_obs * self.n_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +131,9 @@ class Cell:
     asked: dict[str, Any] = field(default_factory=dict)
 
 
+@terminating_cleanly()
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write, say where."""
+    """Measure, write, judge."""
     parser = argparse.ArgumentParser(prog="fastomp bench media", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller data, fewer repetitions: under three minutes")
     parser.add_argument("--out", type=Path, default=Path("bench-out/media"), help="folder of the results (default bench-out/media)")
@@ -120,25 +141,42 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", choices=("small", "large", "excess"), help="which data sets (default all)")
     parser.add_argument("--defaults", action="store_true", help="FAST_OMP as users get it, not with the paper's tau")
     parser.add_argument("--scale", type=float, default=1.0, help="divide the number of features by this")
+    parser.add_argument("--mcas", metavar="HOST:PORT", help="an MCAS server to push selections down to (default none)")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.cell:
         print(json.dumps(run_cell(Cell(**json.loads(arguments.cell)))))
         return 0
-    if not arguments.scale > 0:
-        raise RequestError(f"--scale is {arguments.scale}: expected a number above 0")
+    if not 0 < arguments.scale < math.inf:
+        raise RequestError(f"--scale is {arguments.scale:g}: expected a number above 0")
+    every = data_sets(arguments.quick, arguments.scale)
+    wanted = [replace(each, defaults=arguments.defaults) for each in every if each.name in (arguments.data or each.name)]
+    for data in wanted:
+        if data.n_features < data.k:
+            raise RequestError(
+                f"--scale {arguments.scale:g} leaves {data.n_features} features to {data.name!r}, of which {data.k} are selected"
+            )
     arguments.out.mkdir(parents=True, exist_ok=True)
+    folder = arguments.folder or arguments.out
+    if lacking := _lacking(folder, sum(data.stored_bytes for data in wanted)):
+        raise MediumError(f"{lacking}: choose a larger --scale or another --folder")
     rows: list[dict[str, Any]] = []
-    with (arguments.out / "media.jsonl").open("w", encoding="utf-8") as lines:
-        every = data_sets(arguments.quick, arguments.scale)
-        wanted = [replace(each, defaults=arguments.defaults) for each in every if each.name in (arguments.data or each.name)]
-        for row in measure(wanted, arguments.folder or arguments.out):
+    machine = fingerprint()
+    with (
+        (arguments.out / "media.jsonl").open("w", encoding="utf-8") as lines,
+        # Closed here and not when it is collected: a signal may come between two rows.
+        contextlib.closing(measure(wanted, folder, arguments.mcas)) as measured,
+    ):
+        for row in measured:
             rows.append(row)
-            lines.write(json.dumps({"machine": fingerprint(), **row}) + "\n")
+            lines.write(json.dumps({"machine": machine, **row}) + "\n")
             lines.flush()
-    show(rows)
-    print(f"wrote {write_report(arguments.out, rows, fingerprint())}")
-    return 0
+    console = Console(width=160, highlight=False, markup=False)
+    show(console, rows)
+    bars = media_bars(rows)
+    show_bars(console, bars)
+    print(f"wrote {write_report(arguments.out, rows, machine)}")
+    return 0 if arguments.quick or all(bar.met for bar in bars) else 1
 
 
 def data_sets(quick: bool, scale: float) -> list[Data]:
@@ -158,20 +196,19 @@ def data_sets(quick: bool, scale: float) -> list[Data]:
     ]
 
 
-def measure(data_sets: list[Data], folder: Path) -> Iterator[dict[str, Any]]:
-    """Run every cell; yield its row."""
-    shared = Path("/dev/shm")
+def measure(data_sets: list[Data], folder: Path, mcas: str | None = None) -> Generator[dict[str, Any], None, None]:
+    """Run every cell, with an MCAS server at HOST:PORT on that too; yield its row."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="media-") as disk:
-        memory = Path(tempfile.mkdtemp(dir=shared)) if os.access(shared, os.W_OK) else None
+        memory = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="fastomp-media-")) if os.access(SHARED_MEMORY, os.W_OK) else None
         try:
             for data in data_sets:
-                yield from _measure_data(data, Path(disk).resolve(), memory)
+                yield from _measure_data(data, Path(disk).resolve(), memory, mcas)
         finally:
             if memory is not None:
                 shutil.rmtree(memory)
 
 
-def _measure_data(data: Data, disk: Path, memory: Path | None) -> Iterator[dict[str, Any]]:
+def _measure_data(data: Data, disk: Path, memory: Path | None, mcas: str | None) -> Iterator[dict[str, Any]]:
     """Build a data set in every place and run its cells."""
     print(f"{data.name}: building {data.n_obs} x {data.n_features} {data.dtype}, {data.bytes / 1e6:.0f} MB", flush=True)
     store = disk / "pools" / "bench" / data.name
@@ -181,17 +218,21 @@ def _measure_data(data: Data, disk: Path, memory: Path | None) -> Iterator[dict[
         yield from _excess(data, store)
         shutil.rmtree(store)
         return
+    needed = sum(file.stat().st_size for file in store.rglob("*")) * 11 // 10  # file systems round up
+    no_memory = _lacking(memory, needed) if memory else f"{SHARED_MEMORY} cannot be written"
+    if no_memory:
+        memory = None
+    if memory is not None:
+        shutil.copytree(store, memory / data.name)
+    # After the copy, because both may have to fit into the same memory.
     shelf = f"shelf://{memory or disk}#{data.name}"
     absent = {
-        "tmpfs-pmem": None if memory else "/dev/shm cannot be written",
-        "pymm shelf": _refusal(data, shelf),
-        "MCAS, pushed down": "needs a server of its own: see fastomp ado",
+        "tmpfs-pmem": no_memory,
+        "pymm shelf": _lacking(memory or disk, needed) or _refusal(data, shelf),
     }
     for medium, reason in absent.items():
         if reason:
             yield {"data": data.name, "medium": medium, "skipped": reason}
-    if memory is not None:
-        shutil.copytree(store, memory / data.name)
     # The three media keep the same files, so they are built once and opened as each.
     base = Cell(data.name, "", f"mmap://{store}", "", "exact", data.k, data.repeats)
     media = [replace(base, medium="dram", load="dram")]
@@ -213,8 +254,47 @@ def _measure_data(data: Data, disk: Path, memory: Path | None) -> Iterator[dict[
                 if cell.url.startswith("pushed:") and tier != "exact":
                     continue  # what the server adds does not depend on the tier
                 yield run_process(replace(cell, algorithm=algorithm, tier=tier, asked=data.asked(algorithm)), data)
+    yield from _in_mcas(data, store, mcas)
     if memory is not None:
         shutil.rmtree(memory / data.name)
+
+
+def _lacking(place: Path, needed: int) -> str | None:
+    """Say that there is no room for so many bytes in a place; None where there is."""
+    free = shutil.disk_usage(place).free
+    return None if needed <= free else f"{place} has {free / 1e6:,.0f} MB free and {needed / 1e6:,.0f} MB are needed"
+
+
+def _in_mcas(data: Data, store: Path, server: str | None) -> Iterator[dict[str, Any]]:
+    """Put the data into a pool of the MCAS server at HOST:PORT, run its cells there, and delete it."""
+    skipped = {"data": data.name, "medium": MCAS}
+    if server is None:
+        yield {**skipped, "skipped": "needs a server of its own: see fastomp ado, and name it with --mcas"}
+        return
+    url = f"mcas://{server}/fastomp-bench/{data.name}-{secrets.token_hex(4)}"
+    with contextlib.ExitStack() as stack:
+        try:
+            # Open until the end: with its last client the server ends the process that serves the pool, and starting it takes long.
+            client = stack.enter_context(fo.connect(url, timeout=REMOTE_PATIENCE))
+            with fo.open_store(f"mmap://{store}") as opened:
+                client.put(opened.matrix.T, PaperDesign(data.n_obs, data.n_features).response(), dtype=data.dtype)
+        except FastompError as error:
+            yield {**skipped, "skipped": str(error)}
+            return
+        stack.callback(_remove, client)
+        for algorithm in ALGORITHMS:
+            cell = Cell(data.name, MCAS, url, algorithm, "exact", data.k, data.repeats, asked=data.asked(algorithm))
+            yield run_process(cell, data)
+
+
+def _remove(client: Client) -> None:
+    """Delete the data of a client from its pool, even if a cell that was killed left a run on it."""
+    try:
+        for job in client.jobs():
+            client.cancel(job["job"])
+        client.delete()
+    except FastompError as error:  # the figures are worth more than its room
+        print(f"the data could not be deleted from the MCAS server: {error}", flush=True)
 
 
 def _excess(data: Data, store: Path) -> Iterator[dict[str, Any]]:
@@ -259,7 +339,7 @@ def run_process(cell: Cell, data: Data) -> dict[str, Any]:
             words = group.command(words)
             row["limit"] = f"cgroup v{group.version}, {cell.allowed / 1e6:.0f} MB, page cache included"
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            done = run_alone(words, PATIENCE)
         except subprocess.TimeoutExpired:
             return {**row, "skipped": f"not done after {PATIENCE} s"}
     if done.returncode == -9:
@@ -275,6 +355,9 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     """Run a cell in this process; return its figures."""
     if cell.url.startswith("pushed:"):
         return _pushed(cell)
+    if cell.url.startswith("mcas:"):
+        with fo.connect(cell.url, timeout=REMOTE_PATIENCE) as client:
+            return _through(client, cell, "MCAS server")
     taken, loads = [], []
     found: Any = None
     folder = Path(StoreURL.parse(cell.url).path)
@@ -311,20 +394,25 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 
 def _pushed(cell: Cell) -> dict[str, Any]:
-    """Run a cell through the embedded server; the seconds are the client's."""
+    """Run a cell through the embedded server."""
     from benchmarks.push_down import child
 
     folder = Path(cell.url.removeprefix("pushed:"))
     pools = f"mmap://{folder.parent.parent}"
     with child("fastomp_nvm", "serve", "--pools", pools, "--listen", "127.0.0.1:0") as (_, port):
-        client = fo.connect(f"grpc://127.0.0.1:{port}/{folder.parent.name}/{folder.name}", timeout=600)
-        taken = []
-        for turn in range(cell.repeats + 1):
-            started = time.perf_counter()
-            found = client.select(k=cell.k, algorithm=cell.algorithm, tier=cell.tier, **cell.asked)
-            if turn:
-                taken.append(time.perf_counter() - started)
-        client.close()
+        url = f"grpc://127.0.0.1:{port}/{folder.parent.name}/{folder.name}"
+        with fo.connect(url, timeout=REMOTE_PATIENCE) as client:
+            return _through(client, cell, "embedded server over loopback")
+
+
+def _through(client: Client, cell: Cell, detail: str) -> dict[str, Any]:
+    """Push the selections of a cell down to a server; return its figures, the seconds being the client's."""
+    taken = []
+    for turn in range(cell.repeats + 1):
+        started = time.perf_counter()
+        found = client.select(k=cell.k, algorithm=cell.algorithm, tier=cell.tier, **cell.asked)
+        if turn:
+            taken.append(time.perf_counter() - started)
     return {
         "seconds": float(np.median(taken)),
         "all_seconds": taken,
@@ -335,7 +423,7 @@ def _pushed(cell: Cell) -> dict[str, Any]:
         "bytes_read": found.bytes_read,
         "bytes_read_exact": found.bytes_read_exact,
         "emulated": False,
-        "detail": "embedded server over loopback",
+        "detail": detail,
         "peak_memory": 0,
         "resident_before": None,
     }
@@ -350,14 +438,17 @@ def _refusal(data: Data, url: str) -> str | None:
     return None
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(console: Console, rows: list[dict[str, Any]]) -> None:
     """Print the table."""
     table = Table("data", "medium", "algorithm", "tier", "seconds", "passes", "score", "note")
     for row in rows:
         note = row.get("skipped") or row.get("limit") or ("emulated" if row["emulated"] else "")
         figures = [f"{row['seconds']:.3f}", f"{row['passes']:.1f}", f"{row['score']:.4f}"] if "seconds" in row else ["-"] * 3
         table.add_row(row["data"], row["medium"], row.get("algorithm", "-"), row.get("tier", "-"), *figures, note)
-    Console(width=160, highlight=False, markup=False).print(table)
+    console.print(table)
+    for name in ("small", "large"):
+        if sentence := noise_sentence([row for row in rows if row["data"] == name and "seconds" in row]):
+            console.print(f"{name}: {sentence}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryGroup", "PeakMemory", "memory_group"]
+__all__ = ["MemoryGroup", "PeakMemory", "memory_group", "resident_bytes"]
 
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -40,7 +40,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
-    """Make a group that may use ``limit`` bytes, page cache included; None where that is not allowed here."""
+    """Make a group that may use ``limit`` bytes, page cache included, and no swap; None where that is not allowed here."""
     group = _make(limit)
     try:
         yield group
@@ -58,9 +58,10 @@ def _make(limit: int) -> MemoryGroup | None:
     except OSError:
         return None
     mine = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
-    for version, controllers, mount, file in (
-        (1, "memory", _MOUNT / "memory", "memory.limit_in_bytes"),
-        (2, "", _MOUNT, "memory.max"),
+    # Of memory and swap together under v1, of swap alone under v2; absent where the kernel does not account for swap.
+    for version, controllers, mount, file, swap_file, swap_limit in (
+        (1, "memory", _MOUNT / "memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit),
+        (2, "", _MOUNT, "memory.max", "memory.swap.max", 0),
     ):
         if controllers not in mine:
             continue
@@ -72,17 +73,32 @@ def _make(limit: int) -> MemoryGroup | None:
             continue
         try:
             (folder / file).write_text(str(limit), encoding="ascii")
+            if (folder / swap_file).exists():
+                (folder / swap_file).write_text(str(swap_limit), encoding="ascii")
             return MemoryGroup(folder, version)
         except OSError:
             folder.rmdir()
     return None
 
 
-class PeakMemory:
-    """Samples the anonymous and shared memory of this process while a ``with`` lasts; ``peak`` in bytes."""
+def resident_bytes() -> int:
+    """Return the anonymous and shared memory that this process has now."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return 1024 * sum(map(int, re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status)))
 
-    def __init__(self) -> None:
+
+class PeakMemory:
+    """Samples the anonymous and shared memory of this process while a ``with`` lasts; ``peak`` in bytes.
+
+    Parameters
+    ----------
+    every : float
+        Seconds between samples: a fraction of what is watched.
+    """
+
+    def __init__(self, every: float = 0.02) -> None:
         self.peak = 0
+        self._every = every
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -96,7 +112,6 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while True:
-            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-            self.peak = max(self.peak, 1024 * sum(map(int, re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status))))
-            if self._ended.wait(0.02):
+            self.peak = max(self.peak, resident_bytes())
+            if self._ended.wait(self._every):
                 return

@@ -8,12 +8,9 @@ is given its data in the form that suits it best; that conversion is not timed, 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
-import os
-import resource
-import signal
+import math
 import subprocess
 import sys
 import time
@@ -27,7 +24,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import fingerprint
+from benchmarks.child_process import run_alone
+from benchmarks.machine import at_least, fingerprint
+from benchmarks.memory import PeakMemory, resident_bytes
+from fastomp_nvm.commands.termination import terminating_cleanly
+from fastomp_nvm.errors import RequestError
 from fastomp_nvm.synthetic import sparse_design
 
 __all__ = ["CONTESTANTS", "Contestant", "main"]
@@ -35,18 +36,25 @@ __all__ = ["CONTESTANTS", "Contestant", "main"]
 #: Largest number of features for which a Gram matrix is asked for.
 GRAM_FEATURES = 20_000
 
+#: Between samples of the memory: the quickest contestant takes some 40 ms, a sample less than 0.1.
+SAMPLE_SECONDS = 0.004
+
 Selected = np.ndarray
 Prepared = Callable[[], Selected]
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A method: its name, the module it needs, and a function that prepares its data and returns the call to time."""
+    """A method: its name, the module it needs, and a function that prepares its data and returns the call to time.
+
+    One that spoils its data is prepared anew before every call.
+    """
 
     name: str
     module: str
     prepare: Callable[[np.ndarray, np.ndarray, int], Prepared]
     note: str = ""
+    spoils_data: bool = False
 
 
 def _fast_omp(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
@@ -75,6 +83,22 @@ def _sklearn_omp(order: str, dtype: str, precompute: bool) -> Callable[[np.ndarr
         return lambda: np.flatnonzero(model.fit(data, target).coef_)
 
     return prepare
+
+
+def _sklearn_omp_without_copy(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
+    from sklearn.linear_model import orthogonal_mp
+
+    data = centred_fortran(X)
+    target = y - y.mean()
+    return lambda: np.flatnonzero(orthogonal_mp(data, target, n_nonzero_coefs=k, copy_X=False, precompute=False))
+
+
+def centred_fortran(X: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the columns of ``X`` less their means, float64 in Fortran order: what scikit-learn's OMP makes of its data first."""
+    data = np.empty(X.shape, order="F") if out is None else out
+    data[...] = X
+    data -= data.mean(axis=0)
+    return data
 
 
 def _lasso_lars(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
@@ -185,7 +209,14 @@ CONTESTANTS = (
     Contestant("fastomp FAST_OMP", "fastomp_nvm", _fast_omp),
     Contestant("fastomp SDS_OMP", "fastomp_nvm", _sds_omp),
     Contestant("scikit-learn OMP, float64 C order", "sklearn", _sklearn_omp("C", "float64", False), "as people call it"),
-    Contestant("scikit-learn OMP, float64 Fortran", "sklearn", _sklearn_omp("F", "float64", False), "its best form"),
+    Contestant("scikit-learn OMP, float64 Fortran", "sklearn", _sklearn_omp("F", "float64", False), "its estimator's best form"),
+    Contestant(
+        "scikit-learn OMP, float64 Fortran, no copy",
+        "sklearn",
+        _sklearn_omp_without_copy,
+        "orthogonal_mp on centred data, which it overwrites",
+        spoils_data=True,
+    ),
     Contestant("scikit-learn OMP, float32 Fortran", "sklearn", _sklearn_omp("F", "float32", False), "may stop early"),
     Contestant("scikit-learn OMP, Gram", "sklearn", _sklearn_omp("F", "float64", True)),
     Contestant("scikit-learn Lasso-LARS path", "sklearn", _lasso_lars),
@@ -200,8 +231,8 @@ CONTESTANTS = (
 
 
 def refit_score(X: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> float:
-    """Return R^2 of least squares on ``chosen``, in float64."""
-    design = np.column_stack((np.ones(len(y)), X[:, chosen].astype(np.float64)))
+    """Return R^2 of least squares on ``chosen``, in float64; the same bits in whichever order they were chosen."""
+    design = np.column_stack((np.ones(len(y)), X[:, np.sort(chosen)].astype(np.float64)))
     rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     return 1.0 - float(rest @ rest) / float(((y - y.mean()) ** 2).sum())
 
@@ -231,27 +262,31 @@ def measure(name: str, n_obs: int, n_features: int, k: int, repeats: int) -> dic
     if name == "SequentialFeatureSelector":
         return _sequential_step(X, y, k)
     contestant = next(entry for entry in CONTESTANTS if entry.name == name)
-    call = contestant.prepare(X, y, k)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    call: Prepared | None = None
     seconds, chosen = float("inf"), np.empty(0, dtype=np.int64)
-    spent = 0.0
+    spent, extra = 0.0, 0
     for _ in range(repeats):
-        started = time.perf_counter()
-        chosen = call()
-        spent += (last := time.perf_counter() - started)
-        seconds = min(seconds, last)
+        if call is None or contestant.spoils_data:
+            call = None  # or its data would still be there while it is made anew
+            call = contestant.prepare(X, y, k)
+        before = resident_bytes()
+        with PeakMemory(SAMPLE_SECONDS) as memory:
+            started = time.perf_counter()
+            chosen = call()
+            last = time.perf_counter() - started
+        spent, seconds, extra = spent + last, min(seconds, last), max(extra, memory.peak - before)
         if spent > 60:
             break
-    peak = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 0) * 1024
     return {
         "seconds": seconds,
         "selected": len(chosen),
         "r2": refit_score(X, y, chosen),
-        "extra_bytes": peak,
+        "extra_bytes": extra,
         "note": contestant.note,
     }
 
 
+@terminating_cleanly()
 def main(argv: list[str] | None = None) -> int:
     """Run all contestants, print and write the table."""
     parser = argparse.ArgumentParser(prog="fastomp bench peers", description=__doc__.splitlines()[0])
@@ -265,6 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     shape = (500, 4000, 40) if arguments.quick else (arguments.observations, arguments.features, arguments.k)
+    _check(*shape, arguments.repeats, arguments.limit)
     if arguments.only:
         print(json.dumps(measure(arguments.only, *shape, arguments.repeats)))
         return 0
@@ -278,6 +314,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _check(n_obs: int, n_features: int, k: int, repeats: int, limit: float) -> None:
+    """Refuse what no contestant could run on."""
+    for option, found, least in (("k", k, 1), ("observations", n_obs, 2), ("repeats", repeats, 1), ("limit", limit, 1)):
+        at_least(f"--{option}", found, least)
+    # The response is made of twice as many features as are selected.
+    if 2 * k > n_features or k >= n_obs:
+        raise RequestError(
+            f"--k is {k} with {n_features} features and {n_obs} observations: "
+            "expected at most half of the features, and fewer than the observations"
+        )
+
+
 def _in_a_process(name: str, module: str, shape: tuple[int, int, int], arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure a contestant in a child process, or say why not."""
     if importlib.util.find_spec(module) is None:
@@ -286,19 +334,14 @@ def _in_a_process(name: str, module: str, shape: tuple[int, int, int], arguments
         return {"contestant": name, "skipped": f"a Gram matrix of {shape[1]} features"}
     sizes = ["--observations", str(shape[0]), "--features", str(shape[1]), "--k", str(shape[2])]
     command = [sys.executable, "-m", "benchmarks.peers", "--only", name, "--repeats", str(arguments.repeats), *sizes]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        said, complaints = child.communicate(timeout=arguments.limit)
+        done = run_alone(command, arguments.limit)
     except subprocess.TimeoutExpired:
         return {"contestant": name, "skipped": f"not done in {arguments.limit:.0f} s"}
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # with its workers, which would compete with those after it
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    if child.returncode:
-        reason = complaints.strip().splitlines()[-1] if complaints.strip() else f"exit code {child.returncode}"
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
         return {"contestant": name, "skipped": f"failed: {reason[:100]}"}
-    return {"contestant": name, **json.loads(said.splitlines()[-1])}
+    return {"contestant": name, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def _show(rows: list[dict[str, Any]], shape: tuple[int, int, int]) -> None:
@@ -306,7 +349,7 @@ def _show(rows: list[dict[str, Any]], shape: tuple[int, int, int]) -> None:
     console = Console(width=140, highlight=False, markup=False)
     machine = fingerprint()
     console.print(f"{machine['cpu']}, {machine['cores']} cores, numpy {machine['numpy']}, kernel {machine['kernel']}")
-    own = rows[0]["seconds"]
+    own = rows[0].get("seconds", math.nan)  # it too may not be done in time
     table = Table(title=f"{shape[0]} x {shape[1]}, k = {shape[2]}")
     for title in ("contestant", "seconds", "times FAST_OMP's", "extra memory", "selected", "R^2 of a refit", "note"):
         table.add_column(title, justify="left" if title in ("contestant", "note") else "right")

@@ -32,6 +32,7 @@ from rich.console import Console
 
 import fastomp_nvm as fo
 from benchmarks.machine import fingerprint
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition
 from fastomp_nvm.machine_profiles import MEDIA, Network, Profile, read_profile
 from fastomp_nvm.measuring import measure
@@ -59,6 +60,7 @@ SHARDS = (1, 2, 4)
 REHEARSED = ((20_000, 500), (20_000, 2000), (100_000, 1000), (200_000, 2000), (500_000, 500))
 
 
+@terminating_cleanly()
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, predict, run, compare."""
     parser = argparse.ArgumentParser(prog="fastomp bench plan", description=__doc__.splitlines()[0])

@@ -33,6 +33,7 @@ from rich.console import Console
 import fastomp_nvm as fo
 from benchmarks.machine import fingerprint
 from fastomp_nvm.client import Client, local_token
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.stores import Target
 from storage_backends.schema import TableSchema
@@ -313,6 +314,7 @@ def bars(found: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+@terminating_cleanly()
 def main(argv: list[str] | None = None) -> int:
     """Run, print, judge."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.push_down", description=__doc__.splitlines()[0])

@@ -25,11 +25,12 @@ from rich.console import Console
 
 import fastomp_nvm as fo
 from benchmarks.device import direct_bandwidth, evict
-from benchmarks.machine import fingerprint
+from benchmarks.machine import at_least, fingerprint
 from benchmarks.memory import PeakMemory
+from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition
 from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.errors import MediumError
+from fastomp_nvm.errors import MediumError, RequestError
 from fastomp_nvm.names import NumberedNames
 from fastomp_nvm.stores import Target
 from fastomp_nvm.synthetic import PaperDesign
@@ -49,12 +50,13 @@ GROUPS = 100
 EXACT_BAR, SECONDS_BAR, MEMORY_BAR = 1.3, 90.0, 14e9
 
 
+@terminating_cleanly()
 def main(argv: list[str] | None = None) -> int:
     """Generate, select, print, judge."""
     parser = argparse.ArgumentParser(prog="fastomp bench scale", description=__doc__.splitlines()[0])
     parser.add_argument("--features", type=int, help="number of features (default by the free disk)")
     parser.add_argument("--observations", type=int, help="number of observations (default by the free disk)")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "float16"), help="of a store that is built (default float32)")
     parser.add_argument("--k", type=int, default=300)
     parser.add_argument("--quick", action="store_true", help="20,000 x 2000, k = 100")
     parser.add_argument("--folder", type=Path, help="folder on the device to measure (default the folder of the results)")
@@ -65,16 +67,24 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.cell:
         print(json.dumps(run_cell(**json.loads(arguments.cell))))
         return 0
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    at_least("--k", arguments.k, 1)
     k = min(arguments.k, 100) if arguments.quick else arguments.k
+    if arguments.features is not None:
+        at_least("--features, of which --k are selected,", arguments.features, k)
+    if arguments.observations is not None:
+        at_least("--observations", arguments.observations, 2)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = arguments.folder or arguments.out
         store = arguments.store or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="scale-"))) / "store"
         store = store.resolve()
         built: dict[str, float] = {}
-        if not store.exists():
+        if store.exists():
+            check_store(store, arguments, k)
+        else:
             n_features, n_obs = choose_size(arguments, shutil.disk_usage(store.parent).free)
-            built = build(store, n_features, n_obs, arguments.dtype)
+            check_k(k, n_features)
+            built = build(store, n_features, n_obs, arguments.dtype or "float32")
         row = {**built, **measure(store, k)}
     row["bars"] = bars(row)
     (arguments.out / "scale.jsonl").write_text(json.dumps({"machine": fingerprint(), **row}) + "\n", encoding="utf-8")
@@ -88,15 +98,35 @@ def needed_bytes(n_features: int, n_obs: int, dtype: str) -> int:
     return int(HEADROOM * n_features * n_obs * (np.dtype(dtype).itemsize + 1))
 
 
+def check_store(store: Path, arguments: argparse.Namespace, k: int) -> None:
+    """Refuse a store that is not what was asked for."""
+    with fo.open_store(f"mmap://{store}") as opened:
+        layout = opened.layout
+        holds = {"features": layout.n_features, "observations": layout.n_obs, "dtype": str(opened.matrix.dtype)}
+    for option, found in holds.items():
+        if (asked := getattr(arguments, option)) not in (None, found):
+            raise RequestError(
+                f"--{option} is {asked} and the store {store} has {found}: leave --{option} out or build in another place"
+            )
+    check_k(k, layout.n_features)
+
+
+def check_k(k: int, n_features: int) -> None:
+    """Refuse to select more features than there are."""
+    if k > n_features:
+        raise RequestError(f"--k is {k} and there are {n_features} features: ask for at most as many")
+
+
 def choose_size(arguments: argparse.Namespace, free: int) -> tuple[int, int]:
     """Return features and observations: as asked for, or the largest of ``SIZES`` that ``free`` bytes of disk hold."""
     sizes = [SIZES[-1]] if arguments.quick else list(SIZES)
     if arguments.features or arguments.observations:
         sizes = [(arguments.features or SIZES[-1][0], arguments.observations or SIZES[-1][1])]
+    dtype = arguments.dtype or "float32"
     for n_features, n_obs in sizes:
-        if needed_bytes(n_features, n_obs, arguments.dtype) <= free:
+        if needed_bytes(n_features, n_obs, dtype) <= free:
             return n_features, n_obs
-    needed = needed_bytes(*sizes[-1], arguments.dtype)
+    needed = needed_bytes(*sizes[-1], dtype)
     raise MediumError(
         f"{needed / 1e9:.1f} GB of disk are needed and {free / 1e9:.1f} GB are free: choose a smaller size or --folder"
     )
@@ -180,6 +210,7 @@ def bars(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Judge the figures; seconds and memory have a bar at the full size only."""
     exact, tiered = row["exact_only"], row["tier_in_dram"]
     claims = [
+        ("answers that the tier changes", int(not row["same_features"]), 0),
         ("exact only: seconds over passes x bytes / device bandwidth", exact["seconds"] / exact["device_seconds"], EXACT_BAR),
     ]
     if (row["n_features"], row["n_obs"], row["dtype"]) == (*SIZES[0], "float32"):

@@ -15,6 +15,7 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
         "cluster": "benchmarks.cluster:main",
+        "cold-pass": "benchmarks.cold_pass:main",
         "crash": "benchmarks.crash:main",
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",

@@ -79,13 +79,16 @@ def test_a_cell_runs_in_a_process_of_its_own_within_its_limit(tmp_path: Path) ->
 
 
 def test_a_limit_holds_and_goes_away() -> None:
-    """A process in a group cannot fill more than it allows, and the group is removed afterwards."""
+    """A process in a group cannot fill more than it allows, not by way of swap either, and the group is removed afterwards."""
     with memory.memory_group(64 << 20) as group:
         if group is None:
             pytest.skip("no right to make a memory control group here")
         fill = [sys.executable, "-c", "import sys; b = bytearray(int(sys.argv[1])); b[::4096] = b'x' * len(b[::4096])"]
         assert subprocess.run(group.command([*fill, "1000"]), check=False).returncode == 0
         assert subprocess.run(group.command([*fill, str(200 << 20)]), check=False).returncode == -9
+        for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+            if (group.folder / swap).exists():
+                assert int((group.folder / swap).read_text()) == (0 if group.version == 2 else 64 << 20)
     assert not group.folder.exists()
 
 
@@ -97,16 +100,28 @@ def test_without_the_right_to_limit_rows_are_skipped(tmp_path: Path, monkeypatch
     assert "control group" in row["skipped"]
 
 
-def test_the_noise_is_what_equal_things_differ_by() -> None:
-    """A ratio is within the noise when repetitions, or two cells that do the same, differ as much; otherwise it is beyond."""
+def test_the_noise_is_what_repetitions_differ_by() -> None:
+    """A ratio is within the noise when repetitions of one of its two cells differ as much; otherwise it is beyond."""
     rows = [cell("dram", "fast_omp", [1.0, 1.2, 1.4]), cell("pmem", "fast_omp", [1.3, 1.5, 1.6])]
     assert "is within the noise, as the paper found" in media_report.noise_sentence(rows)
     assert "pmem FAST_OMP exact 1.25 (within a noise of 1.40)" in media_report.noise_sentence(rows)
     rows[1] = cell("pmem", "fast_omp", [2.4, 2.4, 2.5])
     assert "in 0 of 1 pairs" in media_report.noise_sentence(rows)
     assert "pmem FAST_OMP exact 2.00 (beyond a noise of 1.40)" in media_report.noise_sentence(rows)
-    rows.append(cell("mmap warm", "fast_omp", [1.0, 1.0, 1.0]))
-    assert "pmem FAST_OMP exact 2.00 (within a noise of 2.40)" in media_report.noise_sentence(rows)
+
+
+def test_an_outlier_does_not_make_a_steady_difference_noise() -> None:
+    """1.8 times the time of DRAM at every repetition is beyond the noise, whatever another cell or one repetition of ten did."""
+    steady = [1.8, 1.81, 1.8, 1.79, 1.8, 1.8, 1.81, 1.79, 1.8, 1.8]
+    rows = [
+        cell("dram", "fast_omp", [*[1.0] * 9, 3.0]),
+        cell("pmem", "fast_omp", steady),
+        cell("tmpfs-pmem", "fast_omp", [1.0, 5.0, 1.0]),
+        cell("mmap warm", "fast_omp", [0.5, 0.5, 0.5]),
+    ]
+    told = media_report.noise_sentence(rows)
+    assert "pmem FAST_OMP exact 1.80 (beyond a noise of 1.20)" in told
+    assert "tmpfs-pmem FAST_OMP exact 1.00 (within a noise of 5.00)" in told
 
 
 def test_the_page_names_an_answer_that_differs(tmp_path: Path) -> None:
@@ -128,9 +143,51 @@ def test_exceeding_memory_is_judged_against_device_and_dram(tmp_path: Path) -> N
         cell("mmap, limited, tier in DRAM", "fast_omp", [1.5], tier="int8", **excess),
     ]
     page = media_report.write_report(tmp_path, rows, {}).read_text()
-    assert "1.50 times the all-in-DRAM run (bar 2, met); 3.00 times the one that has the tier there too." in page
-    assert "1.40 times passes x bytes / device bandwidth" in page
-    assert "(bar 1.3, missed)" in page
+    assert "FAST_OMP, tier in DRAM: times the all-in-DRAM run: 1.50 (bar 2, met)." in page
+    assert "that has the tier there too: 3.00." in page
+    assert "FAST_OMP, exact only: times passes x bytes / device bandwidth: 1.40 (bar 1.3, missed)." in page
+
+
+@pytest.mark.parametrize(("missing", "quick", "code"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_media_judges_its_bars_on_data_of_full_size(
+    missing: bool, quick: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bars and noise are told in the terminal, and a bar that is missed ends with 1; quick data are too small to be judged."""
+    rows = [
+        cell("dram", "fast_omp", [1.0, 1.0]),
+        cell("pmem", "fast_omp", [1.5, 1.5]),
+        cell("dram", "fast_omp", [1.0], data="excess"),
+        cell("mmap, limited", "fast_omp", [2.8 if missing else 2.4], data="excess", device_bytes_per_second=50.0),
+    ]
+    monkeypatch.setattr(media, "measure", lambda *_: (row for row in rows))
+    words = ["--scale", "100", "--out", str(tmp_path), *(["--quick"] if quick else [])]
+    assert media.main(words) == code
+    text = " ".join(capsys.readouterr().out.split())
+    assert "is within the noise in 0 of 1 pairs" in text
+    assert "met answers that depend on the medium or the tier: 0.00" in text
+    verdict = "MISSED" if missing else "met"
+    assert f"{verdict} FAST_OMP, exact only: times passes x bytes / device bandwidth: {1.4 if missing else 1.2:.2f}" in text
+
+
+def test_media_judges_answers_that_differ() -> None:
+    """Features that depend on the medium miss a bar."""
+    rows = [cell("dram", "fast_omp", [1.0]), cell("pmem", "fast_omp", [1.0], indices=[3, 4])]
+    assert [bar.met for bar in media_report.media_bars(rows)] == [False]
+
+
+def test_a_small_file_system_in_memory_is_a_reason_to_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store does not fit into /dev/shm the rows there are skipped with the sizes, and all others are measured."""
+    disk, small = tmp_path / "disk", tmp_path / "small"
+    disk.mkdir()
+    small.mkdir()
+    whole = media.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(media.shutil, "disk_usage", lambda place: whole._replace(free=1000) if place == small else whole)
+    monkeypatch.setattr(media, "run_process", vars_of)
+    rows = list(media._measure_data(media.Data("small", 120, 60, "float32", 5, 2), disk, small, None))
+    (skipped,) = [row for row in rows if row["medium"] == "tmpfs-pmem"]
+    assert "0 MB free" in skipped["skipped"]
+    assert {row["medium"] for row in rows if "skipped" not in row} >= {"dram", "pmem", "mmap warm", "mmap cold"}
+    assert not list(small.iterdir())
 
 
 def test_scale_selects_the_same_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +200,12 @@ def test_scale_selects_the_same_both_ways(tmp_path: Path, capsys: pytest.Capture
     assert row["tier_in_dram"]["bytes_read_exact"] < row["exact_only"]["bytes_read_exact"]
     assert row["exact_only"]["selected"] == 20
     assert row["exact_only"]["peak_memory"] > 1e6
-    assert [bar["claim"] for bar in row["bars"]] == ["exact only: seconds over passes x bytes / device bandwidth"]
+    assert [bar["claim"] for bar in row["bars"]] == [
+        "answers that the tier changes",
+        "exact only: seconds over passes x bytes / device bandwidth",
+    ]
+    row["same_features"] = False
+    assert not scale.bars(row)[0]["met"]
     assert "same features both ways: True" in capsys.readouterr().out
     assert not list(tmp_path.glob("scale-*"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,47 @@ def test_kernels_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     """The quick form has each bar, the tier's savings at the same answer, and every built-in constraint at the full sequence."""
     assert kernels.main(["--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert len(printed["bars"]) == 4
-    assert all(bar["found"] > 0 for bar in printed["bars"])
+    *ratios, changed = printed["bars"]
+    assert len(ratios) == 4
+    assert all(bar["found"] > 0 for bar in ratios)
+    assert changed["found"] == 0
     assert all(row["same_answer"] and row["times_fewer_bytes"] > 3 for row in printed["tier"])
     assert {row["constraint"]: row["sequence"] for row in printed["blocking"]} == dict.fromkeys(kernels.constraints(2000), 300)
+
+
+def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tier that changes an answer is a bar that is missed, however quick it is; here of figures that were made up."""
+    names = ("BLAS GEMV", "float32", "float16", "int8", "BLAS GEMM", "float32, 64 residuals")
+    seconds = dict(zip(names, (1.0, 1.0, 0.5, 0.1, 1.0, 1.0), strict=True))
+    row = {"algorithm": "fast_omp", "seconds": 1.0, "times_faster": 2.0, "times_fewer_bytes": 4.0}
+    monkeypatch.setattr(kernels, "sweeps", lambda *_: seconds)
+    monkeypatch.setattr(kernels, "blocking", lambda *_: [])
+    for same in (True, False):
+        monkeypatch.setattr(kernels, "tier", lambda *_, same=same: [{**row, "same_answer": same}])
+        assert kernels.main([]) == (0 if same else 1)
+    assert capsys.readouterr().out.count("MISSED answers that the tier changes") == 1
+
+
+def test_fast_is_judged_against_the_quicker_fortran_form() -> None:
+    """Of scikit-learn's two forms in Fortran order the quicker one counts."""
+    pytest.importorskip("sklearn")
+    names = ("FAST_OMP", "FAST_OMP, int8 tier", "scikit-learn, float64 C order", "scikit-learn, float64 Fortran", fast.NO_COPY)
+    for times in ((9.0, 7.0), (7.0, 9.0)):
+        rows = {
+            name: {"seconds": seconds, "selected": 3, "r2": 0.5}
+            for name, seconds in zip(names, (1.0, 1.0, 20.0, *times), strict=True)
+        }
+        bars = fast._linear_bars({"size": asdict(fast.SIZES[0]), "rows": rows, "bookkeeping": 0.1, "skipped": ""})
+        assert next(bar.found for bar in bars if "Fortran" in bar.claim) == 7.0
+
+
+def test_a_refit_does_not_depend_on_the_order_of_selection() -> None:
+    """Equal features have equal R^2 to the last bit, so that a ratio of at least 1 can be asked for."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 40)), rng.normal(size=60)
+    chosen = rng.permutation(40)[:20]
+    scores = {peers.refit_score(X, y, rng.permutation(chosen)) for _ in range(20)}
+    assert len(scores) == 1
 
 
 def test_fast_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:

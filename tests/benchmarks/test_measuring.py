@@ -1,0 +1,130 @@
+"""What benchmarks measure with: memory, children, the machine; and what they leave behind when they are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import fastomp_nvm as fo
+from benchmarks import machine, memory, peers
+from benchmarks.child_process import run_alone
+
+
+def test_memory_beyond_the_data_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a contestant's preparation needed for a while does not count, what its call needs does."""
+    sampled, resident = threading.Event(), memory.resident_bytes
+
+    def watched() -> int:
+        found = resident()
+        sampled.set()
+        return found
+
+    def prepare(X: np.ndarray, y: np.ndarray, k: int) -> peers.Prepared:
+        np.ones(50_000_000)  # 400 MB, gone at once
+
+        def call() -> np.ndarray:
+            block = np.ones(10_000_000)
+            for _ in range(2):  # the first sample may have been on its way before
+                sampled.clear()
+                assert sampled.wait(60)
+            return block[:k].astype(np.int64)
+
+        return call
+
+    monkeypatch.setattr(memory, "resident_bytes", watched)
+    monkeypatch.setattr(peers, "CONTESTANTS", (peers.Contestant("it", "numpy", prepare),))
+    assert 75e6 < peers.measure("it", 20, 30, 2, 1)["extra_bytes"] < 120e6
+
+
+@pytest.mark.parametrize("spoils", [True, False])
+def test_data_that_a_contestant_spoils_is_made_anew(spoils: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call of one that overwrites its data gets fresh ones; the others are prepared once."""
+    prepared = []
+
+    def prepare(X: np.ndarray, y: np.ndarray, k: int) -> peers.Prepared:
+        prepared.append(k)
+        return lambda: np.arange(k)
+
+    monkeypatch.setattr(peers, "CONTESTANTS", (peers.Contestant("it", "numpy", prepare, spoils_data=spoils),))
+    peers.measure("it", 20, 30, 2, 3)
+    assert len(prepared) == (3 if spoils else 1)
+
+
+def test_both_fortran_forms_of_scikit_learn_agree() -> None:
+    """Without a copy, on data centred beforehand, scikit-learn selects what its estimator does."""
+    pytest.importorskip("sklearn")
+    estimator, without_copy = (
+        peers.measure(f"scikit-learn OMP, float64 Fortran{form}", 100, 200, 8, 2) for form in ("", ", no copy")
+    )
+    assert (without_copy["selected"], without_copy["r2"]) == (estimator["selected"], estimator["r2"])
+
+
+def test_interleaved_does_not_time_what_is_made_anew() -> None:
+    """What prepares a contestant runs before each of its times, and only its."""
+    order: list[str] = []
+    contestants = {name: lambda name=name: order.append(name) for name in ("plain", "spoiling")}
+    machine.interleaved(contestants, 2, untimed={"spoiling": lambda: order.append("anew")})
+    assert order == ["plain", "anew", "spoiling"] * 2
+
+
+def test_the_fingerprint_says_when_and_which_version() -> None:
+    """Figures can be told apart by date and version."""
+    found = machine.fingerprint()
+    assert found["fastomp"] == fo.__version__
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(found["date"])) < timedelta(hours=1)
+
+
+def test_a_child_leaves_no_process_behind(tmp_path: Path) -> None:
+    """A server that a measurement started is gone with it, also when the measurement was given up."""
+    server = tmp_path / "server"
+    for last_word, patience in (("true", 60.0), ("sleep 600", 1.0)):
+        words = ["sh", "-c", f"sleep 600 > /dev/null 2>&1 & echo $! > {server}; {last_word}"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert run_alone(words, patience).returncode == 0
+        end = time.monotonic() + 60
+        while _lives(int(server.read_text())):
+            assert time.monotonic() < end, "the server lives on"
+            time.sleep(0.01)
+
+
+def _lives(process: int) -> bool:
+    """Tell whether a process runs; a dead one that nobody has waited for does not."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("benchmark", ["scale", "media"])
+def test_sigterm_leaves_no_data_behind(benchmark: str, tmp_path: Path) -> None:
+    """Ended while it builds, a benchmark removes what it has built so far, in memory too, and ends with 143."""
+    memory_folder, out = tmp_path / "memory", tmp_path / "out"
+    memory_folder.mkdir()
+    script = f"""
+import os, pathlib, signal, sys, time
+from benchmarks import {benchmark} as benchmark
+
+def build(*_):
+    print([path.name for path in pathlib.Path(sys.argv[1]).iterdir()], flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
+
+benchmark.build, benchmark.SHARED_MEMORY = build, pathlib.Path(sys.argv[1])
+sys.exit(benchmark.main(["--quick", "--out", sys.argv[2]]))
+"""
+    words = [sys.executable, "-c", script, str(memory_folder), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env={**os.environ})
+    assert done.returncode == 143, done.stderr
+    assert ("fastomp-media-" in done.stdout) == (benchmark == "media")
+    assert not list(memory_folder.iterdir())
+    assert not [path for path in out.iterdir() if path.is_dir()]
