@@ -8,6 +8,7 @@ is given its data in the form that suits it best; that conversion is not timed, 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import math
@@ -269,6 +270,7 @@ def measure(name: str, n_obs: int, n_features: int, k: int, repeats: int) -> dic
         if call is None or contestant.spoils_data:
             call = None  # or its data would still be there while it is made anew
             call = contestant.prepare(X, y, k)
+        gc.collect()  # what is freed during the call would hide what the call takes
         before = resident_bytes()
         with PeakMemory(SAMPLE_SECONDS) as memory:
             started = time.perf_counter()
