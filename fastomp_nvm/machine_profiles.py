@@ -32,7 +32,7 @@ class Machine:
     entries_per_second : mapping of str to float
         Entries of the matrix a core sweeps with one vector, by element type; ``int8`` is the tier.
     products_per_second : float
-        Multiply-adds of gathered columns with a block of vectors.
+        Multiply-adds of gathered columns with a block of vectors, beyond bringing the columns from memory.
     dense_products_per_second : float
         Multiply-adds of small dense factors in float64, on one core however many there are.
     copied_bytes_per_second : float

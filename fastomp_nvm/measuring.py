@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fastomp_nvm.errors import MediumError
 from fastomp_nvm.kernels import kernel
 from fastomp_nvm.machine_profiles import Machine, Medium, Network, Profile
 from fastomp_nvm.measuring_shards import measure_shards
+from fastomp_nvm.planning import GRAM_WASTE
 from fastomp_nvm.reading import MatrixFile, Reader
 from fastomp_nvm.selection import select
 from fastomp_nvm.stores import create_store
@@ -65,7 +66,7 @@ def measure(folder: Path | None = None) -> Profile:
         exact, tiered, opening = _decisions(Path(place))
         disk = _device(Path(place))
         shards = measure_shards(Path(place), _REPEATS)
-    square, step, inner_round, start = _driver(products * cores)
+    square, step, inner_round, start = _driver(products)
     machine = Machine(
         source=f"measured on this machine, {time.strftime('%d %B %Y')}, kernel {kernel().id}",
         cores=cores,
@@ -141,8 +142,10 @@ def _products() -> tuple[float, float]:
     sweeper = Sweeper(1)
     columns = sweeper.gather(rows, some)
     copied = columns.nbytes / _best(lambda: sweeper.gather(rows, some))
-    vectors = Vectors(rng.standard_normal((OBSERVATIONS, 16)), columns.dtype)
-    return columns.size * 16 / _best(lambda: sweeper.dots(columns, vectors, wide)), copied
+    # Bringing a column from memory is counted apart: what further vectors add is what the processor does.
+    few, many = (Vectors(rng.standard_normal((OBSERVATIONS, count)), columns.dtype) for count in (8, 24))
+    added = _best(lambda: sweeper.dots(columns, many, wide)) - _best(lambda: sweeper.dots(columns, few, wide))
+    return columns.size * 16 / max(added, 1e-6), copied
 
 
 def _dense_rate() -> float:
@@ -162,24 +165,27 @@ def _decisions(place: Path) -> tuple[float, float, float]:
     create_store(url, X, rng.standard_normal(SHORT)).close()
     found = []
     for tier in ("exact", "int8"):
-        few, many = (_best_selection(url, k=8, epsilon=epsilon, tau=0.99, tier=tier, polish="none") for epsilon in (0.5, 0.1))
+        requests = [{"k": 8, "epsilon": epsilon, "tau": 0.99, "tier": tier, "polish": "none"} for epsilon in (0.5, 0.1)]
+        few, many = _best_selections(url, None, requests)
         found.append(max(many[0] - few[0], 1e-6) / max(many[1] - few[1], 1.0) / MANY)
         if tier == "exact":
             opening = max(few[0] / MANY - found[0] * few[1], 1e-9)
     return found[0], found[1], opening
 
 
-def _best_selection(data: Any, y: Any = None, **request: Any) -> tuple[float, float, float]:
-    """Return processor seconds, passes and gradient rounds of the quickest of some selections.
+def _best_selections(data: Any, y: Any, requests: Sequence[dict[str, Any]]) -> list[tuple[float, float, float]]:
+    """Return processor seconds, passes and gradient rounds of the quickest of some selections per request.
 
-    The work looked at here is done by one thread, and its processor time does not count what else runs on this machine.
+    They take turns, because their differences matter and a machine changes its pace. The work looked at here is done by one thread,
+    and its processor time does not count what else runs on this machine.
     """
-    found = []
+    found: list[list[tuple[float, float, float]]] = [[] for _ in requests]
     for _ in range(_REPEATS):
-        started = time.process_time()
-        details = select(data, y, **request).details
-        found.append((time.process_time() - started, float(details["full_passes"]), float(details["gradient_rounds"])))
-    return min(found)
+        for request, seen in zip(requests, found, strict=True):
+            started = time.process_time()
+            details = select(data, y, **request).details
+            seen.append((time.process_time() - started, float(details["full_passes"]), float(details["gradient_rounds"])))
+    return [min(seen) for seen in found]
 
 
 def _device(place: Path) -> float:
@@ -208,17 +214,18 @@ def _driver(products_per_second: float) -> tuple[float, float, float, float]:
     """Return the seconds of the polish per column and k^2 and per column and k, of an inner round, and of a start."""
     small = PaperDesign(64, 2000)
     X, y = small.matrix().T, small.response()
-    start = _best_selection(X, y, k=1, epsilon=0.5, polish="none")[0]
-    rounds = _best_selection(X, y, k=40, epsilon=0.1, tau=0.5, polish="none")
-    inner_round = max(rounds[0] - start, 1e-6) / rounds[2]
+    requests = [{"k": 1, "epsilon": 0.5, "polish": "none"}, {"k": 40, "polish": "none"}]
+    (start, _, _), (seconds, _, rounds) = _best_selections(X, y, requests)
+    inner_round = max(seconds - start, 1e-6) / rounds
     n_features, n_obs = POLISHED
     design = PaperDesign(n_obs, n_features)
     X, y = design.matrix().T, design.response()
+    few, many = 80, 240
     found = []
-    for k in (40, 160):
-        plain, polished = (_best_selection(X, y, k=k, polish=polish) for polish in ("none", "pool"))
+    for k in (few, many):
+        plain, polished = _best_selections(X, y, [{"k": k, "polish": polish} for polish in ("none", "pool")])
         columns = plain[1] % 1.0 * n_features  # passes are whole, what is gathered is the rest
-        products = columns * n_obs * 1.3 * k / products_per_second
+        products = columns * n_obs * GRAM_WASTE * k / products_per_second  # of processor time
         found.append(max(polished[0] - plain[0] - products, 1e-6) / columns)
-    square = max((found[1] / 160 - found[0] / 40) / 120, 1e-12)
-    return square, max(found[0] / 40 - 40 * square, 1e-9), inner_round, start
+    square = max((found[1] / many - found[0] / few) / (many - few), 1e-12)
+    return square, max(found[0] / few - few * square, 1e-9), inner_round, start

@@ -25,10 +25,11 @@ import numpy as np
 from fastomp_nvm.columns import LARGEST_BUDGET
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.machine_profiles import Machine, Medium, Network
+from fastomp_nvm.objectives.linear_gains import GRAM_BLOCK
 from fastomp_nvm.rehearsal import KINDS, rehearse
 from fastomp_nvm.stores import BLOCK_COLUMNS
 
-__all__ = ["Phase", "Plan", "PlanRequest", "Resources", "plan"]
+__all__ = ["GRAM_WASTE", "Phase", "Plan", "PlanRequest", "Resources", "plan"]
 
 #: Bytes per feature that a driver and a node hold besides the columns: moments, candidates, scores, intervals of the tier. From the
 #: peak of anonymous memory of whole selections over 16 observations on one machine (16 November 2026): 152 bytes with the exact
@@ -38,8 +39,10 @@ DRIVER_BYTES, NODE_BYTES, NODE_TIER_BYTES = 150, 150, 185
 #: Share of memory that the system lets a mapping fill, as in ``reading``; and how much slower a first pass through it is.
 FILLABLE, FIRST_PASS = 0.5, 2.0
 
-#: Columns of the Gram matrix the polish computes for each it uses (it works in blocks of 16 likely ones).
-GRAM_WASTE = 1.3
+#: Columns of the Gram matrix the polish computes for each it uses, in blocks of ``GRAM_BLOCK`` likely ones: 2.3 to 5.0 of the
+#: paper's design (500 to 2000 observations, k 50 to 300, 16 November 2026), the more the fewer observations, and 1.6 to 3.6 of the
+#: sparse one.
+GRAM_WASTE = 3.5
 
 ALGORITHMS = ("fast_omp", "sds_omp")
 
@@ -252,8 +255,9 @@ def plan(request: PlanRequest, resources: Resources) -> Plan:
         calling = calls * machine.call * max(sharing / machine.cores, 1.0)  # shards beyond the cores of a machine take turns
         phases.append(Phase("network", (sent + received) / resources.network.bytes_per_second + calling, "network"))
         phases.append(Phase("connecting", machine.cluster_start, "start-up"))
-    products = machine.products_per_second * machine.cores
-    phases.append(Phase("inner rounds", work.driver_products / products + work.rounds * machine.inner_round, "driver"))
+    walking = held * work.columns_walked * request.column_bytes / machine.memory_bytes_per_second
+    products = work.driver_products / (machine.products_per_second * machine.cores)
+    phases.append(Phase("inner rounds", walking + products + work.rounds * machine.inner_round, "driver"))
     square, step = work.greedy
     greedy = square * machine.greedy_square + step * machine.greedy_step
     dense = work.dense_products / machine.dense_products_per_second
@@ -295,7 +299,7 @@ def _fast_omp(request: PlanRequest) -> _Work:
     products = sum((outer.prefix_columns + outer.survivors * outer.selected) * n_obs for outer in played.outers)
     dense = sum(outer.prefix_columns * (outer.selected + outer.adopted / 2) for outer in played.outers)
     if request.polish:
-        walked += gathered * GRAM_WASTE * k / 16
+        walked += gathered * GRAM_WASTE * k / GRAM_BLOCK
         products += gathered * n_obs * GRAM_WASTE * k
     return _Work(
         passes=len(played.outers),
