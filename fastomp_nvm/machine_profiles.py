@@ -121,24 +121,24 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
     }
 )
 
-#: A server nobody measured: per-core rates as measured on two cores of an AMD EPYC (Zen 3) by ``fastomp plan --measure`` on
+#: A server nobody measured: per-core rates as measured on two cores of an AMD EPYC (Zen 4) by ``fastomp plan --measure`` on
 #: 16 November 2026; three quarters of the 204.8 GB/s of eight channels of DDR4-3200 (JEDEC).
 TYPICAL_NODE = Machine(
-    source="32 cores like those measured here (AMD EPYC, Zen 3), 256 GiB, eight channels of DDR4-3200",
+    source="32 cores like those measured here (AMD EPYC, Zen 4), 256 GiB, eight channels of DDR4-3200",
     cores=32,
     memory_bytes=256 * GIB,
     memory_bytes_per_second=0.75 * 204.8e9,
-    entries_per_second={"float16": 9.3e9, "float32": 4.0e9, "float64": 2.2e9, "int8": 12.4e9},
-    products_per_second=21e9,
-    dense_products_per_second=15e9,
-    copied_bytes_per_second=3.9e9,
-    exact_decision=17e-9,
-    tier_decision=65e-9,
-    opening=280e-9,
-    greedy_square=0.6e-9,
-    greedy_step=230e-9,
-    inner_round=0.5e-3,
-    start=0.005,
+    entries_per_second={"float16": 8.4e9, "float32": 5.1e9, "float64": 2.9e9, "int8": 12.3e9},
+    products_per_second=41e9,
+    dense_products_per_second=26e9,
+    copied_bytes_per_second=4.6e9,
+    exact_decision=21e-9,
+    tier_decision=41e-9,
+    opening=95e-9,
+    greedy_square=0.25e-9,
+    greedy_step=100e-9,
+    inner_round=0.17e-3,
+    start=0.002,
 )
 
 

@@ -143,9 +143,9 @@ def _products() -> tuple[float, float]:
     columns = sweeper.gather(rows, some)
     copied = columns.nbytes / _best(lambda: sweeper.gather(rows, some))
     # Bringing a column from memory is counted apart: what further vectors add is what the processor does.
-    few, many = (Vectors(rng.standard_normal((OBSERVATIONS, count)), columns.dtype) for count in (8, 24))
+    few, many = (Vectors(rng.standard_normal((OBSERVATIONS, count)), columns.dtype) for count in (8, 40))
     added = _best(lambda: sweeper.dots(columns, many, wide)) - _best(lambda: sweeper.dots(columns, few, wide))
-    return columns.size * 16 / max(added, 1e-6), copied
+    return columns.size * 32 / max(added, 1e-6), copied
 
 
 def _dense_rate() -> float:

@@ -8,6 +8,7 @@ two, phase by phase:
   is slowest; what fits half the memory comes from the medium once;
 * *decisions*: every node forms scores and tells the driver the few that matter;
 * *gathering*: surviving columns travel to the driver;
+* *walking*: the driver takes gathered columns from its memory, once per block of vectors;
 * *inner rounds*, *polish* and *fit*: the driver alone, on gathered columns. What exceeds its budget is read again for every block
   of prefixes, over the network.
 
@@ -257,7 +258,8 @@ def plan(request: PlanRequest, resources: Resources) -> Plan:
         phases.append(Phase("connecting", machine.cluster_start, "start-up"))
     walking = held * work.columns_walked * request.column_bytes / machine.memory_bytes_per_second
     products = work.driver_products / (machine.products_per_second * machine.cores)
-    phases.append(Phase("inner rounds", walking + products + work.rounds * machine.inner_round, "driver"))
+    phases.append(Phase("walking", walking, "memory bandwidth"))
+    phases.append(Phase("inner rounds", products + work.rounds * machine.inner_round, "driver"))
     square, step = work.greedy
     greedy = square * machine.greedy_square + step * machine.greedy_step
     dense = work.dense_products / machine.dense_products_per_second
