@@ -131,16 +131,16 @@ class MatrixFile:
         address = int(self.array.__array_interface__["data"][0])
         pages = -(-self.array.nbytes // _PAGE)
         step = max(pages // _SAMPLES, 1)
-        state = np.empty(_SAMPLED_PAGES, dtype=np.uint8)
-        where = ctypes.c_void_p(state.ctypes.data)
-        looked_at = found = 0
-        for first in range(0, pages, step):
+        firsts = range(0, pages, step)
+        state = np.zeros((len(firsts), _SAMPLED_PAGES), dtype=np.uint8)
+        where, looked_at = state.ctypes.data, 0
+        for number, first in enumerate(firsts):
             count = min(_SAMPLED_PAGES, pages - first, step)
-            if _system_call("mincore", address + first * _PAGE, count * _PAGE, where):
+            place = ctypes.c_void_p(where + number * _SAMPLED_PAGES)
+            if _system_call("mincore", address + first * _PAGE, count * _PAGE, place):
                 return 1.0  # not to be had here: the mapping is always right
             looked_at += count
-            found += int((state[:count] & 1).sum())  # the other bits are undefined
-        return found / max(looked_at, 1)
+        return int((state & 1).sum()) / max(looked_at, 1)  # the other bits are undefined
 
     def room(self, columns: int) -> int:
         """Return the bytes of a buffer that holds any ``columns`` adjacent columns and the rest of their first and last page."""
