@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -93,10 +93,17 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _show(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table of runs."""
-    table = Table()
-    for column in ("run", "status", "rounds", "features", "value", "time", "algorithm", "store"):
-        table.add_column(column, overflow="fold", justify="right" if column in ("rounds", "features", "value", "time") else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    """Print a table of runs per store, whose address would be folded to shreds in a column of its own."""
+    by_store: dict[str, list[list[str]]] = {}
+    for *figures, store in rows:
+        by_store.setdefault(store, []).append(figures)
+    console = Console(highlight=False, markup=False)
+    for store, members in by_store.items():
+        table = Table()
+        for column in ("run", "status", "rounds", "features", "value", "time", "algorithm"):
+            justify: Literal["left", "right"] = "right" if column in ("rounds", "features", "value", "time") else "left"
+            table.add_column(column, overflow="fold", justify=justify, no_wrap=column != "run")
+        for figures in members:
+            table.add_row(*figures)
+        console.print(store, soft_wrap=True)
+        console.print(table)
