@@ -3,8 +3,8 @@
 The bar is 2 % of the run time on an SSD store. The cost has three parts, told apart here by a clock around each step that only a
 durable run takes: once per run (registration, the log, the result, the removal of the state: eight small writes that each wait for
 the device), once per round (noting the answers, and waiting for the record before), and the processor time of the thread that
-writes the records meanwhile, which is felt only when no core is idle. Their sum over the run time is the ``cost`` that is judged. It
-is no upper bound: what a flush does to reads of the same device, and the thread to the caches of the others, is not in it. The first
+writes the records meanwhile, which is felt only when no core is idle. Their sum over the run time is the ``cost`` that is judged.
+It is no upper bound: what a flush does to reads of the same device, and the thread to the caches of others, is not in it. The first
 part is the same for a run of a second and of a day.
 
 The ratio of wall times is printed beside it, with the interval that holds its true median in at least 95 % of all cases; on a
