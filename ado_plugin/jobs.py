@@ -263,10 +263,11 @@ class Jobs:
     def resume(self, job: Job) -> None:
         """Queue a job again that failed or was cancelled; any other goes on as it is."""
         with self._changed:
+            job.cancelled = False  # one that has not noticed yet that it was cancelled goes on
             if job.state in ("failed", "cancelled"):
                 self._admit()
                 job.request = JobRequest(**self._records.request(job.name))  # whole again
-                job.cancelled, job.error, job.progress = False, None, []
+                job.error, job.progress = None, []
                 job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
                 self._set_state(job, "queued")
 
@@ -417,7 +418,7 @@ class Jobs:
             if job.state != "running":
                 return
             if job.cancelled or answers is None:
-                self._finish(job, "cancelled", CancelledError("the job was cancelled"))
+                self._end([job], CancelledError("the job was cancelled"))
                 return
             try:
                 self._records.write_answer(job.name, {"answers": answers})

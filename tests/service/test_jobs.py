@@ -195,6 +195,34 @@ def test_cancelling(queue: Jobs, gate: Gate) -> None:
     assert finished(queue, "d") == ["cancelled"]
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_resuming_what_is_only_being_cancelled(tmp_path: Path, noticed: bool) -> None:
+    """A job resumed before it ended of its cancellation has its answer, whether or not it was being dropped at that moment."""
+
+    class Hesitant(Gate):
+        """Hears of the cancellation, if at all, while the job is resumed, and acts on what it heard."""
+
+        def run(self, jobs: Any, observer: Any, stopped: Any, dropped: Any, ended: Any) -> None:
+            if self.forgotten or self.batches:
+                super().run(jobs, observer, stopped, dropped, ended)
+                return
+            self.batches.append([job.name for job in jobs])
+            queue.cancel(jobs[0])
+            heard = noticed and dropped(jobs[0])
+            queue.resume(jobs[0])
+            ended(jobs[0], None if heard else [{"of": "a"}])
+
+    gate = Hesitant()
+    gate.open.set()
+    queue = Jobs(JobRecords(tmp_path / "jobs"), gate, JobLimits())
+    job = queue.submit("a", request())
+    queue.start()
+    assert finished(queue, "a") == ["done"]
+    assert queue.answer(job) == [{"of": "a"}]
+    assert len(gate.batches) == 1 + noticed
+    queue.drain(1.0)
+
+
 def test_draining_leaves_jobs_for_the_next_server(tmp_path: Path, gate: Gate) -> None:
     """A drained queue takes nothing, ends what it can, and the next one runs the rest; no crash is counted."""
     records = JobRecords(tmp_path / "jobs")
