@@ -57,9 +57,13 @@ class _SlicedLog:
         self._log = log
         self._end = end
 
-    def append(self, *records: bytes) -> None:
-        """Make ``records`` durable, then look at the clock."""
-        self._log.append(*records)
+    def write(self, *records: bytes) -> None:
+        """Write ``records``."""
+        self._log.write(*records)
+
+    def persist(self) -> None:
+        """Make what was written durable, then look at the clock."""
+        self._log.persist()
         if time.monotonic() >= self._end:
             raise _SliceOverError
 

@@ -34,7 +34,7 @@ import fastomp_nvm as fo
 from benchmarks.crash import private_folder
 from benchmarks.device import evict
 from benchmarks.machine import fingerprint
-from fastomp_nvm import durable_runs, journal, reading, run_directory
+from fastomp_nvm import durable_runs, reading, run_directory
 from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.journal import DecisionJournal
@@ -70,23 +70,23 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
 }
 
 
-#: What the journal's thread does meanwhile.
-WRITER = (journal._Writer, "_write")
+#: What the journal's own thread does meanwhile.
+PERSISTER = (StateLog, "persist")
 
 
 @contextmanager
 def clocked() -> Iterator[Callable[[str], float]]:
-    """Time the steps that only a durable run takes; yields what tells the seconds of a group so far, or of the ``writer``."""
-    spent = dict.fromkeys((*STEPS, "writer"), 0.0)
+    """Time the steps that only a durable run takes; yields what tells the seconds of a group so far, or ``persisting``."""
+    spent = dict.fromkeys((*STEPS, "persisting"), 0.0)
     inside = False
-    write = getattr(*WRITER)
+    persist = getattr(*PERSISTER)
 
-    def write_timed(*arguments: Any) -> None:
+    def persist_timed(*arguments: Any) -> None:
         started = time.thread_time()
         try:
-            write(*arguments)
+            persist(*arguments)
         finally:
-            spent["writer"] += time.thread_time() - started
+            spent["persisting"] += time.thread_time() - started
 
     def timed(group: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -103,7 +103,7 @@ def clocked() -> Iterator[Callable[[str], float]]:
         return call
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(*WRITER, write_timed))
+        stack.enter_context(mock.patch.object(*PERSISTER, persist_timed))
         for group, steps in STEPS.items():
             for owner, name in steps:
                 stack.enter_context(mock.patch.object(owner, name, timed(group, getattr(owner, name))))
@@ -114,7 +114,7 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Time pairs in turn, their order changing, so that a noisy minute hits both; return medians and ratios."""
     wall: dict[str, list[float]] = {"plain": [], "durable": []}
     cpu: dict[str, list[float]] = {"plain": [], "durable": []}
-    took: dict[str, list[float]] = {group: [] for group in (*STEPS, "writer")}
+    took: dict[str, list[float]] = {group: [] for group in (*STEPS, "persisting")}
     rounds = 0
     fo.select(url, **request)
     for repeat in range(repeats):
@@ -143,7 +143,7 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
         "cpu": median(durable / plain for durable, plain in zip(cpu["durable"], cpu["plain"], strict=True)),
         "per_run": median(took["run"]),
         "per_round": median(took["rounds"]) / rounds,
-        "writer_per_round": median(took["writer"]) / rounds,
+        "persisting_per_round": median(took["persisting"]) / rounds,
         "cost": median(sum(parts) / seconds for *parts, seconds in zip(*took.values(), wall["plain"], strict=True)),
     }
 
@@ -196,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(
             f"{met} {name}: {figures['rounds']} rounds, {figures['plain']:.3f} s, cost {100 * figures['cost']:.2f} % "
             f"(bar {100 * BAR:.0f} %): waits of {1e3 * figures['per_run']:.1f} ms per run and {1e3 * figures['per_round']:.2f} ms "
-            f"per round, and {1e3 * figures['writer_per_round']:.2f} ms of processor time per round\n"
+            f"per round, and {1e3 * figures['persisting_per_round']:.2f} ms of processor time per round\n"
             f"       wall time with over without {figures['ratio']:.3f} (median of {figures['pairs']} pairs; "
             f"{low:.3f} to {high:.3f}), {figures['ratio_best']:.3f} (best against best), processor time {figures['cpu']:.3f}"
         )

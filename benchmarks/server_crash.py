@@ -49,7 +49,7 @@ JOB_POINTS: Mapping[str, KillPoint] = {
     "record written": (FileRegion, "write", False),
     "before persist": (FileRegion, "persist", True),
     "persisted": (FileRegion, "persist", False),
-    "record acknowledged": (StateLog, "append", False),
+    "record acknowledged": (StateLog, "persist", False),
     "before the answer is kept": (JobRecords, "write_answer", True),
     "answer kept": (JobRecords, "write_answer", False),
     "before the journal is dropped": (Execution, "forget", True),

@@ -112,6 +112,7 @@ class StateLog:
         self._name = name
         self._run_id = run_id
         self._failed = False
+        self._outgrown: DurableRegion | None = None  # holds the state before, until the one just written is persisted
         self._generation, state = _latest(place, name, run_id)
         self._sequence, self._length, self._checksum = state.sequence, state.length, state.checksum
         self.records = list(state.records)
@@ -133,19 +134,28 @@ class StateLog:
 
     def append(self, *records: bytes) -> None:
         """Return once the state with ``records`` at its end is durable."""
+        self.write(*records)
+        self.persist()
+
+    def write(self, *records: bytes) -> None:
+        """Write the state with ``records`` at its end; it counts once ``persist`` has returned, which any thread may call."""
         if self._failed:
             raise StoreError(f"the log {self._name!r} failed before: what it holds is known only after opening it again")
-        self._failed = True  # until the end of this method is reached
+        self._failed = True  # until the state is persisted
         new = b"".join(_framed(record) for record in records)
-        outgrown = self._make_room(self._length + len(new))
+        self._outgrown = self._make_room(self._length + len(new))
         self._region.write(_BODY + self._length, new)
         self._sequence += 1
         self._length += len(new)
         self._checksum = crc32(new, self._checksum)
-        first = self._write_slot()
+        self._write_slot()
+
+    def persist(self) -> None:
+        """Return once what was written is durable."""
+        first = PAGE * _slot_of(self._sequence)
         self._region.persist(first, _BODY + self._length - first)
-        if outgrown is not None:
-            outgrown.close()
+        if self._outgrown is not None:
+            self._outgrown.close()
             self._place.drop_region(f"{self._name}.{self._generation - 1}")
         self._failed = False
 
@@ -163,15 +173,13 @@ class StateLog:
         """Write the last ``last`` bytes of the body and the slot again, as they are, and persist them."""
         start = _BODY + self._length - last
         self._region.write(start, self._region.read(start, last))
-        first = self._write_slot()
-        self._region.persist(first, _BODY + self._length - first)
+        self._write_slot()
+        self.persist()
 
-    def _write_slot(self) -> int:
-        """Write the slot of the current state and return its offset."""
+    def _write_slot(self) -> None:
+        """Write the slot of the current state."""
         slot = _SLOT.pack(_MAGIC, self._run_id, self._sequence, self._length, FORMAT)
-        offset = PAGE * _slot_of(self._sequence)
-        self._region.write(offset, slot + _CRC.pack(_seal(slot, self._checksum)))
-        return offset
+        self._region.write(PAGE * _slot_of(self._sequence), slot + _CRC.pack(_seal(slot, self._checksum)))
 
     def _make_room(self, length: int) -> DurableRegion | None:
         """Move to a larger region when a body of ``length`` bytes does not fit; return the old one, which stays valid."""

@@ -58,7 +58,7 @@ _RESULT = "result.json"
 _BUILDS = "builds.json"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _READ_ATTEMPTS = 5
-_FIRST_REGION = 64 * PAGE  # bytes; a log that outgrows it moves
+_FIRST_REGION = 512 * PAGE  # bytes; a log that outgrows it moves, which few runs should have to wait for
 
 
 @dataclass(frozen=True, slots=True)

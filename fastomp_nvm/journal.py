@@ -12,8 +12,9 @@ or from other data, and is an error, never an answer. The first record is the ru
 
 Decisions about a query are taken before the next query is asked: an answer is over once its round is.
 
-Records are made durable by a thread of the journal's own while the next sweep runs, one at a time and in order: a crash may cost
-the round before it as well, which is then swept again, and in exchange a slow device costs no time.
+Records are persisted by a thread of the journal's own while the next sweep runs, one at a time and in order: a crash may cost the
+round before it as well, which is then swept again, and in exchange a slow device costs no time. They are encoded and written by the
+run itself: that is quicker between two sweeps than beside one, which has the cores and their caches.
 
 Numbers are encoded in little-endian binary; nothing is ever unpickled. Knows neither media nor algorithms.
 """
@@ -36,7 +37,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.checksum import crc32
 from fastomp_nvm.errors import StoreError
-from fastomp_nvm.rounds import Gradients, Query
+from fastomp_nvm.rounds import Ask, Gradients, Query
 from fastomp_nvm.sweep import Traffic
 
 __all__ = ["DecisionJournal", "RecordLog", "Standing", "recorded_identity", "standing"]
@@ -49,8 +50,8 @@ _DECISION = struct.Struct("<BQIQ")  # kind, ask, bytes of argument, bytes of ans
 _TOP_MEAN, _AT_LEAST, _ARGMAX, _OF = range(1, 5)
 _NAMES = {_TOP_MEAN: "top_mean", _AT_LEAST: "at_least", _ARGMAX: "argmax", _OF: "of"}
 
-#: Powers of an odd number modulo 2**64.
-_WEIGHTS = np.cumprod(np.full(512, 0x9E3779B97F4A7C15, dtype=np.uint64))
+#: Candidates are looked at in stretches of as many, of which each round takes one in so many.
+_STRETCH, _PARTS = 512, 8
 
 #: How far arguments may differ when a run goes on with another numeric build.
 _OTHER_BUILD_TOLERANCE = 1e-6
@@ -61,8 +62,12 @@ class RecordLog(Protocol):
 
     records: list[bytes]
 
-    def append(self, *records: bytes) -> None:
-        """Return once ``records`` are durable behind those before."""
+    def write(self, *records: bytes) -> None:
+        """Write ``records`` behind those before."""
+        ...
+
+    def persist(self) -> None:
+        """Return once what was written is durable; called from another thread."""
         ...
 
 
@@ -143,11 +148,11 @@ class DecisionJournal:
         self._expected: list[_Decision] = []  # decisions of the round being replayed, the next one last
         self._query: Query | None = None
         self._traffic = Traffic()
-        self._vectors: list[int] = []
+        self._asked: list[bytes] = []  # each ask of the query, as far as it must be the same again
         self._noted: list[_Decision] = []
         self._spent = standing(log.records).seconds
         self._started = time.perf_counter()
-        self._writer = _Writer(log)
+        self._persister = _Persister(log)
         if log.records:
             self._check_identity(recorded_identity(log.records))
 
@@ -181,7 +186,8 @@ class DecisionJournal:
         if self._expected:
             raise self._foreign(f"{_NAMES.get(self._expected[-1].kind)} was asked for and is not any more")
         self._query, self._traffic, self._noted = query, traffic, []
-        self._vectors = [_checksum(ask.vector) for ask in query.asks]  # now: a model may update its residual in place
+        # Now: a model may update its residual in place, and what the answers were taken from is still in the processor's cache.
+        self._asked = [_ASK.pack(*_fingerprint(ask, self._position)) for ask in query.asks]
         noted = [_Noted(self, self._asks + place, answer) for place, answer in enumerate(answers)]
         self._asks += len(answers)
         return noted
@@ -191,13 +197,16 @@ class DecisionJournal:
         assert self._query is not None, "commit follows record"
         seconds = self._spent + time.perf_counter() - self._started
         identity = [json.dumps(self._identity).encode("ascii")] if self._position == 0 else []
-        self._writer.hand_over(identity, self._query, self._vectors, _counts(self._traffic), seconds, self._noted)
+        record = _encode_round(self._query, self._asked, _counts(self._traffic), seconds, self._noted)
+        self._persister.wait()
+        self._log.write(*identity, record)
+        self._persister.begin()
         self._query = None
         self._position += 1
 
     def close(self) -> None:
         """Return once everything committed is durable, or raise what prevented it."""
-        self._writer.close()
+        self._persister.close()
 
     def note(self, kind: int, ask: int, argument: bytes, answer: bytes) -> None:
         """Remember a decision for the record of this round."""
@@ -224,11 +233,12 @@ class DecisionJournal:
             raise self._foreign(f"{asks} models of {selected} features were asked about, now {len(query.asks)} of {query.selected}")
         position = _ROUND.size + _COST.size
         for ask in query.asks:
-            vector, count, candidates = _unpack(_ASK, record, position)
+            vector, *candidates = _unpack(_ASK, record, position)
             position += _ASK.size
-            if (count, candidates) != (len(ask.candidates), _condensed_checksum(ask.candidates)):
+            vector_now, *candidates_now = _fingerprint(ask, self._position - 1)
+            if candidates != candidates_now:
                 raise self._foreign("the candidates are others")
-            if vector != _checksum(ask.vector) and not self._other_build:
+            if vector != vector_now and not self._other_build:
                 raise self._foreign("the residual has other bits")
         for _ in range(decisions):
             kind, number, *lengths = _unpack(_DECISION, record, position)
@@ -257,11 +267,11 @@ class DecisionJournal:
         return StoreError(f"the record of this run does not belong to this code: at round {self._position} {difference}; {advice}")
 
 
-class _Writer:
-    """A thread that makes rounds durable, one at a time and in order.
+class _Persister:
+    """A thread that persists what was written, one state at a time.
 
-    Rounds are handed over through a ``SimpleQueue``, not an executor: its ``put`` never lets go of the interpreter, so the run is
-    in its next sweep, which does, before the thread begins to encode. An executor's locks made the run wait for that instead.
+    It is told through a ``SimpleQueue``, not an executor: its ``put`` never lets go of the interpreter, so the run is in its next
+    sweep, which does, before the thread begins. An executor's locks made the run wait for that instead.
 
     Parameters
     ----------
@@ -270,47 +280,41 @@ class _Writer:
 
     def __init__(self, log: RecordLog) -> None:
         self._log = log
-        self._rounds: SimpleQueue[tuple[Sequence[bytes], Sequence[Any]] | None] = SimpleQueue()
+        self._states: SimpleQueue[bool] = SimpleQueue()  # False: there are no more
         self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread: Thread | None = None
-        self._writing = False
+        self._busy = False
 
-    def hand_over(self, before: Sequence[bytes], *parts: Any) -> None:
-        """Begin to write a round behind records that come ``before`` it; return once the round before is durable."""
-        self._wait()
+    def begin(self) -> None:
+        """Begin to persist what was written; to be waited for."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="fastomp-journal", daemon=True)
             self._thread.start()
-        self._writing = True
-        self._rounds.put((before, parts))
+        self._busy = True
+        self._states.put(True)
+
+    def wait(self) -> None:
+        """Return once nothing is being persisted any more, or raise what prevented it."""
+        if self._busy:
+            self._busy = False
+            if (error := self._outcomes.get()) is not None:
+                raise error
 
     def close(self) -> None:
         """End the thread; return once everything is durable, or raise what prevented it."""
         if self._thread is not None:
-            self._rounds.put(None)
+            self._states.put(False)
             self._thread.join()
-        self._wait()
-
-    def _wait(self) -> None:
-        """Wait for the round being written; raise what it met."""
-        if self._writing:
-            self._writing = False
-            if (error := self._outcomes.get()) is not None:
-                raise error
+        self.wait()
 
     def _run(self) -> None:
-        """Write what is handed over, until told to end."""
-        while (handed := self._rounds.get()) is not None:
+        """Persist until told to end."""
+        while self._states.get():
             try:
-                self._write(*handed)
+                self._log.persist()
                 self._outcomes.put(None)
             except BaseException as error:  # the run's to raise
                 self._outcomes.put(error)
-            del handed  # not to be held while the thread waits
-
-    def _write(self, before: Sequence[bytes], parts: Sequence[Any]) -> None:
-        """Encode a round and append it."""
-        self._log.append(*before, _encode_round(*parts))
 
 
 class _Noted(Gradients):
@@ -368,12 +372,10 @@ class _Remembered(Gradients):
 
 
 def _encode_round(
-    query: Query, vectors: Sequence[int], cost: Sequence[int], seconds: float, decisions: Sequence[_Decision]
+    query: Query, asked: Sequence[bytes], cost: Sequence[int], seconds: float, decisions: Sequence[_Decision]
 ) -> bytes:
-    """Return the record of an answered query, the checksums of whose vectors are given."""
-    parts = [_ROUND.pack(query.selected, query.value, seconds, len(query.asks), len(decisions)), _COST.pack(*cost)]
-    for vector, ask in zip(vectors, query.asks, strict=True):
-        parts.append(_ASK.pack(vector, len(ask.candidates), _condensed_checksum(ask.candidates)))
+    """Return the record of an answered query, whose asks are encoded already."""
+    parts = [_ROUND.pack(query.selected, query.value, seconds, len(query.asks), len(decisions)), _COST.pack(*cost), *asked]
     for decision in decisions:
         parts.append(_DECISION.pack(decision.kind, decision.ask, len(decision.argument), len(decision.answer)))
         parts += [decision.argument, decision.answer]
@@ -399,12 +401,16 @@ def _checksum(array: AnyArray) -> int:
     return crc32(np.ascontiguousarray(array).view(np.uint8).data)
 
 
-def _condensed_checksum(features: IndexArray) -> int:
-    """Return the CRC-32 of sums of 512 weighted numbers each: a CRC of all candidates would be half the work of a record."""
-    whole = len(features) - len(features) % len(_WEIGHTS)
-    numbers = np.ascontiguousarray(features).view(np.uint64)
-    sums = numbers[:whole].reshape(-1, len(_WEIGHTS)).dot(_WEIGHTS)  # modulo 2**64: a single other number changes its sum
-    return _checksum(np.concatenate((sums, numbers[whole:])))
+def _fingerprint(ask: Ask, round_: int) -> tuple[int, int, int]:
+    """Return the checksum of the vector, and the number and a checksum of the candidates.
+
+    Of many candidates each round looks at another eighth: all of them would be half the work of a record. They hardly change from
+    one round to the next, so a difference is noticed a few rounds later.
+    """
+    whole = len(ask.candidates) - len(ask.candidates) % (_PARTS * _STRETCH)
+    part = ask.candidates[:whole].reshape(-1, _PARTS, _STRETCH)[:, round_ % _PARTS]
+    rest = ask.candidates[whole:]
+    return _checksum(ask.vector), len(ask.candidates), crc32(rest.tobytes(), crc32(part.tobytes()))
 
 
 def _named(features: IndexArray) -> bytes:

@@ -27,7 +27,7 @@ from fastomp_nvm.stores import DurableRegion, FeatureStore, MediumTraits, Sideca
 from storage_backends.directory_regions import DirectoryRegions
 from storage_backends.file_system import device_errors, file_system_type
 from storage_backends.manifest import MANIFEST, Manifest, read_manifest
-from storage_backends.mmap_ssd import msync_durability
+from storage_backends.mmap_ssd import sync_durability
 from storage_backends.opened import OpenedStore
 from storage_backends.sharding import merged
 from storage_backends.statistics import label_digest
@@ -245,7 +245,7 @@ class ClusterStore(OpenedStore):
         kind = file_system_type(str(self._path))
         count = len(self._manifest.shards)
         detail = f"{count} shard{'s' if count > 1 else ''}, asked through Ray; regions beside the manifest on {kind}"
-        return MediumTraits("cluster", msync_durability(kind), False, detail)
+        return MediumTraits("cluster", sync_durability(kind), False, detail)
 
     def _region_place(self, create: bool = False) -> DirectoryRegions:
         """Return the regions beside the manifest."""

@@ -112,7 +112,7 @@ class FileRegion(DurableRegion):
             while position < offset + length:
                 data = os.pread(self._descriptor, offset + length - position, position)
                 if not data:
-                    raise MediumError(f"region {self._name!r} lost its end: its file was cut off while in use")
+                    raise self._cut_off()
                 parts.append(data)
                 position += len(data)
         return b"".join(parts)
@@ -124,6 +124,8 @@ class FileRegion(DurableRegion):
         with device_errors(f"write region {self._name!r}"):
             if not self._writable:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            if os.fstat(self._descriptor).st_size < self._size:  # writing would make it whole again, with zeros in it
+                raise self._cut_off()
             while view:
                 written = os.pwrite(self._descriptor, view, position)
                 view, position = view[written:], position + written
@@ -139,6 +141,10 @@ class FileRegion(DurableRegion):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _cut_off(self) -> MediumError:
+        """Return the error for a file that is shorter than it was."""
+        return MediumError(f"region {self._name!r} lost its end: its file was cut off while in use")
 
     def _check(self, offset: int, length: int) -> None:
         """Refuse a closed region and bytes outside it."""

@@ -13,7 +13,7 @@ from fastomp_nvm.stores import MediumTraits
 from storage_backends import libpmem
 from storage_backends.file_system import file_system_type
 from storage_backends.mapped_files import Access, flush_pages
-from storage_backends.mmap_ssd import msync_durability
+from storage_backends.mmap_ssd import sync_durability
 from storage_backends.store_files import FileMedium
 
 __all__ = ["MEDIUM"]
@@ -30,7 +30,7 @@ def _choose_access(descriptor: int, path: str) -> Access:
     else:
         traits = MediumTraits("pmem", "power", False, f"MAP_SYNC mapping on {kind} (DAX), libpmem persist")
         return Access(traits, libpmem.MAP_SYNC_FLAGS, library.persist)
-    traits = MediumTraits("pmem", msync_durability(kind), True, f"emulated by a shared mapping and msync: {reason}")
+    traits = MediumTraits("pmem", sync_durability(kind), True, f"emulated by a shared mapping and msync: {reason}")
     return Access(traits, mmap.MAP_SHARED, flush_pages)
 
 

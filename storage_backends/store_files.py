@@ -24,6 +24,7 @@ from fastomp_nvm.pacing import DeviceProfile
 from fastomp_nvm.reading import MatrixFile
 from fastomp_nvm.stores import DurableRegion, FeatureStore, Sidecars, StoreDraft, StoreURL
 from storage_backends import store_format
+from storage_backends.directory_regions import FileRegion
 from storage_backends.file_system import (
     NO_REPLACE,
     allocate,
@@ -252,8 +253,10 @@ class FileStore(OpenedStore):
                 length = os.fstat(descriptor).st_size
                 if not length:
                     raise StoreError(f"region {name!r} of {self._url} is empty: drop it and create it again")
+                if self._access.persist is None:
+                    return FileRegion(name, os.dup(descriptor), writable=writable)
                 mapping = map_file(descriptor, length, self._access.flags, writable=writable, path=file)
-                return MappedRegion(name, mapping, self._access, writable=writable)
+                return MappedRegion(name, mapping, self._access.persist, writable=writable)
 
     def regions(self) -> Sequence[str]:
         """Names of the durable regions that exist, in order."""

@@ -22,6 +22,7 @@ from fastomp_nvm.errors import FastompError
 from fastomp_nvm.request import Selection
 from fastomp_nvm.stores import open_store
 from storage_backends import store_files
+from storage_backends.directory_regions import FileRegion
 from storage_backends.mapped_files import MappedRegion
 from storage_backends.store_files import FileStore
 
@@ -36,18 +37,21 @@ __all__ = [
     "kill_at_random_times",
 ]
 
-#: A call that a process does not survive: (owner, attribute, whether it dies before the call or after it).
+#: A call that a process does not survive: (owner or owners, attribute, whether it dies before the call or after it).
 KillPoint: TypeAlias = tuple[Any, str, bool]
+
+#: The regions of the mmap and of the pmem medium.
+_REGIONS = (FileRegion, MappedRegion)
 
 #: Where a child can be told to die.
 KILL_POINTS: Mapping[str, KillPoint] = {
     "before registration": (run_directory, "write_durably", True),
     "registered": (durable_runs, "_drive", True),
     "log opened": (durable_runs, "_open_log", False),
-    "record written": (MappedRegion, "write", False),
-    "before persist": (MappedRegion, "persist", True),
-    "persisted": (MappedRegion, "persist", False),
-    "record acknowledged": (StateLog, "append", False),
+    "record written": (_REGIONS, "write", False),
+    "before persist": (_REGIONS, "persist", True),
+    "persisted": (_REGIONS, "persist", False),
+    "record acknowledged": (StateLog, "persist", False),
     "before a region": (FileStore, "_create_region", True),
     "region not yet named": (store_files, "rename_with_flag", True),
     "region named": (store_files, "rename_with_flag", False),
@@ -184,17 +188,21 @@ def _be_child(name: str, url: str, request: Mapping[str, Any], registered: bool,
 
 def die_at(point: KillPoint, call: int) -> None:
     """Arrange for this process to die at the ``call``-th call (from 0) of a kill point."""
-    owner, attribute, before = point
-    original, count = getattr(owner, attribute), 0
+    owners, attribute, before = point
+    count = 0
 
-    def dying(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if before and count > call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = original(*arguments, **options)
-        if count > call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+    def mortal(original: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if before and count > call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = original(*arguments, **options)
+            if count > call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
 
-    setattr(owner, attribute, dying)
+        return dying
+
+    for owner in owners if isinstance(owners, tuple) else (owners,):
+        setattr(owner, attribute, mortal(getattr(owner, attribute)))

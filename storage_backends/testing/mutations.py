@@ -267,9 +267,12 @@ class _MemoryLog:
     def __init__(self, records: list[bytes]) -> None:
         self.records = records
 
-    def append(self, *records: bytes) -> None:
+    def write(self, *records: bytes) -> None:
         """Add records."""
         self.records += records
+
+    def persist(self) -> None:
+        """Have nothing to do."""
 
 
 def _decide(answers: Any) -> None:

@@ -68,14 +68,14 @@ def stopped(store_url: str) -> str:
 
 def stop_after_three_rounds(name: str, store_url: str) -> None:
     """Start a run and leave it behind after three rounds."""
-    original = StateLog.append
+    original = StateLog.write
 
-    def append(log: StateLog, *records: bytes) -> None:
+    def write(log: StateLog, *records: bytes) -> None:
         if log.sequence == 3:
             raise PulledPlugError
         original(log, *records)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateLog, "append", append)
+        patch.setattr(StateLog, "write", write)
         with pytest.raises(PulledPlugError):
             fo.select(store_url, run=name, **REQUEST)

@@ -40,4 +40,4 @@ def test_the_cost_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
         low, high = printed[name]["interval"]
         assert 0 < low <= printed[name]["ratio"] <= high
         assert printed[name]["cost"] > 0
-        assert printed[name]["writer_per_round"] > 0
+        assert printed[name]["persisting_per_round"] > 0

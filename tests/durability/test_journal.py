@@ -24,9 +24,12 @@ class MemoryLog:
     def __init__(self, records: Sequence[bytes] = ()) -> None:
         self.records = list(records)
 
-    def append(self, *records: bytes) -> None:
+    def write(self, *records: bytes) -> None:
         """Add records."""
         self.records += records
+
+    def persist(self) -> None:
+        """Have nothing to do."""
 
 
 class Known(Gradients):
@@ -115,25 +118,33 @@ def test_another_query_is_refused(log: MemoryLog, asked: Query, text: str) -> No
         journal.replay(asked, Traffic())
 
 
-@pytest.mark.parametrize("count", [5, 511, 512, 513, 5000])
+@pytest.mark.parametrize("count", [5, 511, 4095, 4096, 4097, 50_000])
 def test_a_single_other_candidate_is_noticed(count: int) -> None:
-    """Wherever one candidate of many gives way to a neighbour, or two trade places, the query is another one."""
+    """Wherever one candidate gives way to a neighbour, or two trade places: of few at once, of many within eight rounds."""
     candidates = np.arange(0, 3 * count, 3)
     log = MemoryLog()
     with opened(log) as journal:
-        (one,) = journal.record(Query(0, 0.5, (Ask(np.ones(3), candidates),)), [Known([1.0])], Traffic())
-        one.argmax()
-        journal.commit()
+        for _ in range(8):
+            (one,) = journal.record(Query(0, 0.5, (Ask(np.ones(3), candidates),)), [Known([1.0])], Traffic())
+            one.argmax()
+            journal.commit()
+
+    def replay_all(given: np.ndarray, rounds: int) -> None:
+        with opened(MemoryLog(log.records)) as journal:
+            for _ in range(rounds):
+                answers = journal.replay(Query(0, 0.5, (Ask(np.ones(3), given),)), Traffic())
+                assert answers is not None
+                answers[0].argmax()
+
     rng = np.random.default_rng(count)
     for place in (0, count - 1, *rng.integers(0, count, 8)):
         other, traded = candidates.copy(), candidates.copy()
         other[place] += 1
         traded[[place, place - 1]] = candidates[[place - 1, place]]
         for changed in (other, traded):
-            with opened(MemoryLog(log.records)) as journal, pytest.raises(StoreError, match="the candidates are others"):
-                journal.replay(Query(0, 0.5, (Ask(np.ones(3), changed),)), Traffic())
-    with opened(MemoryLog(log.records)) as journal:
-        assert journal.replay(Query(0, 0.5, (Ask(np.ones(3), candidates),)), Traffic()) is not None
+            with pytest.raises(StoreError, match="the candidates are others"):
+                replay_all(changed, 1 if count < 4096 else 8)
+    replay_all(candidates, 8)
 
 
 def test_another_decision_is_refused(log: MemoryLog) -> None:
@@ -185,11 +196,24 @@ def test_another_identity_is_refused(log: MemoryLog) -> None:
         journal.replay(query(candidates=3), Traffic())
 
 
-def test_a_failed_write_is_told() -> None:
+def test_a_record_that_cannot_be_written_is_told_at_once() -> None:
+    """A log that refuses a record ends the run with its reason."""
+
+    class Full(MemoryLog):
+        def write(self, *records: bytes) -> None:
+            raise MediumError("cannot write: no space left on device")
+
+    with opened(Full()) as journal:
+        journal.record(query(), [Known([1, 2, 3, 4])], Traffic())
+        with pytest.raises(MediumError, match="no space"):
+            journal.commit()
+
+
+def test_a_failed_persist_is_told() -> None:
     """What prevented a record from being durable comes out at the next round, or at the end."""
 
     class Full(MemoryLog):
-        def append(self, *records: bytes) -> None:
+        def persist(self) -> None:
             raise MediumError("cannot write: no space left on device")
 
     journal = DecisionJournal(Full(), IDENTITY)

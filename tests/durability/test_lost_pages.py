@@ -78,10 +78,10 @@ def test_other_stores_of_the_process_are_not_concerned(tmp_path: Path) -> None:
         lost_pages.check(values)
 
 
-@needs_native
-def test_a_region_cut_off_is_an_error(tmp_path: Path) -> None:
-    """Reading or writing a region whose file lost its end raises our error."""
-    with fo.create_store(str(tmp_path / "s"), np.eye(3)) as store:
+@pytest.mark.parametrize("medium", ["mmap", pytest.param("pmem", marks=needs_native)])
+def test_a_region_cut_off_is_an_error(medium: str, tmp_path: Path) -> None:
+    """Reading or writing a region whose file lost its end raises our error, whether it is mapped or not."""
+    with fo.create_store(f"{medium}://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 64 * 4096)
         os.truncate(tmp_path / "s" / "regions" / "log.bin", 4096)
         with pytest.raises(fo.MediumError, match="region 'log' lost its end"):
@@ -122,12 +122,12 @@ def test_a_mapping_that_went_is_forgotten(tmp_path: Path) -> None:
 
 def test_mappings_come_and_go_while_others_are_checked(tmp_path: Path) -> None:
     """Stores and regions opened and closed on some threads disturb no check on others."""
-    with fo.create_store(str(tmp_path / "s"), np.eye(20)) as store:
+    with fo.create_store(f"pmem://{tmp_path}/s", np.eye(20)) as store:
         ended = threading.Event()
 
         def churn(number: int) -> None:
             for _ in range(150):
-                fo.open_store(str(tmp_path / "s")).close()
+                fo.open_store(f"pmem://{tmp_path}/s").close()
                 region = store.region(f"r{number}", 4096)
                 region.write(0, b"x")
                 region.close()
@@ -149,7 +149,7 @@ def test_mappings_come_and_go_while_others_are_checked(tmp_path: Path) -> None:
 
 def test_a_closed_mapping_does_not_unwatch_its_successor(tmp_path: Path) -> None:
     """Only the mapping that stands at an address can end the watch over it, whenever its predecessor is collected."""
-    with fo.create_store(str(tmp_path / "s"), np.eye(3)) as store:
+    with fo.create_store(f"pmem://{tmp_path}/s", np.eye(3)) as store:
         first = store.region("log", 4096)
         address = first._mapping.address
         first.close()

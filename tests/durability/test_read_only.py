@@ -88,7 +88,7 @@ def test_a_copy_that_was_not_finished_is_made_again(stopped: str, monkeypatch: p
     rounds = swept_rounds(monkeypatch)
     with write_protected(stopped):
         with monkeypatch.context() as patch:
-            patch.setattr(StateLog, "append", pull_the_plug)
+            patch.setattr(StateLog, "write", pull_the_plug)
             with pytest.raises(PulledPlugError):
                 fo.resume("half")
         assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]

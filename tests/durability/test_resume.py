@@ -11,7 +11,7 @@ import fastomp_nvm as fo
 from fastomp_nvm import durable_runs, registry
 from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.journal import DecisionJournal
-from storage_backends.mapped_files import MappedRegion
+from storage_backends.directory_regions import FileRegion
 from storage_backends.testing.kill_trials import comparable
 
 LINEAR: dict[str, Any] = {"k": 5, "objective": "linear", "target": "amount"}
@@ -24,14 +24,14 @@ class PulledPlugError(Exception):
 
 def stop_after(patch: pytest.MonkeyPatch, states: int) -> None:
     """Let the process that appends state ``states + 1`` end before it does."""
-    original = StateLog.append
+    original = StateLog.write
 
-    def append(log: StateLog, *records: bytes) -> None:
+    def write(log: StateLog, *records: bytes) -> None:
         if log.sequence == states:
             raise PulledPlugError
         original(log, *records)
 
-    patch.setattr(StateLog, "append", append)
+    patch.setattr(StateLog, "write", write)
 
 
 def resume_from_every_round(url: str, request: dict[str, Any]) -> int:
@@ -96,7 +96,7 @@ def test_requests_of_every_kind_resume(media: dict[str, str], request_: dict[str
 def test_one_persist_per_round(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden count: a run persists once per answered query, and a resumed one once more for what it found."""
     counts = {"persist": 0, "commit": 0}
-    for owner, name in ((MappedRegion, "persist"), (DecisionJournal, "commit")):
+    for owner, name in ((FileRegion, "persist"), (DecisionJournal, "commit")):
         original = getattr(owner, name)
 
         def counting(self: Any, *arguments: Any, _original: Any = original, _name: str = name) -> Any:

@@ -88,13 +88,13 @@ def test_jobs_leave_no_threads(execution: Execution) -> None:
 
 def test_the_last_round_of_a_cancelled_job_is_kept(execution: Execution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that was answered is durable when a job has ended, however slow the device, and is not swept again."""
-    append = StateLog.append
+    persist = StateLog.persist
 
-    def slow(log: StateLog, *records: bytes) -> None:
+    def slow(log: StateLog) -> None:
         time.sleep(0.05)
-        append(log, *records)
+        persist(log)
 
-    monkeypatch.setattr(StateLog, "append", slow)
+    monkeypatch.setattr(StateLog, "persist", slow)
     asked = []
     with pytest.raises(fo.CancelledError):
         carried_out(execution, job(1), asked.append, after(4))
