@@ -2,10 +2,10 @@
 
 The bar is 2 % of the run time on an SSD store. The cost has three parts, told apart here by a clock around each step that only a
 durable run takes: once per run (registration, the log, the result, the removal of the state: eight small writes that each wait for
-the device), once per round (noting the answers, and waiting for the record before), and the processor time of the thread that
-writes the records meanwhile, which is felt only when no core is idle. Their sum over the run time is the ``cost`` that is judged.
-It is no upper bound: what a flush does to reads of the same device, and the thread to the caches of others, is not in it. The first
-part is the same for a run of a second and of a day.
+the device), once per round (noting the answers, waiting for the record before and writing this one), and the processor time of the
+thread that persists it meanwhile, which is felt only when no core is idle. Their sum over the run time is the ``cost`` that is
+judged. It is no upper bound: what a flush does to reads of the same device, and the thread to the caches of others, is not in it.
+The first part is the same for a run of a second and of a day.
 
 The ratio of wall times is printed beside it, with the interval that holds its true median in at least 95 % of all cases; on a
 shared machine it is wider than the bar. So is the ratio of processor times, all threads and the kernel's work on their behalf.
@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where to build the store (default: the temporary directory)")
     parser.add_argument("--features", type=int, default=100_000)
     parser.add_argument("--observations", type=int, default=4_000)
-    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--cold", action="store_true", help="read the device in every sweep, for fewer features")
     parser.add_argument("--quick", action="store_true", help="a small store, three pairs")
     parser.add_argument("--json", action="store_true")

@@ -50,8 +50,8 @@ _DECISION = struct.Struct("<BQIQ")  # kind, ask, bytes of argument, bytes of ans
 _TOP_MEAN, _AT_LEAST, _ARGMAX, _OF = range(1, 5)
 _NAMES = {_TOP_MEAN: "top_mean", _AT_LEAST: "at_least", _ARGMAX: "argmax", _OF: "of"}
 
-#: Candidates are looked at in stretches of as many, of which each round takes one in so many.
-_STRETCH, _PARTS = 512, 8
+#: Candidates that a round after the first looks at.
+_STRETCH = 512
 
 #: How far arguments may differ when a run goes on with another numeric build.
 _OTHER_BUILD_TOLERANCE = 1e-6
@@ -404,13 +404,14 @@ def _checksum(array: AnyArray) -> int:
 def _fingerprint(ask: Ask, round_: int) -> tuple[int, int, int]:
     """Return the checksum of the vector, and the number and a checksum of the candidates.
 
-    Of many candidates each round looks at another eighth: all of them would be half the work of a record. They hardly change from
-    one round to the next, so a difference is noticed a few rounds later.
+    The first round looks at all of them, each later one at one stretch, another every time. All of them would be half the work of a
+    record, and what becomes of them follows from constraint and decisions, which are compared as well.
     """
-    whole = len(ask.candidates) - len(ask.candidates) % (_PARTS * _STRETCH)
-    part = ask.candidates[:whole].reshape(-1, _PARTS, _STRETCH)[:, round_ % _PARTS]
-    rest = ask.candidates[whole:]
-    return _checksum(ask.vector), len(ask.candidates), crc32(rest.tobytes(), crc32(part.tobytes()))
+    candidates = ask.candidates
+    if round_ and len(candidates) > _STRETCH:
+        first = _STRETCH * (round_ % -(-len(candidates) // _STRETCH))
+        candidates = candidates[first : first + _STRETCH]
+    return _checksum(ask.vector), len(ask.candidates), _checksum(candidates)
 
 
 def _named(features: IndexArray) -> bytes:
