@@ -157,6 +157,7 @@ class StateLog:
         if self._outgrown is not None:
             self._outgrown.close()
             self._place.drop_region(f"{self._name}.{self._generation - 1}")
+            self._outgrown = None
         self._failed = False
 
     def drop(self) -> None:
