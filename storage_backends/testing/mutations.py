@@ -28,6 +28,7 @@ from fastomp_nvm.rounds import Ask, ExactGradients, Query
 from fastomp_nvm.stores import create_store, open_store
 from fastomp_nvm.sweep import Traffic
 from storage_backends import store_format
+from storage_backends.testing.memory_log import MemoryLog
 from storage_backends.testing.power_cut import SimulatedPlace
 
 __all__ = ["MutationTrials", "mutate", "mutate_json"]
@@ -218,7 +219,7 @@ class MutationTrials:
 
     def _journalled(self) -> list[bytes]:
         """Return the records of a round in which every kind of decision was taken."""
-        log = _MemoryLog([])
+        log = MemoryLog()
         journal = DecisionJournal(log, {"kind": "mutated"})
         standardisation = self._dataset.design().standardisation
         query, products = self._query(), np.linspace(0, 1, int(self._offsets[-1]))
@@ -233,7 +234,7 @@ class MutationTrials:
         records = list(self._records)
         place = self._chance.randrange(len(records))
         records[place] = mutate(records[place], self._chance)
-        with contextlib.closing(DecisionJournal(_MemoryLog(records), {"kind": "mutated"})) as journal:
+        with contextlib.closing(DecisionJournal(MemoryLog(records), {"kind": "mutated"})) as journal:
             answers = journal.replay(self._query(), Traffic())
             if answers is not None:
                 _decide(answers)
@@ -259,20 +260,6 @@ class MutationTrials:
         content = json.loads(json.loads(self._sound[path])["body"])
         changed = mutate_json(content, self._chance)
         return seal(kind, {key: value for key, value in changed.items() if key not in ("kind", "format")})
-
-
-class _MemoryLog:
-    """A log of records that survives nothing."""
-
-    def __init__(self, records: list[bytes]) -> None:
-        self.records = records
-
-    def write(self, *records: bytes) -> None:
-        """Add records."""
-        self.records += records
-
-    def persist(self) -> None:
-        """Have nothing to do."""
 
 
 def _decide(answers: Any) -> None:

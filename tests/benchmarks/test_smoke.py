@@ -19,7 +19,7 @@ def test_pursuit_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert pursuit.main(["--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {sweep["dtype"] for sweep in printed["sweeps"]} == {"float32", "float64"}
-    assert len(printed["bars"]) == 7
+    assert len(printed["bars"]) == 9
     assert all(bar["found"] > 0 for bar in printed["bars"])
     for run in printed["pursuits"]:
         assert all(row["selected"] > 0 and row["r2"] <= 1 for row in run["rows"])

@@ -12,24 +12,11 @@ from fastomp_nvm.errors import MediumError, StoreError
 from fastomp_nvm.journal import DecisionJournal, standing
 from fastomp_nvm.rounds import Ask, Gradients, Query
 from fastomp_nvm.sweep import Traffic
+from storage_backends.testing.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics
 
 IDENTITY = {"request": {"k": 3}, "build": {"kernel": "a"}}
-
-
-class MemoryLog:
-    """A log of records in memory."""
-
-    def __init__(self, records: Sequence[bytes] = ()) -> None:
-        self.records = list(records)
-
-    def write(self, *records: bytes) -> None:
-        """Add records."""
-        self.records += records
-
-    def persist(self) -> None:
-        """Have nothing to do."""
 
 
 class Known(Gradients):

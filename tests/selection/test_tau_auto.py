@@ -137,16 +137,6 @@ def test_auto_has_the_same_bits_on_every_medium(tmp_path: Path) -> None:
     assert found[0].certificate == found[1].certificate == found[2].certificate
 
 
-class Memory:
-    """A log of records that lives as long as the test."""
-
-    def __init__(self, records: list[bytes]) -> None:
-        self.records = records
-
-    def append(self, *records: bytes) -> None:
-        self.records.extend(records)
-
-
 @pytest.mark.parametrize("constraint", [None, fo.constraints.Partition(400, np.arange(400) % 5, [2, 3, 2, 1, 4])])
 def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
     """From the journal of any number of rounds, merged queries and the certificate's included, the rest follows."""
@@ -156,13 +146,14 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
     from fastomp_nvm.request import SelectionRequest
     from fastomp_nvm.selection import _prepare
     from fastomp_nvm.sweep import Sweeper
+    from storage_backends.testing.memory_log import MemoryLog
 
     X, y = correlated(4)
     dataset, sweeper = Dataset.of_array(X), Sweeper(1)
     request = SelectionRequest(k=12, constraint=constraint, tau="auto", certificate=True)
 
     def driven(records: list[bytes]) -> tuple[list[bytes], tuple[Any, ...], int]:
-        log = Memory(records)
+        log = MemoryLog(records)
         run, _ = _prepare(dataset, request, y, sweeper)
         run.journal = journal = DecisionJournal(log, {})
         engine = Engine(dataset.matrix, sweeper)

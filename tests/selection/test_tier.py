@@ -27,6 +27,7 @@ from fastomp_nvm.stores import Tier
 from fastomp_nvm.sweep import Sweeper, Traffic, Vectors
 from fastomp_nvm.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.tiers import TierGradients, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
+from storage_backends.testing.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics
 
@@ -428,22 +429,11 @@ def test_a_column_read_for_a_decision_is_not_read_again(store: fo.FeatureStore) 
     assert pool.settle() == Traffic()
 
 
-class MemoryLog:
-    """Records in memory."""
-
-    def __init__(self, records: list[bytes]) -> None:
-        self.records = records
-
-    def append(self, *records: bytes) -> None:
-        """Keep ``records``."""
-        self.records += records
-
-
 @pytest.mark.parametrize("name", ["fast_omp", "several taus", "sds_omp"])
 def test_a_replayed_run_costs_what_it_cost(store: fo.FeatureStore, name: str) -> None:
     """Replayed after any round, decisions taken from the tier lead to the same answer, and to the same bytes, counted once."""
     request = [{**REQUESTS[name], "tier": "int8"}]
-    log = MemoryLog([])
+    log = MemoryLog()
     whole = select_shared(store, request, journals=[DecisionJournal(log, {})])[0][0]
     assert len(log.records) > 2
     for kept in {2, len(log.records) // 2, len(log.records)}:

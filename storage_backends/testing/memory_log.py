@@ -1,0 +1,27 @@
+"""A log of records that survives nothing, for tests of what is written to one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["MemoryLog"]
+
+
+class MemoryLog:
+    """The :class:`fastomp_nvm.journal.RecordLog` in memory.
+
+    Parameters
+    ----------
+    records : sequence of bytes
+        Copied.
+    """
+
+    def __init__(self, records: Sequence[bytes] = ()) -> None:
+        self.records = list(records)
+
+    def write(self, *records: bytes) -> None:
+        """Add records."""
+        self.records += records
+
+    def persist(self) -> None:
+        """Have nothing to do."""
