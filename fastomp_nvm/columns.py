@@ -79,8 +79,15 @@ class Columns:
         return self._pool.multiply(self.features, self.standardisation, vectors)
 
     def dense(self, positions: IndexArray) -> Float64Array:
-        """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64."""
-        return self.standardisation.subset(positions).materialise(self._pool.rows(self.features[positions]), overwrite=True)
+        """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64, Fortran order."""
+        standardisation = self.standardisation.subset(positions)
+        rows = np.empty((int(standardisation.offsets[-1]), self._pool.design.n_obs))
+        self._pool.fill(self.features[positions], standardisation, rows)
+        return rows.T
+
+    def fill(self, positions: IndexArray, out: AnyArray, factors: Float64Array | None = None) -> None:
+        """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,)."""
+        self._pool.fill(self.features[positions], self.standardisation.subset(positions), out, factors)
 
     def keep(self, positions: IndexArray) -> Columns:
         """Return the features at ``positions`` alone."""
@@ -158,18 +165,21 @@ class ColumnPool:
         """Count what a question took elsewhere."""
         self._glances.include(traffic)
 
-    def rows(self, features: IndexArray) -> AnyArray:
-        """Return a copy of the raw rows of ``features`` (n_columns, n_obs); those that are not held are read, and counted."""
+    def fill(
+        self, features: IndexArray, standardisation: Standardisation, out: AnyArray, factors: Float64Array | None = None
+    ) -> None:
+        """Fill ``out`` (n_columns, n_obs) with ``features``, standardised; those that are not held are read, and counted."""
         held = self._state[features] != _ABSENT
-        if not held.any():
-            return self.read(features)
-        array, places = self._located(features[held])
         if held.all():
-            return self.sweeper.gather(array, places)
-        columns = np.repeat(held, self._widths[features])
-        out = aligned_empty((len(columns), self.design.n_obs), self.design.matrix.dtype)
-        out[columns], out[~columns] = array[places], self.read(features[~held])
-        return out
+            rows, places = self._located(features)
+        else:
+            rows = aligned_empty((int(standardisation.offsets[-1]), self.design.n_obs), self.design.matrix.dtype)
+            columns, places = np.repeat(held, self._widths[features]), np.arange(len(rows))
+            if held.any():
+                array, here = self._located(features[held])
+                rows[columns] = array[here]
+            rows[~columns] = self.read(features[~held])
+        standardisation.fill(rows, places, out, factors)
 
     def read(self, features: IndexArray) -> AnyArray:
         """Return the raw rows of ``features`` straight from the medium, counted, not kept."""

@@ -11,13 +11,20 @@ independent of its company. This module knows neither media nor algorithms.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+
+try:
+    native: Any = importlib.import_module("fastomp_nvm._standardise")
+except ImportError:  # installed on a machine without a compiler
+    native = None
 
 __all__ = ["Design", "Standardisation", "Whitener", "column_index", "whitener_of_gram"]
 
@@ -29,6 +36,9 @@ WIDE_MEAN_RATIO = 100.0
 
 #: Directions of a group whose pivot falls below this fraction of the largest one are dependent and dropped.
 DEPENDENT_PIVOT = 1e-10
+
+#: What is standardised in C, where that is built; the bits are the same.
+_FILLED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def column_index(offsets: IndexArray, features: IndexArray) -> IndexArray:
@@ -219,22 +229,33 @@ class Standardisation:
             scores[group.features] = total
         return scores
 
-    def materialise(self, rows: AnyArray, *, overwrite: bool = False) -> Float64Array:
-        """Return the standardised, whitened columns as a dense (n_obs, n_columns) float64 array, Fortran order.
+    def fill(self, rows: AnyArray, index: IndexArray, out: AnyArray, factors: Float64Array | None = None) -> None:
+        """Fill ``out`` with the standardised, whitened columns.
 
         Parameters
         ----------
-        rows : (n_columns, n_obs)
-            Raw rows of exactly these features.
-        overwrite : bool
-            Work in place where the rows are float64.
+        rows : (r, n_obs)
+            Raw rows.
+        index : (n_columns,) int64
+            Which of them are the columns of these features.
+        out : (n_columns, n_obs) float64 or float32
+        factors : (n_obs,) float64, optional
+            By what to multiply each observation.
         """
-        wide = overwrite and rows.dtype == np.float64
-        dense: Float64Array = np.subtract(rows, self.mean[:, None], out=rows if wide else None)
-        dense *= self.scale[:, None]
+        if native is not None and rows.dtype in _FILLED and rows.flags.aligned:
+            native.fill(rows, index, self.mean, self.scale, factors, out)
+        else:
+            wide = np.subtract(rows[index], self.mean[:, None], dtype=np.float64)
+            wide *= self.scale[:, None]
+            out[...] = wide if factors is None else np.multiply(wide, factors, out=wide)
         for group in self.whiteners:
             for columns, matrix in zip(group.columns, group.matrices, strict=True):
-                dense[columns] = matrix @ dense[columns]
+                out[columns] = matrix @ out[columns]
+
+    def materialise(self, rows: AnyArray) -> Float64Array:
+        """Return the columns of ``rows`` (n_columns, n_obs), standardised and whitened: (n_obs, n_columns) float64, Fortran order."""
+        dense = np.empty(rows.shape)
+        self.fill(rows, np.arange(len(rows)), dense)
         return dense.T
 
     def coefficients(self, coef: Float64Array) -> tuple[Float64Array, float]:

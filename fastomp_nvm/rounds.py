@@ -61,7 +61,7 @@ class Counters:
     gradient_rounds : int
         One per outer iteration and one per inner iteration that evaluates prefixes.
     gradient_calls : int
-        Models whose gradient was evaluated.
+        Models whose gradient was looked at: of a sequence, those up to j*, however many were computed with them.
     independence_rounds, independence_calls : int
         Rounds of, and single, questions to the constraint, as Theorem 2 counts them.
     traffic : Traffic

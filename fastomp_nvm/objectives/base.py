@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation
 
-__all__ = ["Candidates", "Fit", "GainTracker", "Model", "Objective"]
+__all__ = ["CandidateBlocks", "Candidates", "Fit", "GainTracker", "Model", "Objective"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,54 @@ class Candidates(ABC):
     ----------
     features : (f,) int64
         The candidates.
+    """
+
+    features: IndexArray
+
+    @abstractmethod
+    def advance(
+        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+    ) -> tuple[int, bool]:
+        """Add candidates to the model, one after the other, until fewer than ``enough`` are left; then drop the others.
+
+        Parameters
+        ----------
+        positions : (b,) int64
+            The candidates to add, by position.
+        lives : (f,) int64
+            Additions after which each candidate is in the model or cannot extend it.
+        threshold : float
+            A candidate is left while its score reaches this.
+        enough : float
+        skip_weak : bool
+            Stop before a candidate, not the first, whose own score has fallen below ``threshold``.
+
+        Returns
+        -------
+        int, bool
+            How many were added; whether fewer than ``enough`` are left.
+        """
+
+    @abstractmethod
+    def scores(self) -> Float64Array:
+        """Return (f,): the score of each candidate at the model."""
+
+    @abstractmethod
+    def keep(self, positions: IndexArray) -> None:
+        """Go on with the candidates at ``positions`` alone."""
+
+
+class CandidateBlocks(Candidates):
+    """Candidates whose gradients along a block of additions come at once.
+
+    Attributes
+    ----------
     standardisation : Standardisation
         Of these features, by position.
     """
 
-    features: IndexArray
     standardisation: Standardisation
+    _gradient: Float64Array  # (n_columns,) at the model
 
     @abstractmethod
     def gradients(self, positions: IndexArray) -> Float64Array:
@@ -66,9 +108,40 @@ class Candidates(ABC):
     def adopt(self, prefixes: int) -> None:
         """Add to the model the first ``prefixes`` candidates of the last call to ``gradients``."""
 
-    @abstractmethod
-    def keep(self, positions: IndexArray) -> None:
-        """Go on with the candidates at ``positions`` alone."""
+    def at_once(self) -> int:
+        """Return how many additions to look at together: what is computed beyond the last one needed is wasted."""
+        return len(self.features)
+
+    def scores(self) -> Float64Array:
+        """Return the squared gradients, added up by feature."""
+        return self.standardisation.scores(self._gradient[:, None])[:, 0]
+
+    def advance(
+        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+    ) -> tuple[int, bool]:
+        """Look at blocks of additions up to the first that leaves too few."""
+        added, step = 0, self.at_once()
+        while added < len(positions):
+            here = positions[added : added + step]
+            scores = self.standardisation.scores(self.gradients(here))
+            whole = len(here)
+            if skip_weak:
+                before = np.concatenate((self.scores()[here[:1]], scores[here[1:], np.arange(whole - 1)]))
+                weak = np.flatnonzero(before[int(not added) :] < threshold)
+                whole = int(weak[0]) + int(not added) if weak.size else whole
+            after = np.arange(added + 1, added + whole + 1)
+            alive = (scores[:, :whole] >= threshold) & (lives[:, None] > after)
+            few = (alive.sum(axis=0) < enough).nonzero()[0]
+            taken = int(few[0]) + 1 if few.size else whole
+            if taken:
+                self.adopt(taken)
+                added += taken
+            if few.size:
+                self.keep(alive[:, taken - 1].nonzero()[0])
+                return added, True
+            if whole < len(here):
+                break
+        return added, False
 
 
 class GainTracker(ABC):
@@ -82,6 +155,12 @@ class GainTracker(ABC):
     @abstractmethod
     def gains(self) -> Float64Array:
         """Return (n_features,): how much f grows with each feature; exact or, for GLMs, to second order."""
+
+    def best(self, open_: BoolArray) -> tuple[int, float]:
+        """Return the first of the candidates marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
+        gains = np.where(open_, self.gains(), -1.0)
+        place = int(gains.argmax())
+        return place, float(gains[place])
 
     @abstractmethod
     def add(self, position: int) -> None:

@@ -20,7 +20,7 @@ from scipy.linalg import lapack
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import column_index
-from fastomp_nvm.objectives.base import Candidates, Fit, GainTracker, Model, Objective
+from fastomp_nvm.objectives.base import CandidateBlocks, Fit, GainTracker, Model, Objective
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
 from fastomp_nvm.objectives.newton import Coefficients, curvature_at, maximise
@@ -194,17 +194,22 @@ class GLMModel(Model):
 
     def follow(self, columns: Columns, gradient: Float64Array) -> GLMCandidates:
         """Return candidates of this model."""
-        return GLMCandidates(self, columns)
+        return GLMCandidates(self, columns, gradient)
 
 
-class GLMCandidates(Candidates):
+class GLMCandidates(CandidateBlocks):
     """Candidates whose gradient at each prefix is their product with that prefix model's residual."""
 
-    def __init__(self, model: GLMModel, columns: Columns) -> None:
+    def __init__(self, model: GLMModel, columns: Columns, gradient: Float64Array) -> None:
         self.features, self.standardisation = columns.features, columns.standardisation
-        self._columns = columns
+        self._columns, self._gradient = columns, gradient
         self._model = model
         self._fits: list[tuple[int, Coefficients]] = []
+        self._prefixes = np.empty((0, 0))  # gradients at these
+
+    def at_once(self) -> int:
+        """Return 1 where columns are in memory, because a fit costs more than their product with its residual; else all."""
+        return 1 if self._columns.held else len(self.features)
 
     def gradients(self, positions: IndexArray) -> Float64Array:
         """Fit each prefix, started from the one before, and sweep all residuals at once."""
@@ -216,14 +221,17 @@ class GLMCandidates(Candidates):
             size += width
             at = maximise(model.objective, design[:size], at)
             self._fits.append((size, at))
-        return self._columns.products(np.array([fit.residual for _, fit in self._fits]).T)
+        self._prefixes = self._columns.products(np.array([fit.residual for _, fit in self._fits]).T)
+        return self._prefixes
 
     def adopt(self, prefixes: int) -> None:
         """Take over the fit of that prefix."""
         self._model.move(*self._fits[prefixes - 1])
+        self._gradient = self._prefixes[:, prefixes - 1]
 
     def keep(self, positions: IndexArray) -> None:
         """Drop the others."""
+        self._gradient = self._gradient[column_index(self.standardisation.offsets, positions)]
         self._columns = self._columns.keep(positions)
         self.features, self.standardisation = self._columns.features, self._columns.standardisation
 

@@ -7,8 +7,6 @@ depend on shapes, and the answer is the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
@@ -28,19 +26,22 @@ class KnownColumns:
 
     Parameters
     ----------
-    n_obs : int
-    weighted : callable
-        Scales each observation of (n_obs, c) columns by the root of its weight.
+    factors : (n_obs,) float64, optional
+        The root of each observation's weight.
+    response : (n_obs,) float64
+        Weighted.
 
     Attributes
     ----------
     rows : (capacity, n_obs) float64
         One standardised and weighted column each.
+    moves : (capacity,) float64
+        Their products with the response.
     """
 
-    def __init__(self, n_obs: int, weighted: Callable[[Float64Array], Float64Array]) -> None:
-        self.rows = np.empty((0, n_obs))
-        self._weighted = weighted
+    def __init__(self, factors: Float64Array | None, response: Float64Array) -> None:
+        self.rows, self.moves = np.empty((0, len(response))), np.empty(0)
+        self._factors, self._response = factors, response
         self._gram = np.empty((0, 0))
         self._first: dict[int, int] = {}  # feature -> the place of its first column
         self._used = 0
@@ -68,9 +69,11 @@ class KnownColumns:
         if not len(self.rows):
             capacity = min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1])
             self.rows, self._gram = np.empty((capacity, self.rows.shape[1])), np.empty((capacity, capacity))
+            self.moves = np.empty(capacity)
         old, new = slice(self._used), slice(self._used, self._used + count)
-        self.rows[new] = self._weighted(columns.dense(positions)).T
         fresh = self.rows[new]
+        columns.fill(positions, fresh, self._factors)
+        self.moves[new] = fresh @ self._response
         self._gram[new, new] = fresh @ fresh.T
         if self._used:
             self._gram[new, old] = fresh @ self.rows[old].T

@@ -62,7 +62,7 @@ class Linear(Objective):
         if not self.norm > 1e-12 * max(largest, 1e-300) * np.sqrt(max(total, 1.0)):
             raise DataError("the target is constant: a linear model has nothing to explain; choose another target")
         self.response = scaled / self.norm
-        self.known = KnownColumns(len(scaled), self.weighted)
+        self.known = KnownColumns(self.root_weights, self.response)
 
     def weighted(self, vectors: Float64Array) -> Float64Array:
         """Scale each observation by the root of its weight."""
@@ -88,27 +88,29 @@ class Linear(Objective):
     def fit(self, columns: Float64Array) -> Fit:
         """Fit by Cholesky with one step of refinement, or by a rank-revealing solve where columns are dependent."""
         design = self.weighted(columns)
-        return self._solve(design, design.T @ design)
+        return self._solve(design, design.T @ design, design.T @ self.response)
 
     def refit(self, columns: Columns) -> Fit:
-        """Fit columns whose products with each other are mostly known."""
-        places = self.known.places(columns)
-        return super().refit(columns) if places is None else self._solve(self.known.rows[places].T, self.known.gram(places, places))
+        """Fit columns whose products with each other, and with the response, are mostly known."""
+        known, places = self.known, self.known.places(columns)
+        if places is None:
+            return super().refit(columns)
+        return self._solve(known.rows.take(places, axis=0).T, known.gram(places, places), known.moves[places])
 
-    def _solve(self, design: Float64Array, gram: Float64Array) -> Fit:
-        """Fit weighted columns (n_obs, d) with Gram matrix ``gram``, which is overwritten."""
+    def _solve(self, design: Float64Array, gram: Float64Array, moves: Float64Array) -> Fit:
+        """Fit weighted columns (n_obs, d) with Gram matrix ``gram``, which is overwritten, and products ``moves`` with the response."""
         size = len(gram)
-        gram[np.diag_indices(size)] += self.ridge
-        factor, failed = lapack.dpotrf(gram, lower=0, clean=1) if size else (gram, 0)
-        if size and (failed or np.diag(factor).min() ** 2 < DEPENDENT * max(gram.max(), 1.0)):
+        gram.flat[:: size + 1] += self.ridge
+        factor, failed = lapack.dpotrf(gram, lower=0, clean=0) if size else (gram, 0)
+        if size and (failed or factor.diagonal().min() ** 2 < DEPENDENT * max(gram.max(), 1.0)):
             rows = np.vstack((design, np.sqrt(self.ridge) * np.eye(size))) if self.ridge else design
             target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
             coef = np.asarray(np.linalg.lstsq(rows, target, rcond=np.sqrt(DEPENDENT) * 1e-3)[0], dtype=np.float64)
+        elif size:
+            coef = lapack.dpotrs(factor, moves)[0]
+            coef = coef + lapack.dpotrs(factor, design.T @ (self.response - design @ coef) - self.ridge * coef)[0]
         else:
-            coef = np.zeros(size)
-            for _ in range(2 if size else 0):
-                remainder = self.response - design @ coef
-                coef = coef + lapack.dpotrs(factor, design.T @ remainder - self.ridge * coef)[0]
+            coef = np.zeros(0)
         remainder = self.response - design @ coef
         unexplained = float(remainder @ remainder)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
@@ -164,7 +166,7 @@ class LinearModel(Model):
     def __init__(self, objective: Linear) -> None:
         self.objective = objective
         self.coordinates = np.empty(0)
-        self._columns = np.empty((len(objective.response), 16), order="F")
+        self._rows = np.empty((16, len(objective.response)))
         self._factor = np.zeros((16, 16), order="F")
         self._pending: list[tuple[Float64Array, IndexArray]] = []  # weighted columns as rows, and which of them
         self._places, self._known = np.empty(0, dtype=np.int64), True  # of the columns among the known ones, if all are
@@ -173,7 +175,7 @@ class LinearModel(Model):
     @property
     def columns(self) -> Float64Array:
         """(n_obs, s) float64: the selected columns that are not dependent, of unit length, observations weighted."""
-        return self._columns[:, : len(self.coordinates)]
+        return self._rows[: len(self.coordinates)].T
 
     @property
     def factor(self) -> Float64Array:
@@ -218,29 +220,31 @@ class LinearModel(Model):
         if not self._pending:
             return
         known, waiting = self.objective.known, np.concatenate([places for _, places in self._pending])
-        block, penalties = self.objective.unit(np.concatenate([rows[places] for rows, places in self._pending]).T)
         self._known &= self.objective.centred and all(rows is known.rows for rows, _ in self._pending)
+        size = len(self.coordinates)
+        penalties: Float64Array | float = self.objective.ridge
+        if self._known:
+            schur, products, moves = known.gram(waiting, waiting), known.gram(self._places, waiting), known.moves[waiting]
+        else:
+            block, penalties = self.objective.unit(np.concatenate([rows[places] for rows, places in self._pending]).T)
+            schur, products, moves = block.T @ block, self.columns.T @ block, block.T @ self.objective.response
         self._pending, self._pending_value = [], 0.0
-        schur = known.gram(waiting, waiting) if self._known else block.T @ block
         schur.flat[:: len(schur) + 1] += penalties
-        moves = block.T @ self.objective.response
-        overlaps = np.empty((0, len(schur)))
-        if self.coordinates.size:
-            products = known.gram(self._places, waiting) if self._known else self.columns.T @ block
+        overlaps = products
+        if size:
             overlaps = lapack.dtrtrs(self.factor, products, trans=1)[0]
             schur -= overlaps.T @ overlaps
-            moves -= overlaps.T @ self.coordinates
+            moves = moves - overlaps.T @ self.coordinates
         factor, kept = cholesky_of_independent(schur, DEPENDENT)
         if not len(kept):
             return
-        size = len(self.coordinates)
         total = size + len(kept)
-        if total > self._columns.shape[1]:
-            columns, factors = self._columns, self._factor
+        if total > len(self._rows):
+            rows, factors = self._rows, self._factor
             room = total + total // 2
-            self._columns, self._factor = np.empty((len(columns), room), order="F"), np.zeros((room, room), order="F")
-            self._columns[:, :size], self._factor[:size, :size] = columns[:, :size], factors[:size, :size]
-        self._columns[:, size:total] = block[:, kept]
+            self._rows, self._factor = np.empty((room, rows.shape[1])), np.zeros((room, room), order="F")
+            self._rows[:size], self._factor[:size, :size] = rows[:size], factors[:size, :size]
+        self._rows[size:total] = known.rows[waiting[kept]] if self._known else block.T[kept]
         self._factor[:size, size:total], self._factor[size:total, size:total] = overlaps[:, kept], factor
         self.coordinates = np.concatenate((self.coordinates, lapack.dtrtrs(factor, moves[kept], trans=1)[0]))
         self._places = np.concatenate((self._places, waiting[kept]))

@@ -3,12 +3,15 @@
 In the model's orthonormal directions a candidate has coordinates ``l``; a further direction changes its gradient by ``l`` times the
 response's coordinate ``z``. The columns of a block are candidates themselves, so what the model has explained of them, and their
 products with the residual, are at hand.
+
+Where the Gram matrix of all candidates is at hand, a compiled extension does the same column by column (``_gram.c``).
 """
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.linalg import lapack
@@ -16,16 +19,21 @@ from scipy.linalg import lapack
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import column_index
-from fastomp_nvm.objectives.base import Candidates
+from fastomp_nvm.objectives.base import CandidateBlocks
 from fastomp_nvm.objectives.independent import DEPENDENT, DEPENDENT_IN_FLOAT32, cholesky_of_independent
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import LinearModel
 
+try:
+    native: Any = importlib.import_module("fastomp_nvm.objectives._gram")
+except ImportError:  # installed on a machine without a compiler
+    native = None
+
 __all__ = ["FewLinearCandidates", "LinearCandidates", "ManyLinearCandidates"]
 
 
-class LinearCandidates(Candidates):
+class LinearCandidates(CandidateBlocks):
     """Candidates by their gradient; what the model leaves of their products with a block of them is all that prefixes need."""
 
     def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array) -> None:
@@ -117,6 +125,31 @@ class FewLinearCandidates(LinearCandidates):
         self._tolerance = DEPENDENT
         if model.coordinates.size:
             self._explain(model.directions_of(model.products_with(places)))
+        if native is not None:  # which writes to all of them
+            self._gradient, self._offsets = gradient.copy(), self.standardisation.offsets.copy()
+
+    def advance(
+        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+    ) -> tuple[int, bool]:
+        """Add one after the other, in C where that is built."""
+        if native is None:
+            return super().advance(positions, lives, threshold, enough, skip_weak)
+        kept = np.empty(len(self.features), dtype=np.int64)
+        rule = (threshold, enough, self._model.objective.ridge, self._tolerance)
+        added, left, columns, gain = native.advance(
+            self._gram, self._gradient, self._lengths, self._offsets, positions, lives, kept, rule, skip_weak
+        )
+        rows = column_index(self.standardisation.offsets, positions[:added])
+        self._model.hand_over(self._known.rows, self._places[rows], gain)
+        if left < 0:
+            return added, False
+        kept = kept[:left]
+        self._places = self._places[column_index(self.standardisation.offsets, kept)]
+        self.features, self.standardisation = self.features[kept], self.standardisation.subset(kept)
+        self._gram = self._gram.reshape(-1)[: columns * columns].reshape(columns, columns)
+        self._gradient, self._offsets = self._gradient[:columns], self._offsets[: left + 1]
+        self._lengths = None if self._lengths is None else self._lengths[:columns]
+        return added, True
 
     def _products(self, positions: IndexArray, rows: IndexArray) -> tuple[Float64Array, Float64Array | None]:
         self._rows = rows
@@ -131,6 +164,7 @@ class FewLinearCandidates(LinearCandidates):
     def _drop(self, positions: IndexArray, rows: IndexArray) -> None:
         self._gram, self._places = self._gram.take(rows, axis=0).take(rows, axis=1), self._places[rows]
         self._lengths = None if self._lengths is None else self._lengths[rows]
+        self._offsets = self.standardisation.offsets.copy()
 
 
 class ManyLinearCandidates(LinearCandidates):

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.objectives.base import GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
+from fastomp_nvm.objectives.linear_candidates import native
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import Linear
@@ -74,6 +75,7 @@ class LinearGains(GainTracker):
         self._pivot, self._groups = objective.remainders(columns.standardisation, columns)
         self._smallest = SMALLEST_PIVOT * self._pivot
         self._directions: Float64Array = np.empty((64, len(self._gradient)))
+        self._room = np.empty_like(self._gradient)  # for gains, where they are computed in C
         self._size, self._value = 0, 0.0
         self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
         places = objective.known.places(columns)
@@ -91,6 +93,13 @@ class LinearGains(GainTracker):
         """Return the exact gain of each feature; 0 for dependent ones."""
         return exact_gains(self._columns.standardisation, self._gradient, self._pivot, self._groups, self._smallest)
 
+    def best(self, open_: BoolArray) -> tuple[int, float]:
+        """Return the first of the best, in C where that is built and every feature has one column."""
+        if native is None or self._groups:
+            return super().best(open_)
+        place, gain = native.best(self._gradient, self._pivot, self._smallest, open_, self._room)
+        return place, gain
+
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
         first, last = int(self._offsets[position]), int(self._offsets[position + 1])
@@ -101,31 +110,32 @@ class LinearGains(GainTracker):
             others = [other for other in best if int(self._offsets[other]) not in self._gram and other != position]
             self._compute(np.array([position, *others[: block - 1]]))
         for column in range(first, last):
-            pivot = float(self._pivot[column])
-            if pivot <= self._smallest[column]:
+            if self._pivot[column] <= self._smallest[column]:
                 continue
-            root = math.sqrt(pivot)
-            move = float(self._gradient[column]) / root
-            direction = self._next_direction()
-            used = self._directions[: self._size]
-            np.subtract(self._gram.pop(column), used[:, column] @ used, out=direction)
-            direction /= root
-            direction[column] = root
-            self._gradient -= direction * move
-            self._pivot -= direction * direction
+            move, direction = self._follow(column, self._gram.pop(column))
             for group, pivots in zip(self._columns.standardisation.whiteners, self._groups, strict=True):
                 part = direction[group.columns]
                 pivots -= part[:, :, None] * part[:, None, :]
             self._value += move * move
             self._size += 1
 
-    def _next_direction(self) -> Float64Array:
-        """Return the row for the coordinates of all columns in the next direction."""
+    def _follow(self, column: int, gram: Float64Array) -> tuple[float, Float64Array]:
+        """Have gradient and remainders follow ``column``, whose products with all are ``gram``; return its move and direction."""
         if self._size == len(self._directions):
             grown = np.empty((2 * self._size, len(self._gradient)))
             grown[: self._size] = self._directions
             self._directions = grown
-        return np.asarray(self._directions[self._size])
+        direction: Float64Array = self._directions[self._size]
+        if native is not None:
+            return native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot), direction
+        used, root = self._directions[: self._size], math.sqrt(float(self._pivot[column]))
+        move = float(self._gradient[column]) / root
+        np.subtract(gram, used[:, column] @ used, out=direction)
+        direction /= root
+        direction[column] = root
+        self._gradient -= direction * move
+        self._pivot -= direction * direction
+        return move, direction
 
     def _compute(self, positions: IndexArray) -> None:
         """Compute the Gram columns of the features at ``positions``: products of all columns with theirs."""

@@ -143,39 +143,27 @@ def _adopt_prefix(
     problem: Problem, following: Candidates, selected: IndexArray, drawing: RandomSequence, threshold: float, block: int
 ) -> IndexArray:
     """Find j* along the sequence (lines 7-9), move the model to S_j* and ``following`` from X to X_j*; return what S gained."""
-    counters, X, standardisation = problem.counters, following.features, following.standardisation
-    skip_weak = problem.parameters.skip_weak
+    counters, X, skip_weak = problem.counters, following.features, problem.parameters.skip_weak
     enough = (1.0 - problem.parameters.epsilon) * len(X)
     sequence, first = X[:0], 0
     while True:
         if drawing.reach(None if skip_weak else first + block):  # j* mostly comes early: the rest is never drawn
             sequence = drawing.drawn
             places, blocked_at = _along(problem, selected, sequence, X)
-        here = places[first : first + block]
-        scores = standardisation.scores(following.gradients(here))
-        counters.gradient_calls += len(here)
-        counters.independence_calls += len(here) * len(X)
-        if skip_weak:  # prefixes end before the first element that is weak at its turn
-            fallen = np.flatnonzero(scores[here[1:], np.arange(len(here) - 1)] < threshold)
-            here = here[: fallen[0] + 1] if fallen.size else here
-            scores = scores[:, : len(here)]
-        after = np.arange(first + 1, first + len(here) + 1)  # the j of each prefix
-        alive = (scores >= threshold) & (blocked_at[:, None] > after)
-        small = (alive.sum(axis=0) < enough).nonzero()[0]
-        if small.size:
-            last = int(small[0])
-            following.adopt(last + 1)
-            following.keep(alive[:, last].nonzero()[0])
-            return sequence[: first + last + 1]
-        # No prefix of this block qualifies, so j* lies beyond it and S_j* contains all of it.
-        following.adopt(len(here))
-        first, block = first + len(here), min(2 * block, LARGEST_BLOCK)
+        # Without j* in this block it lies beyond, and S_j* contains all of it.
+        added, found = following.advance(places[first : first + block], blocked_at - first, threshold, enough, skip_weak)
+        counters.gradient_calls += added
+        counters.independence_calls += added * len(X)
+        first, block = first + added, min(2 * block, LARGEST_BLOCK)
+        if found:
+            return sequence[:first]
         if skip_weak:
-            weak = scores[places[first:], -1] < threshold
+            scores = following.scores()
+            weak = scores[places[first:]] < threshold
             sequence = np.delete(sequence, np.arange(first, first + int(np.argmin(np.append(weak, False)))))
             places, blocked_at = _along(problem, selected, sequence, X)
             if first == len(sequence):  # what was passed over left room: X goes on without it
-                following.keep(np.flatnonzero((scores[:, -1] >= threshold) & (blocked_at > first)))
+                following.keep(np.flatnonzero((scores >= threshold) & (blocked_at > first)))
                 return sequence
 
 

@@ -30,16 +30,15 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # nothing larger is independent: no need to ask
     open_, size, promised = np.ones(len(features), dtype=np.bool_), 0, 0.0
     while size < len(room):
-        gains = np.where(open_, tracker.gains(), -1.0)
-        best = int(gains.argmax())
-        if gains[best] < 0.0 or (gains[best] <= NOTHING * (1.0 + promised) and not full):
+        best, gain = tracker.best(open_)
+        if gain < 0.0 or (gain <= NOTHING * (1.0 + promised) and not full):
             break
         room[size] = features[best]
         if constraint.independent(room[: size + 1]):
             tracker.add(best)
             open_[best] = False
             size += 1
-            promised += float(gains[best])  # about f; the tracker would have to refit for it
+            promised += gain  # about f; the tracker would have to refit for it
         else:  # what does not extend the set now never will: close all such at once
             positions = np.flatnonzero(open_)
             open_[positions] = constraint.extensions(room[:size], features[positions])

@@ -1,0 +1,360 @@
+/* Rounds over a Gram matrix in C: prefixes of FAST_OMP's sequences, and steps of the greedy behind the polish.
+ *
+ * linear_candidates.py and linear_gains.py say what is computed and why; here it is done column by column, which needs no more
+ * prefixes than are looked at, and without a dozen small calls each. Sums differ from NumPy's in their last bits, so results name
+ * which of the two ran.
+ *
+ * Knows no NumPy: buffers come in through the buffer protocol. The GIL is kept: a call takes microseconds. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <limits.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* A loop compiled twice, the better one chosen when the module loads. What it computes entry by entry has the same bits in both,
+ * as long as nothing is fused: build with -ffp-contract=off. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* ---- Directions ------------------------------------------------------------------------------------------------------------- */
+
+/* out = column - sum over i of directions[i] * directions[i][at], each of length n: what `directions` leave of a Gram column. */
+WIDE static void remainder_of(int n, const double *restrict column, const double *restrict directions, int count, int at,
+                              double *restrict out)
+{
+    memcpy(out, column, (size_t)n * sizeof(double));
+    int i = 0;
+    for (; i + 4 <= count; i += 4) { /* four at a time: `out` is read and written a quarter as often */
+        const double *a = directions + (size_t)i * (size_t)n, *b = a + n, *c = b + n, *d = c + n;
+        const double along_a = a[at], along_b = b[at], along_c = c[at], along_d = d[at];
+        for (int j = 0; j < n; j++)
+            out[j] = (((out[j] - a[j] * along_a) - b[j] * along_b) - c[j] * along_c) - d[j] * along_d;
+    }
+    for (; i < count; i++) {
+        const double *a = directions + (size_t)i * (size_t)n, along = a[at];
+        for (int j = 0; j < n; j++)
+            out[j] -= a[j] * along;
+    }
+}
+
+/* The column becomes a direction, and the gradient follows it. */
+WIDE static void move_along(int n, double *restrict direction, double root, double move, double *restrict gradient)
+{
+    for (int j = 0; j < n; j++) {
+        direction[j] /= root;
+        gradient[j] -= direction[j] * move;
+    }
+}
+
+/* ---- Prefixes --------------------------------------------------------------------------------------------------------------- */
+
+struct candidates {
+    int features, columns;
+    double *gram, *gradient; /* what the model leaves of the former, columns x columns */
+    double *lengths;         /* of the columns, or NULL where all have length 1 */
+    int64_t *offsets;        /* features + 1 */
+    int64_t *kept;           /* features that are left, by position */
+};
+
+struct rule {
+    double threshold, enough;
+    double ridge, tolerance; /* the latter: share of a column's squared length that is as good as nothing */
+    int skip_weak;
+};
+
+static double score(const struct candidates *x, int64_t feature)
+{
+    double sum = 0.0;
+    for (int64_t column = x->offsets[feature]; column < x->offsets[feature + 1]; column++)
+        sum += x->gradient[column] * x->gradient[column];
+    return sum;
+}
+
+/* Lists the features whose score reaches the threshold and that outlive `added` additions. Returns how many. */
+static int alive(const struct candidates *x, const struct rule *by, const int64_t *lives, int64_t added)
+{
+    int count = 0;
+    if (x->columns == x->features) { /* one column each; without a branch: half of them are out, in no order */
+        for (int feature = 0; feature < x->features; feature++) {
+            const double squared = x->gradient[feature] * x->gradient[feature];
+            x->kept[count] = feature;
+            count += (squared >= by->threshold) & (lives[feature] > added);
+        }
+        return count;
+    }
+    for (int feature = 0; feature < x->features; feature++) {
+        x->kept[count] = feature;
+        count += (score(x, feature) >= by->threshold) & (lives[feature] > added);
+    }
+    return count;
+}
+
+/* Takes the directions out of the Gram matrix. */
+WIDE static void explain(int n, double *restrict gram, const double *restrict directions, int count)
+{
+    for (int row = 0; row < n; row++) {
+        double *restrict out = gram + (size_t)row * (size_t)n;
+        for (int i = 0; i < count; i++) {
+            const double *direction = directions + (size_t)i * (size_t)n, along = direction[row];
+            for (int j = 0; j < n; j++)
+                out[j] -= direction[j] * along;
+        }
+    }
+}
+
+/* Keeps the columns `columns` (ascending, `count` of them) of a matrix of `rows` rows of `width`, in place. */
+static void narrow(double *matrix, size_t rows, size_t width, const int *columns, size_t count)
+{
+    for (size_t row = 0; row < rows; row++)
+        for (size_t j = 0; j < count; j++) /* never ahead of what is still to be read */
+            matrix[row * count + j] = matrix[row * width + (size_t)columns[j]];
+}
+
+/* Goes on with the first `count` features of x->kept; `columns` has room for x->columns entries. */
+static void keep(struct candidates *x, int count, double *directions, int directions_count, int *columns)
+{
+    int left = 0;
+    const size_t before = (size_t)x->columns;
+    for (int place = 0; place < count; place++) {
+        const int64_t first = x->offsets[x->kept[place]], last = x->offsets[x->kept[place] + 1];
+        x->offsets[place] = left; /* entries up to kept[place] >= place have been read */
+        for (int64_t column = first; column < last; column++)
+            columns[left++] = (int)column;
+    }
+    x->offsets[count] = left;
+    narrow(x->gradient, 1, before, columns, (size_t)left);
+    if (x->lengths)
+        narrow(x->lengths, 1, before, columns, (size_t)left);
+    for (int row = 0; row < left; row++) /* rows first: each moves to the front, or stays */
+        memmove(x->gram + (size_t)row * before, x->gram + (size_t)columns[row] * before, before * sizeof(double));
+    narrow(x->gram, (size_t)left, before, columns, (size_t)left);
+    narrow(directions, (size_t)directions_count, before, columns, (size_t)left);
+    x->features = count;
+    x->columns = left;
+}
+
+/* Adds the candidates at `positions` one after the other. Returns how many were added; *left is how many candidates remain once
+ * fewer than enough do, and -1 where that did not happen; *gain is what the model gained. */
+static int advance_prefixes(struct candidates *x, const struct rule *by, const int64_t *positions, int count,
+                            const int64_t *lives, double *directions, int *columns, int *left, double *gain)
+{
+    int added = 0, found = 0;
+    *left = -1;
+    *gain = 0.0;
+    while (added < count) {
+        const int64_t feature = positions[added];
+        if (by->skip_weak && added && score(x, feature) < by->threshold)
+            break;
+        for (int64_t column = x->offsets[feature]; column < x->offsets[feature + 1]; column++) {
+            double *direction = directions + (size_t)found * (size_t)x->columns;
+            remainder_of(x->columns, x->gram + (size_t)column * (size_t)x->columns, directions, found, (int)column, direction);
+            const double pivot = direction[column] + by->ridge;
+            const double length = x->lengths ? x->lengths[column] : 1.0;
+            if (!(pivot > by->tolerance * length * length))
+                continue; /* dependent: it moves nothing */
+            const double root = sqrt(pivot), move = x->gradient[column] / root;
+            move_along(x->columns, direction, root, move, x->gradient);
+            *gain += move * move;
+            found++;
+        }
+        added++;
+        const int still = alive(x, by, lives, added);
+        if (still < by->enough) {
+            *left = still;
+            keep(x, still, directions, found, columns);
+            break;
+        }
+    }
+    explain(x->columns, x->gram, directions, found);
+    return added;
+}
+
+/* ---- Python ----------------------------------------------------------------------------------------------------------------- */
+
+static Py_ssize_t doubles(const Py_buffer *buffer)
+{
+    return buffer->len / (Py_ssize_t)sizeof(double);
+}
+
+static Py_ssize_t integers(const Py_buffer *buffer)
+{
+    return buffer->len / (Py_ssize_t)sizeof(int64_t);
+}
+
+/* Whether the columns of every feature, and all positions, lie within. */
+static int consistent(const struct candidates *x, const int64_t *positions, int count)
+{
+    if (x->offsets[0] != 0 || x->offsets[x->features] != x->columns)
+        return 0;
+    for (int feature = 0; feature < x->features; feature++)
+        if (x->offsets[feature] > x->offsets[feature + 1])
+            return 0;
+    for (int place = 0; place < count; place++)
+        if (positions[place] < 0 || positions[place] >= x->features)
+            return 0;
+    return 1;
+}
+
+static PyObject *advance(PyObject *module, PyObject *arguments)
+{
+    struct candidates x;
+    struct rule by;
+    Py_buffer gram, gradient, lengths, offsets, positions, lives, kept;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "w*w*z*w*y*y*w*(dddd)p", &gram, &gradient, &lengths, &offsets, &positions, &lives, &kept,
+                          &by.threshold, &by.enough, &by.ridge, &by.tolerance, &by.skip_weak))
+        return NULL;
+    const Py_ssize_t features = integers(&lives), columns = doubles(&gradient), count = integers(&positions);
+    x.gram = gram.buf, x.gradient = gradient.buf, x.lengths = lengths.buf, x.offsets = offsets.buf, x.kept = kept.buf;
+    if (columns < INT_MAX && features < INT_MAX && count < INT_MAX && integers(&kept) == features &&
+        integers(&offsets) == features + 1 && doubles(&gram) == columns * columns &&
+        (!lengths.buf || doubles(&lengths) == columns) &&
+        (x.features = (int)features, x.columns = (int)columns, consistent(&x, positions.buf, (int)count))) {
+        Py_ssize_t most = 0; /* directions that these positions may have */
+        for (Py_ssize_t place = 0; place < count; place++) {
+            const int64_t feature = ((const int64_t *)positions.buf)[place];
+            most += (Py_ssize_t)(x.offsets[feature + 1] - x.offsets[feature]);
+        }
+        double *directions = PyMem_Malloc((size_t)(most + 1) * (size_t)(columns + 1) * sizeof(double));
+        int *room = PyMem_Malloc((size_t)(columns + 1) * sizeof(int));
+        if (directions && room) {
+            int left;
+            double gain;
+            const int added = advance_prefixes(&x, &by, positions.buf, (int)count, lives.buf, directions, room, &left, &gain);
+            result = Py_BuildValue("iiid", added, left, x.columns, gain);
+        } else
+            PyErr_NoMemory();
+        PyMem_Free(directions);
+        PyMem_Free(room);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c, c), (c,), (c,) and int64 of "
+                                          "(f + 1,), (b,) within f, (f,), (f,)");
+    PyBuffer_Release(&gram);
+    PyBuffer_Release(&gradient);
+    if (lengths.buf)
+        PyBuffer_Release(&lengths);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&positions);
+    PyBuffer_Release(&lives);
+    PyBuffer_Release(&kept);
+    return result;
+}
+
+PyDoc_STRVAR(advance_doc,
+             "advance(gram, gradient, lengths, offsets, positions, lives, kept, (threshold, enough, ridge, tolerance), skip_weak, /)"
+             "\n--\n\n"
+             "Add candidates until fewer than enough are left; return how many were added, features and columns left, and the gain.\n\n"
+             "-1 features left: enough still are, and all stay. Otherwise kept lists those that do, and all arrays begin with what\n"
+             "belongs to them.");
+
+/* Entry by entry, so that the divisions become vector code; what is dependent or not open gains nothing. */
+WIDE static void gains_of(int n, const double *restrict gradient, const double *restrict pivot, const double *restrict smallest,
+                          double *restrict out)
+{
+    for (int j = 0; j < n; j++) {
+        const double gain = gradient[j] * gradient[j] / pivot[j];
+        out[j] = pivot[j] > smallest[j] ? gain : 0.0;
+    }
+}
+
+WIDE static void lower_pivots(int n, const double *restrict direction, double *restrict pivot)
+{
+    for (int j = 0; j < n; j++)
+        pivot[j] -= direction[j] * direction[j];
+}
+
+static PyObject *best(PyObject *module, PyObject *arguments)
+{
+    Py_buffer gradient, pivot, smallest, open, gains;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*y*w*", &gradient, &pivot, &smallest, &open, &gains))
+        return NULL;
+    const Py_ssize_t n = doubles(&gradient);
+    if (n < INT_MAX && pivot.len == gradient.len && smallest.len == gradient.len && gains.len == gradient.len && open.len == n) {
+        const double *found = gains.buf;
+        const char *may = open.buf;
+        Py_ssize_t place = -1;
+        gains_of((int)n, gradient.buf, pivot.buf, smallest.buf, gains.buf);
+        for (Py_ssize_t j = 0; j < n; j++)
+            if (may[j] && (place < 0 || found[j] > found[place])) /* the first among equals */
+                place = j;
+        result = Py_BuildValue("nd", place, place < 0 ? -1.0 : found[place]);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,) three times, bool of (c,) and "
+                                          "float64 of (c,)");
+    PyBuffer_Release(&gradient);
+    PyBuffer_Release(&pivot);
+    PyBuffer_Release(&smallest);
+    PyBuffer_Release(&open);
+    PyBuffer_Release(&gains);
+    return result;
+}
+
+PyDoc_STRVAR(best_doc, "best(gradient, pivot, smallest, open, gains, /)\n--\n\n"
+                       "Fill gains with g^2 / d; return the first open column with the largest, and it; -1 when none is open.");
+
+static PyObject *follow(PyObject *module, PyObject *arguments)
+{
+    Py_buffer gram, directions, gradient, pivot;
+    Py_ssize_t size, column;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*w*nnw*w*", &gram, &directions, &size, &column, &gradient, &pivot))
+        return NULL;
+    const Py_ssize_t n = doubles(&gradient);
+    if (n < INT_MAX && gram.len == gradient.len && pivot.len == gradient.len && column >= 0 && column < n && size >= 0 &&
+        size < INT_MAX && doubles(&directions) >= (size + 1) * n) {
+        double *direction = (double *)directions.buf + size * n, *pivots = pivot.buf, *gradients = gradient.buf;
+        const double root = sqrt(pivots[column]), move = gradients[column] / root;
+        remainder_of((int)n, gram.buf, directions.buf, (int)size, (int)column, direction);
+        direction[column] = pivots[column]; /* as it was followed, rather than as it comes out anew */
+        move_along((int)n, direction, root, move, gradients);
+        lower_pivots((int)n, direction, pivots);
+        result = PyFloat_FromDouble(move);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), (d, c), (c,), (c,), size below "
+                                          "d and column below c");
+    PyBuffer_Release(&gram);
+    PyBuffer_Release(&directions);
+    PyBuffer_Release(&gradient);
+    PyBuffer_Release(&pivot);
+    return result;
+}
+
+PyDoc_STRVAR(follow_doc, "follow(gram, directions, size, column, gradient, pivot, /)\n--\n\n"
+                         "Have gradient and pivot follow a column, whose Gram column is given; fill its direction; return its move.");
+
+static PyMethodDef METHODS[] = {
+    {"advance", advance, METH_VARARGS, advance_doc},
+    {"best", best, METH_VARARGS, best_doc},
+    {"follow", follow, METH_VARARGS, follow_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot SLOTS[] = {
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef DEFINITION = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "fastomp_nvm.objectives._gram",
+    .m_doc = "Prefixes and greedy steps over a Gram matrix.",
+    .m_methods = METHODS,
+    .m_slots = SLOTS,
+};
+
+PyMODINIT_FUNC PyInit__gram(void)
+{
+    return PyModuleDef_Init(&DEFINITION);
+}
