@@ -39,7 +39,10 @@ typedef void Fill(Py_ssize_t, const void *, double, double, const double *, void
 /* Returns 'f' or 'd' for aligned rows of these types whose entries lie side by side, else 0. */
 static char kind_of(const Py_buffer *view)
 {
+    const uint16_t one = 1;
     const char *format = view->format ? view->format : "B";
+    if (*format == '@' || *format == '=' || *format == (*(const char *)&one ? '<' : '>')) /* native, however it is said */
+        format++;
     if (view->ndim != 2 || (view->shape[1] > 1 && view->strides[1] != view->itemsize) || format[1] != '\0' ||
         (format[0] != 'f' && format[0] != 'd') || (uintptr_t)view->buf % (size_t)view->itemsize ||
         (view->shape[0] > 1 && view->strides[0] % view->itemsize))

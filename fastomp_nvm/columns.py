@@ -7,8 +7,8 @@ in memory as a whole is multiplied where it lies, and only counted as if it were
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,9 @@ SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
 _ABSENT: Final = 0
 _GLANCED: Final = 1
 _KEPT: Final = 2
+
+#: Brings columns of features in: an array, and the rows of it that they are.
+_Read: TypeAlias = Callable[[IndexArray], tuple[AnyArray, IndexArray]]
 
 
 def automatic_budget(needed: int, pools: int = 1) -> int:
@@ -62,7 +65,12 @@ class Columns:
     @property
     def exact(self) -> bool:
         """True when products are accumulated in float64 throughout."""
-        return bool(self._pool.design.matrix.dtype == np.float64)
+        return bool(self.dtype == np.float64)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the raw columns."""
+        return self._pool.design.matrix.dtype
 
     @property
     def budget(self) -> int:
@@ -77,6 +85,10 @@ class Columns:
     def products(self, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
         return self._pool.multiply(self.features, self.standardisation, vectors)
+
+    def pieces(self) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
+        """Yield which columns come next, an array, and the rows of it that these are until the following piece, raw."""
+        return self._pool.pieces(self.features, self.standardisation)
 
     def dense(self, positions: IndexArray) -> Float64Array:
         """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64, Fortran order."""
@@ -193,28 +205,34 @@ class ColumnPool:
         rows = self.sweeper.gather(self.design.matrix, columns, self._passing.room(len(columns)))
         return rows, np.arange(len(rows))
 
-    def _products(
-        self,
-        features: IndexArray,
-        standardisation: Standardisation,
-        vectors: Float64Array,
-        read: Callable[[IndexArray], tuple[AnyArray, IndexArray]],
-    ) -> Float64Array:
-        """Multiply what is held where it lies, and the rest as ``read`` brings it in."""
-        prepared = Vectors(vectors, self.design.matrix.dtype)
+    def pieces(
+        self, features: IndexArray, standardisation: Standardisation, read: _Read | None = None
+    ) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
+        """Yield the columns of ``features``: what is held where it lies, and the rest as ``read`` brings it in.
+
+        Yields
+        ------
+        (c,) int64, array, (c,) int64
+            Which columns of ``standardisation``; an array, and which of its rows they are until the next piece.
+        """
         held = self._state[features] != _ABSENT
-        if held.all():
-            raw = self.sweeper.dots_at(*self._located(features), prepared, standardisation.wide)
-        else:
-            raw = np.empty((int(standardisation.offsets[-1]), vectors.shape[1]))
-            here = np.flatnonzero(held)
-            parts = ([(here, self._located(features[here]))] if here.size else []) + [
-                (chunk, None) for chunk in self._chunks(features, np.flatnonzero(~held))
-            ]
-            for positions, source in parts:
-                array, places = source if source is not None else read(features[positions])
-                local = column_index(standardisation.offsets, positions)
-                raw[local] = self.sweeper.dots_at(array, places, prepared, standardisation.wide[local])
+        here = np.flatnonzero(held)
+        if here.size:
+            yield column_index(standardisation.offsets, here), *self._located(features[here])
+        if len(here) < len(features):
+            for chunk in self._chunks(features, np.flatnonzero(~held)):
+                yield column_index(standardisation.offsets, chunk), *(read or self._streamed)(features[chunk])
+
+    def _products(self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array, read: _Read) -> Float64Array:
+        """Multiply the pieces of ``features``."""
+        prepared = Vectors(vectors, self.design.matrix.dtype)
+        raw = np.empty((int(standardisation.offsets[-1]), vectors.shape[1]))
+        for local, array, places in self.pieces(features, standardisation, read):
+            found = self.sweeper.dots_at(array, places, prepared, standardisation.wide[local])
+            if len(found) == len(raw):
+                raw = found
+            else:
+                raw[local] = found
         return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
 
     def _located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:

@@ -253,7 +253,7 @@ class Standardisation:
                 out[columns] = matrix @ out[columns]
 
     def materialise(self, rows: AnyArray) -> Float64Array:
-        """Return the columns of ``rows`` (n_columns, n_obs), standardised and whitened: (n_obs, n_columns) float64, Fortran order."""
+        """Return the standardised, whitened columns of ``rows`` (n_columns, n_obs): (n_obs, n_columns) float64, Fortran order."""
         dense = np.empty(rows.shape)
         self.fill(rows, np.arange(len(rows)), dense)
         return dense.T

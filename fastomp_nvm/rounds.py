@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -122,12 +122,17 @@ class Round:
     ----------
     selected : int
         Features selected so far.
-    value : float
-        f of them.
+    worth : float or callable
+        f of them, or what returns it: only who watches wants to know, and while the algorithm waits.
     """
 
     selected: int
-    value: float
+    worth: float | Callable[[], float]
+
+    @property
+    def value(self) -> float:
+        """F of the features selected so far."""
+        return self.worth if isinstance(self.worth, float) else self.worth()
 
 
 @dataclass(frozen=True, slots=True)

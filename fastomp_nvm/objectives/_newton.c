@@ -1,10 +1,7 @@
-/* `maximise` of newton.py in C: the same steps in the same order, without the cost of a hundred small calls.
+/* Fits of GLMs, and FAST_OMP's prefixes of them, in C: the arguments of Python for _climb.c.
  *
- * newton.py says what is computed and why; the names are the same. Matrices are as BLAS has them: the design, (d, n_obs) in C
- * order, is n_obs x d here, and a factor is the upper triangle of a d x d matrix. BLAS and LAPACK are SciPy's, through the function
- * pointers it publishes: nothing is linked. Sums differ from NumPy's in their last bits, so results name which of the two ran.
- *
- * Knows no NumPy: buffers come in through the buffer protocol and the GIL is released while it computes. */
+ * newton.py and glm.py say what is computed and why. BLAS and LAPACK are SciPy's, through the function pointers it publishes:
+ * nothing is linked. Knows no NumPy: buffers come in through the buffer protocol, and the GIL is released while it computes. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,354 +11,251 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BLOCK 256 /* observations scaled at a time for a curvature: with 50 coefficients about what a second-level cache holds */
+#include "_climb.h"
 
-/* A loop compiled twice, the better one chosen when the module loads. What it computes entry by entry has the same bits in both,
- * as long as nothing is fused: build with -ffp-contract=off. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
+/* ---- Gradients -------------------------------------------------------------------------------------------------------------- */
+
+/* Rows of a matrix, picked by number, with what standardises each. */
+struct columns {
+    const char *rows;
+    Py_ssize_t stride;
+    char kind; /* 'f' or 'd' */
+    int count, n;
+    const int64_t *places;
+    const double *mean, *scale;
+};
+
+/* Four numbers that are added up apart from each other: the same sums whether the processor adds four or two at a time. */
+#if defined(__GNUC__)
+typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
+typedef float FourSingle __attribute__((vector_size(16), aligned(4), may_alias));
+#define WIDENED(FROM) __builtin_convertvector(*(const FourSingle *)(FROM), Four)
+#define TAKEN(FROM) (*(const Four *)(FROM))
+#define LANES 16
 #endif
 
-static void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *,
-                     const int *, const double *, double *, const int *);
-static void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *,
-                     const double *, double *, const int *);
-static void (*dpotrf)(const char *, const int *, double *, const int *, int *);
-static void (*dpotrs)(const char *, const int *, const int *, const double *, const int *, double *, const int *, int *);
-static void (*dtrtrs)(const char *, const char *, const char *, const int *, const int *, const double *, const int *, double *,
-                      const int *, int *);
+/* Dot product with a row; its bits depend on the two alone. */
+#if defined(__GNUC__)
+#define DOT(NAME, ROW, LOADED)                                                                                                     \
+    WIDE static double NAME(int n, const ROW *row, const double *vector)                                                          \
+    {                                                                                                                              \
+        Four a = {0}, b = {0}, c = {0}, d = {0};                                                                                   \
+        int i = 0;                                                                                                                 \
+        for (; i + LANES <= n; i += LANES) {                                                                                       \
+            a += LOADED(row + i) * TAKEN(vector + i);                                                                              \
+            b += LOADED(row + i + 4) * TAKEN(vector + i + 4);                                                                      \
+            c += LOADED(row + i + 8) * TAKEN(vector + i + 8);                                                                      \
+            d += LOADED(row + i + 12) * TAKEN(vector + i + 12);                                                                    \
+        }                                                                                                                          \
+        a = (a + b) + (c + d);                                                                                                     \
+        double sum = (a[0] + a[1]) + (a[2] + a[3]);                                                                                \
+        for (; i < n; i++)                                                                                                         \
+            sum += (double)row[i] * vector[i];                                                                                     \
+        return sum;                                                                                                                \
+    }
+DOT(dot_single, float, WIDENED)
+DOT(dot_double, double, TAKEN)
+#else
+#define DOT(NAME, ROW)                                                                                                             \
+    static double NAME(int n, const ROW *row, const double *vector)                                                               \
+    {                                                                                                                              \
+        double sum = 0.0;                                                                                                          \
+        for (int i = 0; i < n; i++)                                                                                                \
+            sum += (double)row[i] * vector[i];                                                                                     \
+        return sum;                                                                                                                \
+    }
+DOT(dot_single, float)
+DOT(dot_double, double)
+#endif
 
-static const double ZERO = 0.0, ONE = 1.0, MINUS_ONE = -1.0;
-static const int STRIDE = 1;
+/* Fills out[i * step] with the product of the i-th column, standardised, with a vector. */
+static void products(const struct columns *x, const double *vector, double *out, int step)
+{
+    double sum = 0.0;
+    for (int i = 0; i < x->n; i++)
+        sum += vector[i];
+    for (int i = 0; i < x->count; i++) {
+        const char *row = x->rows + x->places[i] * x->stride;
+        const double raw = x->kind == 'f' ? dot_single(x->n, (const float *)row, vector) : dot_double(x->n, (const double *)row, vector);
+        out[(size_t)i * (size_t)step] = (raw - x->mean[i] * sum) * x->scale[i];
+    }
+}
 
-/* ---- Families --------------------------------------------------------------------------------------------------------------- */
+/* Fills out (n) with the column at a position, standardised. */
+WIDE static void standardised(const struct columns *x, int64_t position, double *restrict out)
+{
+    const char *row = x->rows + x->places[position] * x->stride;
+    const double mean = x->mean[position], scale = x->scale[position];
+    if (x->kind == 'f')
+        for (int i = 0; i < x->n; i++)
+            out[i] = ((double)((const float *)row)[i] - mean) * scale;
+    else
+        for (int i = 0; i < x->n; i++)
+            out[i] = (((const double *)row)[i] - mean) * scale;
+}
 
-struct family {
-    const char *name;
-    void (*moments)(int n, const double *restrict eta, double *restrict mean, double *restrict variance);
-    double (*partition)(double eta); /* b with b' = mean */
+/* ---- Prefixes --------------------------------------------------------------------------------------------------------------- */
+
+struct prefixes {
+    struct columns candidates;
+    const int64_t *positions, *lives;
+    int count;            /* of positions */
+    int64_t *kept;        /* positions of the candidates that are left */
+    double *gradient;     /* of the candidates */
+    double *design;       /* n x (size + count) */
+    double *known;        /* room for a factor, as p->factor */
+    double threshold, enough;
+    int skip_weak;
+    int left, added;      /* found: candidates left where these are not enough, else -1; candidates added */
 };
 
-/* e^x to the last bit or the one before, for x up to 700 in size: what is beyond counts as 700. Without a branch or a call, so that
- * loops around it become vector code: it is most of what a step costs where there are few coefficients. */
-static inline double exponential(double x)
+/* Lists the candidates whose score reaches the threshold and that outlive `added` additions. Returns how many. */
+static int alive(const struct prefixes *x, int64_t added)
 {
-    x = x < -700.0 ? -700.0 : x;
-    x = x > 700.0 ? 700.0 : x;
-    const double shifted = x * 0x1.71547652b82fep0 + 0x1.8p52; /* the low bits are the nearest whole number to x / log 2 */
-    const double whole = shifted - 0x1.8p52;
-    const double rest = (x - whole * 0x1.62e42feep-1) - whole * 0x1.a39ef35793c76p-33; /* log 2 in two parts */
-    double sum = 1.0 / 6227020800.0, power; /* 1 / 13!, and so on to 1 / 0! */
-    uint64_t bits;
-    sum = sum * rest + 1.0 / 479001600.0;
-    sum = sum * rest + 1.0 / 39916800.0;
-    sum = sum * rest + 1.0 / 3628800.0;
-    sum = sum * rest + 1.0 / 362880.0;
-    sum = sum * rest + 1.0 / 40320.0;
-    sum = sum * rest + 1.0 / 5040.0;
-    sum = sum * rest + 1.0 / 720.0;
-    sum = sum * rest + 1.0 / 120.0;
-    sum = sum * rest + 1.0 / 24.0;
-    sum = sum * rest + 1.0 / 6.0;
-    sum = sum * rest + 0.5;
-    sum = sum * rest + 1.0;
-    sum = sum * rest + 1.0;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 1023) << 52; /* 2^whole: nothing but an exponent */
-    memcpy(&power, &bits, sizeof power);
-    return sum * power;
-}
-
-WIDE static void logistic_moments(int n, const double *restrict eta, double *restrict mean, double *restrict variance)
-{
-    for (int i = 0; i < n; i++) {
-        mean[i] = 1.0 / (1.0 + exponential(-eta[i]));
-        variance[i] = mean[i] * (1.0 - mean[i]);
+    int count = 0;
+    for (int i = 0; i < x->candidates.count; i++) {
+        const double squared = x->gradient[i] * x->gradient[i];
+        x->kept[count] = i;
+        count += (squared >= x->threshold) & (x->lives[i] > added);
     }
+    return count;
 }
 
-static double logistic_partition(double eta)
+/* Adds candidates to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`. Returns what climb does. */
+static int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
 {
-    return (eta > 0.0 ? eta : 0.0) + log1p(exponential(-fabs(eta)));
-}
-
-WIDE static void poisson_moments(int n, const double *restrict eta, double *restrict mean, double *restrict variance)
-{
-    for (int i = 0; i < n; i++)
-        mean[i] = variance[i] = exponential(eta[i] < 600.0 ? eta[i] : 600.0); /* poisson.py: LARGEST_PREDICTOR */
-}
-
-static double poisson_partition(double eta)
-{
-    return exponential(eta < 600.0 ? eta : 600.0);
-}
-
-static const struct family FAMILIES[] = {
-    {"logistic", logistic_moments, logistic_partition},
-    {"poisson", poisson_moments, poisson_partition},
-};
-
-/* ---- A fit ------------------------------------------------------------------------------------------------------------------ */
-
-struct settings {
-    double ridge, tolerance; /* the latter of the decrement: DECREMENT times the total weight */
-    double slow, far;
-    int max_steps;
-};
-
-struct problem {
-    const struct family *family;
-    struct settings with;
-    int d, n, first; /* first: 1 where the first coefficient is an intercept, else 0 */
-    const double *design, *response, *weights;
-    double *beta, *eta;         /* where to start; then the maximum */
-    double *residual, *factor;  /* there; the latter d x d */
-    double *mean, *variance;    /* at eta */
-    double *move, *scale;       /* n each, as all above */
-    double *gradient, *step;    /* d each */
-    double *scaled;             /* BLOCK x d */
-};
-
-static double penalty(const struct problem *p, int row)
-{
-    return row < p->first ? 0.0 : p->with.ridge;
-}
-
-/* out (d) = design' * vector (n) */
-static void across(const struct problem *p, const double *vector, double *out)
-{
-    dgemv("T", &p->n, &p->d, &ONE, p->design, &p->n, vector, &STRIDE, &ZERO, out, &STRIDE);
-}
-
-/* out (n) = design * coefficients (d) */
-static void along(const struct problem *p, const double *coefficients, double *out)
-{
-    dgemv("N", &p->n, &p->d, &ONE, p->design, &p->n, coefficients, &STRIDE, &ZERO, out, &STRIDE);
-}
-
-/* Penalised log-likelihood at eta + length * move, up to what does not depend on the coefficients. */
-static double likelihood(const struct problem *p, double length)
-{
-    double sum = 0.0, squares = 0.0;
-    for (int i = 0; i < p->n; i++) {
-        const double eta = p->eta[i] + length * p->move[i];
-        sum += p->weights[i] * (p->response[i] * eta - p->family->partition(eta));
-    }
-    for (int j = p->first; j < p->d; j++) {
-        const double coefficient = p->beta[j] + length * p->step[j];
-        squares += coefficient * coefficient;
-    }
-    return sum - 0.5 * p->with.ridge * squares;
-}
-
-static double growing_length(const struct problem *p)
-{
-    const double value = likelihood(p, 0.0);
-    double length = 1.0;
-    while (!(likelihood(p, length) > value)) {
-        length *= 0.5;
-        if (length < 1e-10)
-            return 0.0;
-    }
-    return length;
-}
-
-static int surely_gains(double moved, double reach)
-{
-    return reach < 2.0 && exp(moved) * (expm1(reach) - reach) < reach * reach;
-}
-
-/* Takes the moments at eta, and the residual. */
-WIDE static void look(const struct problem *p)
-{
-    p->family->moments(p->n, p->eta, p->mean, p->variance);
-    for (int i = 0; i < p->n; i++)
-        p->residual[i] = p->weights[i] * (p->response[i] - p->mean[i]);
-}
-
-/* beta and eta go on by a part of the step. */
-WIDE static void walk(const struct problem *p, double length)
-{
-    for (int j = 0; j < p->d; j++)
-        p->beta[j] += length * p->step[j];
-    for (int i = 0; i < p->n; i++)
-        p->eta[i] += length * p->move[i];
-}
-
-/* The farthest that a step moves the linear predictor of an observation that counts. */
-WIDE static double farthest(const struct problem *p)
-{
-    double reach = 0.0;
-    for (int i = 0; i < p->n; i++) {
-        const double here = p->weights[i] != 0.0 ? fabs(p->move[i]) : 0.0;
-        reach = here > reach ? here : reach;
-    }
-    return reach;
-}
-
-/* Fills factor with that of the curvature here. Returns 0, or -1 when it is not positive definite. */
-WIDE static int curvature_here(const struct problem *p)
-{
-    double trace = 0.0;
-    int failed;
-    memset(p->factor, 0, (size_t)p->d * (size_t)p->d * sizeof(double));
-    for (int i = 0; i < p->n; i++)
-        p->scale[i] = sqrt(p->weights[i] * p->variance[i]);
-    for (int start = 0; start < p->n; start += BLOCK) {
-        const int count = p->n - start < BLOCK ? p->n - start : BLOCK;
-        for (int j = 0; j < p->d; j++) {
-            const double *column = p->design + (size_t)j * (size_t)p->n + start;
-            for (int i = 0; i < count; i++)
-                p->scaled[(size_t)j * (size_t)count + (size_t)i] = column[i] * p->scale[start + i];
-        }
-        dsyrk("U", "T", &p->d, &count, &ONE, p->scaled, &count, &ONE, p->factor, &p->d);
-    }
-    for (int j = 0; j < p->d; j++)
-        trace += p->factor[(size_t)j * (size_t)(p->d + 1)];
-    for (int j = 0; j < p->d; j++)
-        p->factor[(size_t)j * (size_t)(p->d + 1)] += penalty(p, j) + 1e-12 * (1.0 + trace / p->d);
-    dpotrf("U", &p->d, p->factor, &p->d, &failed);
-    return failed ? -1 : 0;
-}
-
-/* Fills factor with `known` (size x size), stretched and extended by the other columns of the design. Returns whether it could. */
-WIDE static int bordered(const struct problem *p, const double *known, int size, double moved)
-{
-    const int added = p->d - size;
-    const size_t d = (size_t)p->d;
-    const double stretch = added ? exp(0.5 * moved) : 1.0;
-    int failed;
-    for (int j = 0; j < size; j++)
-        for (int i = 0; i < size; i++)
-            p->factor[(size_t)j * d + (size_t)i] = i <= j ? stretch * known[(size_t)j * (size_t)size + (size_t)i] : 0.0;
-    if (!added)
-        return 1;
-    double *above = p->factor + (size_t)size * d, *below = above + size;
-    for (int j = 0; j < added; j++) {
-        const double *column = p->design + (size_t)(size + j) * (size_t)p->n;
-        for (int i = 0; i < p->n; i++)
-            p->scale[i] = column[i] * p->weights[i] * p->variance[i];
-        across(p, p->scale, above + (size_t)j * d);
-        below[(size_t)j * (d + 1)] += penalty(p, size + j);
-    }
-    dtrtrs("U", "T", "N", &size, &added, p->factor, &p->d, above, &p->d, &failed);
-    if (failed)
-        return 0;
-    dsyrk("U", "T", &added, &size, &MINUS_ONE, above, &p->d, &ONE, below, &p->d);
-    dpotrf("U", &added, below, &p->d, &failed);
-    return !failed;
-}
-
-/* Goes to the maximum. Returns how far the last factor is off, -1 when there is none, -2 when one could not be had. */
-static double climb(const struct problem *p, const double *known, int size, double moved)
-{
-    double before = INFINITY;
-    int failed, has_factor;
-    look(p);
-    has_factor = known && 3 * size >= 2 * p->d && bordered(p, known, size, moved);
-    if (size < p->d)
-        moved = 0.0;
-    for (int count = 0; count < p->with.max_steps; count++) {
-        const int fresh = !has_factor;
-        double decrement = 0.0, length = 1.0;
-        across(p, p->residual, p->gradient);
-        for (int j = 0; j < p->d; j++)
-            p->step[j] = p->gradient[j] -= penalty(p, j) * p->beta[j];
-        if (fresh) {
-            if (curvature_here(p) < 0)
-                return -2.0;
-            has_factor = 1;
-            moved = 0.0;
-        }
-        dpotrs("U", &p->d, &STRIDE, p->factor, &p->d, p->step, &p->d, &failed);
-        for (int j = 0; j < p->d; j++)
-            decrement += p->gradient[j] * p->step[j];
-        if (decrement > p->with.slow * before && !fresh) {
-            has_factor = 0;
-            continue;
-        }
-        along(p, p->step, p->move);
-        if (decrement <= p->with.tolerance) {
-            walk(p, 1.0);
-            look(p);
+    const size_t n = (size_t)p->n;
+    x->left = -1;
+    for (x->added = 0; x->added < x->count && x->left < 0; x->added++) {
+        const int64_t position = x->positions[x->added];
+        if (x->skip_weak && x->added && x->gradient[position] * x->gradient[position] < x->threshold)
             break;
-        }
-        before = decrement;
-        const double reach = farthest(p);
-        if (!surely_gains(moved, reach)) {
-            length = growing_length(p);
-            if (length == 0.0 && fresh)
-                break;
-        }
-        walk(p, length);
-        look(p);
-        moved += length * reach;
-        has_factor = moved <= p->with.far;
+        const int size = p->d;
+        if (has_factor)
+            memcpy(x->known, p->factor, (size_t)size * (size_t)size * sizeof(double));
+        standardised(&x->candidates, position, x->design + (size_t)size * n);
+        p->beta[size] = 0.0;
+        p->d = size + 1;
+        has_factor = climb(p, has_factor ? x->known : NULL, size);
+        if (has_factor == NOT_DEFINITE)
+            return NOT_DEFINITE;
+        products(&x->candidates, p->residual, x->gradient, 1);
+        const int still = alive(x, x->added + 1);
+        if (still < x->enough)
+            x->left = still;
     }
-    return has_factor ? moved : -1.0;
+    return has_factor;
 }
 
 /* ---- Python ----------------------------------------------------------------------------------------------------------------- */
 
-/* Lays the work space out and climbs. Returns what climb does, or -3 without memory. */
-static double climb_with_room(struct problem *p, const double *known, int size, double moved)
+static Py_ssize_t doubles(const Py_buffer *buffer)
 {
-    const size_t n = (size_t)p->n, d = (size_t)p->d;
-    double *room = PyMem_RawMalloc((4 * n + 2 * d + (n < BLOCK ? n : BLOCK) * d) * sizeof(double));
-    if (!room)
-        return -3.0;
-    p->mean = room;
-    p->variance = p->mean + n;
-    p->move = p->variance + n;
-    p->scale = p->move + n;
-    p->gradient = p->scale + n;
-    p->step = p->gradient + d;
-    p->scaled = p->step + d;
-    moved = climb(p, known, size, moved);
-    PyMem_RawFree(room);
-    return moved;
+    return buffer->len / (Py_ssize_t)sizeof(double);
 }
 
-static const struct family *family_named(const char *name)
+/* Opens rows and fills x. Returns 0, or -1 with ValueError set. */
+static int open_columns(PyObject *rows, const Py_buffer *places, const Py_buffer *mean, const Py_buffer *scale, Py_buffer *view,
+                        struct columns *x)
 {
-    for (size_t k = 0; k < sizeof FAMILIES / sizeof *FAMILIES; k++)
-        if (strcmp(FAMILIES[k].name, name) == 0)
-            return &FAMILIES[k];
-    return NULL;
+    if (PyObject_GetBuffer(rows, view, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
+        return -1;
+    const uint16_t one = 1;
+    const char *format = view->format ? view->format : "B";
+    if (*format == '@' || *format == '=' || *format == (*(const char *)&one ? '<' : '>')) /* native, however it is said */
+        format++;
+    const Py_ssize_t count = places->len / (Py_ssize_t)sizeof(int64_t);
+    int fits = view->ndim == 2 && view->shape[1] < INT_MAX && (view->shape[1] < 2 || view->strides[1] == view->itemsize) &&
+               (format[0] == 'f' || format[0] == 'd') && !format[1] && !((uintptr_t)view->buf % (size_t)view->itemsize) &&
+               (view->shape[0] < 2 || view->strides[0] % view->itemsize == 0) && count < INT_MAX && doubles(mean) == count &&
+               doubles(scale) == count;
+    for (Py_ssize_t i = 0; fits && i < count; i++)
+        fits = ((const int64_t *)places->buf)[i] >= 0 && ((const int64_t *)places->buf)[i] < view->shape[0];
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "the columns do not fit each other: expected aligned float32 or float64 rows (r, n), int64 "
+                                          "(c,) below r, and float64 (c,) twice");
+        PyBuffer_Release(view);
+        return -1;
+    }
+    *x = (struct columns){view->buf, view->strides[0], format[0], (int)count, (int)view->shape[1], places->buf, mean->buf, scale->buf};
+    return 0;
 }
+
+static PyObject *gradients(PyObject *module, PyObject *arguments)
+{
+    PyObject *given, *result = NULL;
+    Py_buffer rows, places, mean, scale, vectors, out;
+    struct columns x;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Oy*y*y*y*w*", &given, &places, &mean, &scale, &vectors, &out))
+        return NULL;
+    if (open_columns(given, &places, &mean, &scale, &rows, &x) == 0) {
+        const Py_ssize_t count = x.n ? doubles(&vectors) / x.n : 0;
+        if (count * x.n == doubles(&vectors) && doubles(&out) == count * x.count && count < INT_MAX) {
+            Py_BEGIN_ALLOW_THREADS
+            for (Py_ssize_t j = 0; j < count; j++)
+                products(&x, (const double *)vectors.buf + j * x.n, (double *)out.buf + j, (int)count);
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        } else
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (m, n) and (c, m)");
+        PyBuffer_Release(&rows);
+    }
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&mean);
+    PyBuffer_Release(&scale);
+    PyBuffer_Release(&vectors);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+PyDoc_STRVAR(gradients_doc, "gradients(rows, places, mean, scale, vectors, out, /)\n--\n\n"
+                            "Fill out[i, j] with the product of (rows[places[i]] - mean[i]) * scale[i] and vectors[j].");
+
+/* Whether the arrays of a fit fit each other; `rows` is how many of the design there is room for. */
+static int fit_is_sound(const Py_buffer *design, const Py_buffer *response, const Py_buffer *weights, const Py_buffer *known,
+                        const Py_buffer *beta, const Py_buffer *eta, const Py_buffer *residual, const Py_buffer *factor)
+{
+    const Py_ssize_t n = doubles(response), d = doubles(beta), size = (Py_ssize_t)sqrt((double)doubles(known));
+    return n >= 1 && d >= 1 && n < INT_MAX && d < INT_MAX && doubles(design) == n * d && weights->len == response->len &&
+           eta->len == response->len && residual->len == response->len && doubles(factor) == d * d && size <= d &&
+           doubles(known) == size * size;
+}
+
+#define FIT_MESSAGE                                                                                                                \
+    "the arrays do not fit each other: expected float64 of (d, n), (n,), (n,), (s, s), (d,), (n,), (n,), (d, d) with s at most d"
 
 static PyObject *maximise(PyObject *module, PyObject *arguments)
 {
     struct problem p;
     Py_buffer design, response, weights, known, beta, eta, residual, factor;
     const char *name;
-    double moved;
     PyObject *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "sy*y*y*dp(dddi)z*dw*w*w*w*", &name, &design, &response, &weights, &p.with.ridge, &p.first,
-                          &p.with.tolerance, &p.with.slow, &p.with.far, &p.with.max_steps, &known, &moved, &beta, &eta, &residual,
+    if (!PyArg_ParseTuple(arguments, "sy*y*y*(dddip)z*w*w*w*w*", &name, &design, &response, &weights, &p.with.ridge,
+                          &p.with.tolerance, &p.with.slow, &p.with.max_steps, &p.with.intercept, &known, &beta, &eta, &residual,
                           &factor))
         return NULL;
-    const Py_ssize_t entry = (Py_ssize_t)sizeof(double), n = response.len / entry, d = beta.len / entry;
-    const Py_ssize_t size = (Py_ssize_t)sqrt((double)(known.len / entry));
     p.family = family_named(name);
     if (!p.family)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
-    else if (n < 1 || d < 1 || n > INT_MAX || d > INT_MAX || design.len != n * d * entry || weights.len != response.len ||
-             eta.len != response.len || residual.len != response.len || factor.len != d * d * entry || size > d ||
-             known.len != size * size * entry)
-        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (d, n), (n,), (n,), (s, s), (d,), "
-                                          "(n,), (n,), (d, d) with s at most d");
+    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor))
+        PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
     else {
-        p.n = (int)n, p.d = (int)d;
+        p.n = (int)doubles(&response), p.d = (int)doubles(&beta);
         p.design = design.buf, p.response = response.buf, p.weights = weights.buf;
         p.beta = beta.buf, p.eta = eta.buf, p.residual = residual.buf, p.factor = factor.buf;
-        Py_BEGIN_ALLOW_THREADS
-        moved = climb_with_room(&p, known.buf, (int)size, moved);
-        Py_END_ALLOW_THREADS
-        result = moved == -3.0 ? PyErr_NoMemory() : PyFloat_FromDouble(moved);
+        double *room = PyMem_RawMalloc((size_t)work_space(p.n, p.d) * sizeof(double));
+        if (room) {
+            int found;
+            lay_out(&p, room);
+            Py_BEGIN_ALLOW_THREADS
+            found = climb(&p, known.buf, (int)sqrt((double)doubles(&known)));
+            Py_END_ALLOW_THREADS
+            result = PyLong_FromLong(found);
+        } else
+            PyErr_NoMemory();
+        PyMem_RawFree(room);
     }
     PyBuffer_Release(&design);
     PyBuffer_Release(&response);
@@ -376,13 +270,94 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
 }
 
 PyDoc_STRVAR(maximise_doc,
-             "maximise(family, design, response, weights, ridge, intercept, settings, known, moved, beta, eta, residual, factor, /)"
-             "\n--\n\n"
-             "Move beta and eta to the maximum; fill residual and factor; return how far the factor is off.\n\n"
-             "-1: there is no factor; -2: the curvature is not positive definite.");
+             "maximise(family, design, response, weights, settings, known, beta, eta, residual, factor, /)\n--\n\n"
+             "Move beta and eta to the maximum; fill residual and factor; return 1, or 0 where the factor is not of use.\n\n"
+             "-1: the curvature is not positive definite. Settings are ridge, tolerance, slow, max_steps, intercept.");
+
+static PyObject *advance(PyObject *module, PyObject *arguments)
+{
+    struct problem p;
+    struct prefixes x;
+    Py_buffer design, response, weights, known, beta, eta, residual, factor, rows, places, mean, scale, gradient, positions, lives, kept;
+    PyObject *given, *result = NULL;
+    const char *name;
+    (void)module;
+    /* No buffer within a tuple: CPython keeps no room to give those back. */
+    if (!PyArg_ParseTuple(arguments, "sw*y*y*z*w*w*w*w*(dddip)Oy*y*y*w*y*y*w*(ddp)", &name, &design, &response, &weights, &known,
+                          &beta, &eta, &residual, &factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.max_steps,
+                          &p.with.intercept, &given, &places, &mean, &scale, &gradient, &positions, &lives, &kept, &x.threshold,
+                          &x.enough, &x.skip_weak))
+        return NULL;
+    const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word, most = doubles(&beta);
+    p.family = family_named(name);
+    if (!p.family)
+        PyErr_Format(PyExc_ValueError, "no family is called %s", name);
+    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor) || count > most)
+        PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
+    else if (open_columns(given, &places, &mean, &scale, &rows, &x.candidates) == 0) {
+        int fits = x.candidates.n == doubles(&response) && doubles(&gradient) == x.candidates.count &&
+                   lives.len / word == x.candidates.count && kept.len == lives.len &&
+                   (!known.buf || doubles(&known) == (most - count) * (most - count));
+        x.positions = positions.buf, x.lives = lives.buf, x.kept = kept.buf, x.count = (int)count;
+        for (int i = 0; fits && i < x.count; i++)
+            fits = x.positions[i] >= 0 && x.positions[i] < x.candidates.count;
+        double *room = fits ? PyMem_RawMalloc(((size_t)work_space((int)doubles(&response), (int)most) + (size_t)(most * most)) *
+                                              sizeof(double))
+                            : NULL;
+        if (room) {
+            int found;
+            p.n = x.candidates.n, p.d = (int)most;
+            p.design = x.design = design.buf, p.response = response.buf, p.weights = weights.buf;
+            p.beta = beta.buf, p.eta = eta.buf, p.residual = residual.buf, p.factor = factor.buf;
+            x.gradient = gradient.buf;
+            lay_out(&p, room);
+            x.known = room + work_space(p.n, p.d);
+            p.d = (int)(most - count);
+            if (known.buf)
+                memcpy(p.factor, known.buf, (size_t)known.len);
+            Py_BEGIN_ALLOW_THREADS
+            found = advance_fits(&x, &p, known.buf != NULL);
+            Py_END_ALLOW_THREADS
+            result = Py_BuildValue("iii", x.added, x.left, found);
+        } else if (fits)
+            PyErr_NoMemory();
+        else
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,) and int64 of (b,) below c, "
+                                              "(c,) and (c,) beside the columns, and what is known of all but b rows of the design");
+        PyMem_RawFree(room);
+        PyBuffer_Release(&rows);
+    }
+    PyBuffer_Release(&design);
+    PyBuffer_Release(&response);
+    PyBuffer_Release(&weights);
+    if (known.buf)
+        PyBuffer_Release(&known);
+    PyBuffer_Release(&beta);
+    PyBuffer_Release(&eta);
+    PyBuffer_Release(&residual);
+    PyBuffer_Release(&factor);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&mean);
+    PyBuffer_Release(&scale);
+    PyBuffer_Release(&gradient);
+    PyBuffer_Release(&positions);
+    PyBuffer_Release(&lives);
+    PyBuffer_Release(&kept);
+    return result;
+}
+
+PyDoc_STRVAR(advance_doc,
+             "advance(family, design, response, weights, known, beta, eta, residual, factor, settings, rows, places, mean, scale, "
+             "gradient, positions, lives, kept, (threshold, enough, skip_weak), /)\n--\n\n"
+             "Add the candidates at positions to a fit until fewer than enough are left; return how many were added, how many are "
+             "left, and what maximise does.\n\n"
+             "Design, beta and factor have room for all of them; what belongs to the fit lies at their beginning, before and after.\n"
+             "-1 left: enough still are. Otherwise kept lists those that are.");
 
 static PyMethodDef METHODS[] = {
     {"maximise", maximise, METH_VARARGS, maximise_doc},
+    {"gradients", gradients, METH_VARARGS, gradients_doc},
+    {"advance", advance, METH_VARARGS, advance_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -17,21 +17,22 @@ from typing import ClassVar
 import numpy as np
 from scipy.linalg import lapack
 
-from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import column_index
+from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import CandidateBlocks, Fit, GainTracker, Model, Objective
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
-from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
-from fastomp_nvm.objectives.newton import Coefficients, curvature_at, maximise
+from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains
+from fastomp_nvm.objectives.newton import EXACT, Coefficients, curvature_at, maximise
 
 __all__ = ["GLM", "GLMGains"]
 
 #: The greedy's quadratic model is good while what it promises is what a fit then gains, up to this share.
-TRUST = 0.03
+TRUST = 0.05
 
 #: The greedy fits again at the latest when its set has grown by this share, and by this many features.
-LONGEST, FEWEST = 0.5, 3
+LONGEST, FEWEST = 1.0, 4
 
 #: Candidates the greedy's quadratic model has: this many, and as many for each feature to be added before the next fit.
 LEAST_NEAR, NEAR_PER_ADDITION = 32, 6
@@ -119,8 +120,8 @@ class GLM(Objective):
         return rows
 
     def newton(self, columns: Float64Array, start: Coefficients) -> Coefficients:
-        """Maximise the penalised likelihood over ``columns`` (n_obs, d), from ``start`` padded with zeros."""
-        return maximise(self, self.design(columns), start)
+        """Maximise the penalised likelihood over ``columns`` (n_obs, d), from ``start`` padded with zeros, to the last digits."""
+        return maximise(self, self.design(columns), start, EXACT)
 
     def predictor(self, columns: Float64Array, at: Coefficients) -> Float64Array:
         """Return the linear predictor (n_obs,)."""
@@ -163,14 +164,13 @@ class GLMModel(Model):
         """(d, n_obs) in C order."""
         return self._rows[: self._size]
 
-    def extended(self, columns: Float64Array) -> Float64Array:
-        """Return the design with ``columns`` (n_obs, c) as further rows; the next call overwrites these."""
-        size = self._size + columns.shape[1]
+    def extended(self, width: int) -> Float64Array:
+        """Return the design with ``width`` further rows, to be filled; they are gone with the next call."""
+        size = self._size + width
         if size > len(self._rows):
-            grown = np.empty((size + size // 2, len(columns)))
+            grown = np.empty((size + size // 2, self._rows.shape[1]))
             grown[: self._size] = self.design
             self._rows = grown
-        self._rows[self._size : size] = columns.T
         return self._rows[:size]
 
     def move(self, size: int, at: Coefficients) -> None:
@@ -189,7 +189,8 @@ class GLMModel(Model):
 
     def add(self, columns: Float64Array) -> None:
         """Add columns and refit, warm-started."""
-        design = self.extended(columns)
+        design = self.extended(columns.shape[1])
+        design[self._size :] = columns.T
         self.move(len(design), maximise(self.objective, design, self.at))
 
     def follow(self, columns: Columns, gradient: Float64Array) -> GLMCandidates:
@@ -198,7 +199,11 @@ class GLMModel(Model):
 
 
 class GLMCandidates(CandidateBlocks):
-    """Candidates whose gradient at each prefix is their product with that prefix model's residual."""
+    """Candidates whose gradient at each prefix is their product with that prefix model's residual.
+
+    Where fits are compiled, prefixes are: fits, products and decisions in one call as long as the columns are in memory; where they
+    are read again the same functions are called for one block of them after the other.
+    """
 
     def __init__(self, model: GLMModel, columns: Columns, gradient: Float64Array) -> None:
         self.features, self.standardisation = columns.features, columns.standardisation
@@ -206,23 +211,63 @@ class GLMCandidates(CandidateBlocks):
         self._model = model
         self._fits: list[tuple[int, Coefficients]] = []
         self._prefixes = np.empty((0, 0))  # gradients at these
+        family = model.objective
+        self._compiled = (
+            newton.native is not None
+            and family.native is not None
+            and not self.standardisation.whiteners
+            and columns.dtype in (np.float32, np.float64)
+        )
 
     def at_once(self) -> int:
         """Return 1 where columns are in memory, because a fit costs more than their product with its residual; else all."""
         return 1 if self._columns.held else len(self.features)
 
     def gradients(self, positions: IndexArray) -> Float64Array:
-        """Fit each prefix, started from the one before, and sweep all residuals at once."""
+        """Fit each prefix, started from the one before, and multiply with all residuals at once."""
         model, offsets = self._model, self.standardisation.offsets
+        widths = offsets[positions + 1] - offsets[positions]
         size, at = len(model.design), model.at
-        design = model.extended(self._columns.dense(positions))
+        design = model.extended(int(widths.sum()))
+        self._columns.fill(positions, design[size:])
         self._fits = []
-        for width in (offsets[positions + 1] - offsets[positions]).tolist():
+        for width in widths.tolist():
             size += width
             at = maximise(model.objective, design[:size], at)
             self._fits.append((size, at))
-        self._prefixes = self._columns.products(np.array([fit.residual for _, fit in self._fits]).T)
+        self._prefixes = self._products(np.array([fit.residual for _, fit in self._fits]))
         return self._prefixes
+
+    def _products(self, residuals: Float64Array) -> Float64Array:
+        """Return (n_columns, m): the columns times ``residuals`` (m, n_obs)."""
+        if not self._compiled:
+            return self._columns.products(residuals.T)
+        mean, scale = self.standardisation.mean, self.standardisation.scale
+        out = np.empty((len(mean), len(residuals)))
+        for local, array, places in self._columns.pieces():
+            found = np.empty((len(local), len(residuals)))
+            newton.native.gradients(array, places, mean[local], scale[local], residuals, found)
+            out[local] = found
+        return out
+
+    def advance(
+        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+    ) -> tuple[int, bool]:
+        """Add one after the other, in C where that is possible."""
+        if not self._compiled or not self._columns.held:
+            return super().advance(positions, lives, threshold, enough, skip_weak)
+        model, standardisation = self._model, self.standardisation
+        ((_, array, places),) = self._columns.pieces()
+        fit = newton.Growing(model.objective, model.extended(len(positions)), model.at)
+        gradient, kept = self._gradient.copy(), np.empty(len(lives), dtype=np.int64)
+        columns, rule = (array, places, standardisation.mean, standardisation.scale), (threshold, enough, skip_weak)
+        added, left = fit.advance(*columns, gradient, positions, lives, kept, rule)
+        model.move(*fit.first(len(model.design) + added))
+        self._gradient = gradient
+        if left < 0:
+            return added, False
+        self.keep(kept[:left])
+        return added, True
 
     def adopt(self, prefixes: int) -> None:
         """Take over the fit of that prefix."""
@@ -244,8 +289,8 @@ class GLMGains(GainTracker):
 
     Between two fits ``g`` and ``C`` follow, exactly, the quadratic model of the likelihood at the last fit. How many features are
     added before the next one is decided as in trust-region methods: twice as many as last time when the model kept its promise,
-    else half as many. Where the likelihood is nearly quadratic, 50 features take about ten fits; nearly separable data take more.
-    On ten data sets the log-likelihood was on average that with a fit per feature, and some percent better or worse on single ones.
+    else half as many. Where the likelihood is nearly quadratic, 50 features take six fits; nearly separable data take more. On ten
+    data sets, two of them real, the log-likelihood was never worse than with a fit per feature, and 0.3 % better on average.
 
     The quadratic model is that of the features with the largest scores at the fit, several times as many as will be added; the
     others come last. On 34 data sets 97 of 100 features added were those that a model of all candidates would have added, at the
@@ -261,7 +306,13 @@ class GLMGains(GainTracker):
         self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or of no use to who adds
         self._lengths = self._squared_lengths()
         self._scaled = np.empty((0, len(objective.response)), dtype=np.float32)
-        self._near, self._gains = np.empty(0, dtype=np.int64), np.empty(0)  # features in the quadratic model; gains of all
+        # The quadratic model: its features, their standardisation, curvature and gains; next to nothing for the others.
+        self._near: IndexArray
+        self._standardisation: Standardisation
+        self._curvature: Float64Array
+        self._quadratic: FollowedGains
+        self._others: Float64Array
+        self._most_of_others: float
         self._linearise()
 
     @property
@@ -272,26 +323,43 @@ class GLMGains(GainTracker):
 
     def gains(self) -> Float64Array:
         """Return the second-order gain of each feature; next to nothing, in the order of their scores, for those not looked at."""
+        self._fit_when_due()
+        gains = self._others.copy()
+        gains[self._near] = 0.5 * self._quadratic.gains()
+        return gains
+
+    def best(self, open_: BoolArray) -> tuple[int, float]:
+        """Return the first of the best, which is mostly one that the quadratic model has."""
+        self._fit_when_due()
+        place, gain = self._quadratic.best(open_[self._near])
+        return (int(self._near[place]), 0.5 * gain) if 0.5 * gain > self._most_of_others else super().best(open_)
+
+    def add(self, position: int) -> None:
+        """Add the feature at ``position``."""
+        place = int(np.searchsorted(self._near, position))
+        near = place < len(self._near) and self._near[place] == position
+        gains = 0.5 * self._quadratic.gains()
+        gain = float(gains[place] if near else self._others[position])
+        self._promised += gain
+        # Who adds takes the best that the constraint admits. What was better is not admitted, and never will be again.
+        self._done[self._near[gains > gain]] = True
+        if gain < self._most_of_others:
+            self._done |= self._others > gain
+        self._done[position] = True
+        self._added.append(position)
+        if not near:
+            self._next_fit = len(self._added)
+        elif len(self._added) < self._next_fit:
+            offsets = self._standardisation.offsets
+            for column in range(int(offsets[place]), int(offsets[place + 1])):
+                self._quadratic.add(column, self._curvature[column])
+
+    def _fit_when_due(self) -> None:
+        """Fit again once as many features were added as the quadratic model is trusted with."""
         if len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
             self._linearise()
-        return self._gains
-
-    def add(self, position: int) -> None:
-        """Add the feature at ``position``."""
-        gain = float(self._gains[position])
-        self._promised += gain
-        # Who adds takes the best that the constraint admits. What was better is not admitted, and never will be again.
-        self._done |= self._gains > gain
-        self._done[position] = True
-        self._added.append(position)
-        place = int(np.searchsorted(self._near, position))
-        if place == len(self._near) or self._near[place] != position:
-            self._next_fit = len(self._added)
-        elif len(self._added) < self._next_fit:
-            self._follow(place)
-            self._weigh()
 
     def _refit(self) -> None:
         """Fit what was added since the last fit."""
@@ -321,54 +389,44 @@ class GLMGains(GainTracker):
         scores = self._columns.standardisation.scores(gradient)[:, 0] / self._lengths
         self._near = self._nearest(scores)
         self._standardisation = self._columns.standardisation.subset(self._near)
-        gram, size = self._gram(design, self._columns.dense(self._near).T, np.sqrt(variances)), len(design)
+        gram, size = self._gram(design, np.sqrt(variances)), len(design)
         curvature = gram[size:, size:]
         curvature.flat[:: len(curvature) + 1] += objective.ridge
         if size:
-            factor = curvature_at(design, variances, objective.penalty(size)).factor
+            factor = curvature_at(design, variances, objective.penalty(size))
             used = lapack.dtrtrs(factor, gram[:size, size:], trans=1)[0]
             curvature -= used.T @ used
         self._curvature = curvature / largest
-        self._gradient = gradient[column_index(self._columns.standardisation.offsets, self._near), 0] / math.sqrt(largest)
+        wide = [group.columns for group in self._standardisation.whiteners]
+        blocks = [self._curvature[columns[:, :, None], columns[:, None, :]] for columns in wide]
+        near = gradient[column_index(self._columns.standardisation.offsets, self._near), 0] / math.sqrt(largest)
+        smallest = np.full(len(near), SMALLEST_PIVOT)
+        self._quadratic = FollowedGains(self._standardisation, near, self._curvature.diagonal().copy(), blocks, smallest)
         self._others = scores * (NOT_NEAR / largest)
-        self._weigh()
+        self._most_of_others = float(self._others.max(initial=0.0))
 
-    def _gram(self, design: Float64Array, near: Float64Array, roots: Float64Array) -> Float64Array:
-        """Return the products with each other of the rows of ``design`` and ``near``, each observation scaled by ``roots``.
+    def _gram(self, design: Float64Array, roots: Float64Array) -> Float64Array:
+        """Return the products with each other of the rows of ``design`` and the near columns, each observation scaled by ``roots``.
 
         In float32: products of float32 columns carry no more digits, and this is most of the work.
         """
-        size = len(design) + len(near)
+        size = len(design) + int(self._standardisation.offsets[-1])
         if size > len(self._scaled):  # the same memory every time: fresh pages cost as much as what is written to them
             self._scaled = np.empty((2 * size, len(roots)), dtype=np.float32)
         np.multiply(design, roots, out=self._scaled[: len(design)], casting="same_kind")
-        np.multiply(near, roots, out=self._scaled[len(design) : size], casting="same_kind")
+        self._columns.fill(self._near, self._scaled[len(design) : size], roots)
         return (self._scaled[:size] @ self._scaled[:size].T).astype(np.float64)
 
     def _nearest(self, scores: Float64Array) -> IndexArray:
         """Return positions, ascending: the features with the largest scores (f,), no more columns than are quickly multiplied."""
-        best = np.argsort(np.where(self._done, 0.0, -scores), kind="stable")[: LEAST_NEAR + NEAR_PER_ADDITION * self._ahead]
+        scores, count = np.where(self._done, 0.0, scores), LEAST_NEAR + NEAR_PER_ADDITION * self._ahead
+        best = np.arange(len(scores))
+        if count < len(scores):  # few of many: only these are sorted
+            best = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+        best = best[np.argsort(-scores[best], kind="stable")][:count]
         columns = np.cumsum(np.diff(self._columns.standardisation.offsets)[best])
         fitting = int(np.searchsorted(columns, min(MOST_COLUMNS, MOST_ENTRIES // len(self._objective.response)), side="right"))
         return np.sort(best[: max(fitting, 2 * self._ahead)])
-
-    def _weigh(self) -> None:
-        """Compute the gains from gradient and curvature."""
-        blocks = [
-            self._curvature[group.columns[:, :, None], group.columns[:, None, :]] for group in self._standardisation.whiteners
-        ]
-        self._gains = self._others.copy()
-        self._gains[self._near] = 0.5 * exact_gains(self._standardisation, self._gradient, self._curvature.diagonal(), blocks)
-
-    def _follow(self, place: int) -> None:
-        """Have gradient and curvature follow the near feature at ``place``, one direction per column that is not dependent."""
-        offsets = self._standardisation.offsets
-        for column in range(int(offsets[place]), int(offsets[place + 1])):
-            pivot = float(self._curvature[column, column])
-            if pivot > SMALLEST_PIVOT:
-                direction = self._curvature[column] / math.sqrt(pivot)
-                self._gradient -= direction * (self._gradient[column] / math.sqrt(pivot))
-                self._curvature -= np.multiply.outer(direction, direction)
 
     def _squared_lengths(self) -> Float64Array:
         """Return (f,): by what a squared gradient is divided to be a score; 1 for features that are scaled or whitened."""

@@ -98,7 +98,7 @@ class Linear(Objective):
         return self._solve(known.rows.take(places, axis=0).T, known.gram(places, places), known.moves[places])
 
     def _solve(self, design: Float64Array, gram: Float64Array, moves: Float64Array) -> Fit:
-        """Fit weighted columns (n_obs, d) with Gram matrix ``gram``, which is overwritten, and products ``moves`` with the response."""
+        """Fit weighted columns (n_obs, d); their ``gram`` is overwritten, ``moves`` are their products with the response."""
         size = len(gram)
         gram.flat[:: size + 1] += self.ridge
         factor, failed = lapack.dpotrf(gram, lower=0, clean=0) if size else (gram, 0)

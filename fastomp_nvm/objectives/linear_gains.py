@@ -1,4 +1,4 @@
-"""Exact gains of a linear model, ``g^2 / d`` per feature, without refits."""
+"""Gains of a quadratic model, ``g^2 / d`` per feature, without refits: exact for the linear one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastomp_nvm.objectives.linear_candidates import native
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import Linear
 
-__all__ = ["SMALLEST_PIVOT", "LinearGains", "exact_gains"]
+__all__ = ["SMALLEST_PIVOT", "FollowedGains", "LinearGains", "exact_gains"]
 
 #: Share of its squared length below which the remainder of a column has no exact gain: products in float32 do not carry it.
 SMALLEST_PIVOT = 1e-6
@@ -60,23 +60,91 @@ def exact_gains(
     return per_feature
 
 
-class LinearGains(GainTracker):
-    """Exact gains ``g^2 / d`` over columns in memory, no refits.
+class FollowedGains:
+    """Gains ``g^2 / d`` of features that follow a growing set, from columns of a Gram matrix as they are needed.
 
     ``g`` is the gradient and ``d`` the squared remainder of each column; a new direction in which the columns have coordinates
-    ``l`` gives ``g -= l z`` and ``d -= l^2``. The coordinates follow from columns of the Gram matrix, computed in blocks. A feature
-    of several columns keeps a small matrix for ``d``.
+    ``l`` gives ``g -= l z`` and ``d -= l^2``. A feature of several columns keeps a small matrix for ``d``.
+
+    Parameters
+    ----------
+    standardisation : Standardisation
+    gradient, pivot : (n_columns,) float64
+        Taken over.
+    groups : sequence of (f, d, d) float64
+        One array per whitener; taken over.
+    smallest : (n_columns,) float64
+        Remainders that count as nothing.
+
+    Attributes
+    ----------
+    value : float
+        What the features added so far have gained.
     """
+
+    def __init__(
+        self,
+        standardisation: Standardisation,
+        gradient: Float64Array,
+        pivot: Float64Array,
+        groups: Sequence[Float64Array],
+        smallest: Float64Array,
+    ) -> None:
+        self.value = 0.0
+        self._standardisation, self._groups, self._smallest = standardisation, groups, smallest
+        self._gradient, self._pivot = np.ascontiguousarray(gradient), np.ascontiguousarray(pivot)
+        self._directions: Float64Array = np.empty((16, len(gradient)))
+        self._size = 0
+        self._room = np.empty(len(gradient))  # for gains, where they are computed in C
+
+    def gains(self) -> Float64Array:
+        """Return (n_features,): the gain of each feature; 0 for dependent ones."""
+        return exact_gains(self._standardisation, self._gradient, self._pivot, self._groups, self._smallest)
+
+    def best(self, open_: BoolArray) -> tuple[int, float]:
+        """Return the first of the features marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
+        if native is not None and not self._groups:
+            place, gain = native.best(self._gradient, self._pivot, self._smallest, open_, self._room)
+            return place, gain
+        gains = np.where(open_, self.gains(), -1.0)
+        place = int(gains.argmax())
+        return place, float(gains[place])
+
+    def add(self, column: int, gram: Float64Array) -> None:
+        """Follow ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
+        if self._pivot[column] <= self._smallest[column]:
+            return
+        if self._size == len(self._directions):
+            grown = np.empty((2 * self._size, len(self._gradient)))
+            grown[: self._size] = self._directions
+            self._directions = grown
+        direction: Float64Array = self._directions[self._size]
+        if native is not None:
+            move = native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
+        else:
+            used, root = self._directions[: self._size], math.sqrt(float(self._pivot[column]))
+            move = float(self._gradient[column]) / root
+            np.subtract(gram, used[:, column] @ used, out=direction)
+            direction /= root
+            direction[column] = root
+            self._gradient -= direction * move
+            self._pivot -= direction * direction
+        for group, pivots in zip(self._standardisation.whiteners, self._groups, strict=True):
+            part = direction[group.columns]
+            pivots -= part[:, :, None] * part[:, None, :]
+        self.value += move * move
+        self._size += 1
+
+
+class LinearGains(GainTracker):
+    """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks."""
 
     def __init__(self, objective: Linear, columns: Columns, likely: IndexArray) -> None:
         self._objective, self._columns = objective, columns
         self._offsets = columns.standardisation.offsets
-        self._gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
-        self._pivot, self._groups = objective.remainders(columns.standardisation, columns)
-        self._smallest = SMALLEST_PIVOT * self._pivot
-        self._directions: Float64Array = np.empty((64, len(self._gradient)))
-        self._room = np.empty_like(self._gradient)  # for gains, where they are computed in C
-        self._size, self._value = 0, 0.0
+        gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
+        pivot, groups = objective.remainders(columns.standardisation, columns)
+        self._followed = FollowedGains(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
         self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
         places = objective.known.places(columns)
         if places is not None:
@@ -87,18 +155,15 @@ class LinearGains(GainTracker):
     @property
     def value(self) -> float:
         """F of the set so far."""
-        return self._value
+        return self._followed.value
 
     def gains(self) -> Float64Array:
         """Return the exact gain of each feature; 0 for dependent ones."""
-        return exact_gains(self._columns.standardisation, self._gradient, self._pivot, self._groups, self._smallest)
+        return self._followed.gains()
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the best, in C where that is built and every feature has one column."""
-        if native is None or self._groups:
-            return super().best(open_)
-        place, gain = native.best(self._gradient, self._pivot, self._smallest, open_, self._room)
-        return place, gain
+        """Return the first of the best."""
+        return self._followed.best(open_)
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
@@ -110,32 +175,7 @@ class LinearGains(GainTracker):
             others = [other for other in best if int(self._offsets[other]) not in self._gram and other != position]
             self._compute(np.array([position, *others[: block - 1]]))
         for column in range(first, last):
-            if self._pivot[column] <= self._smallest[column]:
-                continue
-            move, direction = self._follow(column, self._gram.pop(column))
-            for group, pivots in zip(self._columns.standardisation.whiteners, self._groups, strict=True):
-                part = direction[group.columns]
-                pivots -= part[:, :, None] * part[:, None, :]
-            self._value += move * move
-            self._size += 1
-
-    def _follow(self, column: int, gram: Float64Array) -> tuple[float, Float64Array]:
-        """Have gradient and remainders follow ``column``, whose products with all are ``gram``; return its move and direction."""
-        if self._size == len(self._directions):
-            grown = np.empty((2 * self._size, len(self._gradient)))
-            grown[: self._size] = self._directions
-            self._directions = grown
-        direction: Float64Array = self._directions[self._size]
-        if native is not None:
-            return native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot), direction
-        used, root = self._directions[: self._size], math.sqrt(float(self._pivot[column]))
-        move = float(self._gradient[column]) / root
-        np.subtract(gram, used[:, column] @ used, out=direction)
-        direction /= root
-        direction[column] = root
-        self._gradient -= direction * move
-        self._pivot -= direction * direction
-        return move, direction
+            self._followed.add(column, self._gram.pop(column))
 
     def _compute(self, positions: IndexArray) -> None:
         """Compute the Gram columns of the features at ``positions``: products of all columns with theirs."""

@@ -1,20 +1,15 @@
-r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one serves as long as it is nearly right.
+r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one serves as long as steps with it converge.
 
-Every family here has :math:`|b'''| \le b''` (logistic: :math:`|v'| = v |1 - 2\mu|`; Poisson: :math:`v' = v`), so where no linear
-predictor has moved by more than ``t`` the curvature is the old one up to a factor :math:`e^{\pm t}`. Two things follow:
-
-* A factor may be used again after a small move. The steps then converge linearly, by an order of magnitude or more each, and cost
-  two products of the columns with a vector where a curvature costs one with themselves. A fit started from another passes its
-  factor on, bordered by what is new.
-* With ``s`` the move since the factor and ``t`` that of the step, a full step gains at least
-  :math:`\lambda^2 (1 - e^s (e^t - t - 1) / t^2)`. Where this is positive the likelihood need not be looked at; other steps are
-  halved until it grows.
+* Steps with an old factor converge linearly, by two orders of magnitude of the decrement or more each, and cost two products of the
+  columns with a vector where a curvature costs one with themselves. A fit started from another takes over its factor, bordered by
+  what is new; the factor is replaced when the decrement falls too slowly.
+* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. Only where it does
+  not, the maximum along the step having been passed, is the likelihood looked at, and the step halved until it grows.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,29 +26,22 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["Coefficients", "Curvature", "curvature_at", "implementation", "maximise"]
+__all__ = ["EXACT", "PASSING", "Coefficients", "Growing", "curvature_at", "implementation", "maximise"]
 
-#: Newton stops after the step whose decrement (twice the gain it promises) is below this fraction of the total weight.
-DECREMENT = 1e-14
+#: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
+#: falls once more as it just fell: a fit whose coefficients are told, and one that only serves to go on from.
+EXACT, PASSING = 1e-16, 1e-13
 
 #: A factor that is not fresh is replaced when the decrement does not fall at least to this fraction from step to step.
 SLOW = 0.05
 
-#: A factor is replaced when a linear predictor has moved farther since.
-FAR = 0.5
-
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
 MAX_STEPS = 200
 
+#: What compiled fits end with: no factor of use, one, or a curvature that is not positive definite.
+NO_FACTOR, FACTORED, UNBOUNDED = 0, 1, -1
+
 NOT_DEFINITE = "the curvature of the likelihood is not positive definite"
-
-
-@dataclass(frozen=True, slots=True)
-class Curvature:
-    """Upper Cholesky factor (d, d) of the penalised curvature, or of more, where no linear predictor was farther than ``moved``."""
-
-    factor: Float64Array
-    moved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +54,23 @@ class Coefficients:
     coef : (d,) float64
     eta, residual : (n_obs,) float64
         Linear predictor; weighted residual.
-    curvature : Curvature, optional
-        The one last factored on the way there.
+    factor : (d, d) float64, optional
+        Upper Cholesky factor of a penalised curvature that is nearly the one there.
     """
 
     intercept: float
     coef: Float64Array
     eta: Float64Array
     residual: Float64Array
-    curvature: Curvature | None = None
+    factor: Float64Array | None = None
 
 
 def implementation() -> str:
-    """Return what names the last bits of fits by the families of this package: ``c-1`` or ``python``."""
-    return "python" if native is None else "c-1"
+    """Return what names the last bits of fits by the families of this package: ``c-2`` or ``python-2``."""
+    return "python-2" if native is None else "c-2"
 
 
-def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coefficients:
+def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
     """Maximise the penalised likelihood, in C where that is built and knows the family.
 
     Parameters
@@ -92,6 +80,8 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coeffici
         One row per coefficient; the intercept's comes first when there is one.
     start : Coefficients
         Of the first rows of ``design``; the others start at zero.
+    left : float
+        Decrement that may be left, as a fraction of the total weight.
     """
     first = int(family.centred)
     if not len(design):
@@ -101,10 +91,61 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients) -> Coeffici
     beta[first : first + len(start.coef)] = start.coef
     eta, residual = start.eta.copy(), np.empty(len(start.eta))
     climb = _climb if native is None or family.native is None else _climb_in_c
-    curvature = climb(family, design, beta, eta, residual, start.curvature)
-    if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
-        residual -= family.weights * (np.add.reduce(residual) / family.total)
-    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, curvature)
+    factor = climb(family, design, beta, eta, residual, start.factor, left * family.total)
+    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor)
+
+
+class Growing:
+    """A compiled fit that grows by one coefficient after the other.
+
+    Parameters
+    ----------
+    family : GLM
+    design : (d, n_obs) float64, C order
+        Its last rows are room for what is to be added.
+    start : Coefficients
+        Of the first rows of ``design``.
+    """
+
+    def __init__(self, family: GLM, design: Float64Array, start: Coefficients) -> None:
+        self._family, self._design, self._start = family, design, start
+        size, first = len(design), int(family.centred)
+        self._beta = np.empty(size)
+        self._beta[:first] = start.intercept
+        self._beta[first : first + len(start.coef)] = start.coef
+        self._eta, self._residual, self._factor = start.eta.copy(), start.residual.copy(), np.empty(size * size)
+        self._found = FACTORED if start.factor is not None else NO_FACTOR
+
+    def advance(self, *arguments: Any) -> tuple[int, int]:
+        """Add candidates; ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first."""
+        family, known = self._family, self._start.factor
+        added, left, self._found = native.advance(
+            family.native,
+            self._design,
+            family.response,
+            family.weights,
+            None if known is None else known.T,
+            self._beta,
+            self._eta,
+            self._residual,
+            self._factor,
+            (family.ridge, PASSING * family.total, SLOW, MAX_STEPS, family.centred),
+            *arguments,
+        )
+        if self._found == UNBOUNDED:
+            raise np.linalg.LinAlgError(NOT_DEFINITE)
+        return added, left
+
+    def first(self, size: int) -> tuple[int, Coefficients]:
+        """Return ``size`` and the fit of that many rows of the design, which must be where it ended."""
+        first, factor = int(self._family.centred), self._factor[: size * size].reshape(size, size).T
+        return size, Coefficients(
+            float(self._beta[0]) if first else 0.0,
+            self._beta[first:size],
+            self._eta,
+            self._residual,
+            factor if self._found == FACTORED else None,
+        )
 
 
 def _climb_in_c(
@@ -113,28 +154,27 @@ def _climb_in_c(
     beta: Float64Array,
     eta: Float64Array,
     residual: Float64Array,
-    known: Curvature | None,
-) -> Curvature | None:
+    known: Float64Array | None,
+    tolerance: float,
+) -> Float64Array | None:
     """Do what ``_climb`` does."""
     factor = np.empty((len(design), len(design)))
-    moved = native.maximise(
+    settings = (family.ridge, tolerance, SLOW, MAX_STEPS, family.centred)
+    found = native.maximise(
         family.native,
         design,
         family.response,
         family.weights,
-        family.ridge,
-        family.centred,
-        (DECREMENT * family.total, SLOW, FAR, MAX_STEPS),
-        None if known is None else known.factor.T,
-        0.0 if known is None else known.moved,
+        settings,
+        None if known is None else known.T,
         beta,
         eta,
         residual,
         factor,
     )
-    if moved == -2.0:
+    if found == UNBOUNDED:
         raise np.linalg.LinAlgError(NOT_DEFINITE)
-    return Curvature(factor.T, moved) if moved >= 0.0 else None
+    return factor.T if found == FACTORED else None
 
 
 def _climb(
@@ -143,46 +183,50 @@ def _climb(
     beta: Float64Array,
     eta: Float64Array,
     residual: Float64Array,
-    known: Curvature | None,
-) -> Curvature | None:
-    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the curvature last factored, if any."""
-    first = int(family.centred)
-    penalty = family.penalty(len(design))
+    known: Float64Array | None,
+    tolerance: float,
+) -> Float64Array | None:
+    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the factor last used, if it is any good."""
+    first, penalty = int(family.centred), family.penalty(len(design))
     mean, variance = family.moments(eta)
-    curvature = _bordered(known, design, family.weights * variance, penalty)
-    before = np.inf
+    factor, before = _bordered(known, design, family.weights * variance, penalty), np.inf
+    gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
     for _ in range(MAX_STEPS):
-        gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
-        fresh = curvature is None
-        if curvature is None:
-            curvature = curvature_at(design, family.weights * variance, penalty)
-        step = lapack.dpotrs(curvature.factor, gradient)[0]
+        fresh = factor is None
+        if factor is None:
+            factor = curvature_at(design, family.weights * variance, penalty)
+        step = lapack.dpotrs(factor, gradient)[0]
         decrement = float(gradient @ step)
         if decrement > SLOW * before and not fresh:
-            curvature = None
+            factor = None
             continue
         move, length = step @ design, 1.0
-        if decrement <= DECREMENT * family.total:
-            beta += step
-            eta += move
-            mean, variance = family.moments(eta)
+        beta += step
+        eta += move
+        mean, variance = family.moments(eta)
+        if decrement * (decrement / before if before < np.inf else 1.0) <= tolerance:
             break
         before = decrement
-        reach = float(np.abs(move[family.counted]).max())
-        if not _surely_gains(curvature.moved, reach):
+        gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
+        if not gradient @ step >= 0.0:
+            beta -= step
+            eta -= move
             length = _growing_length(family, eta, move, beta[first:], step[first:])
-            if not length and fresh:
-                break
-        beta += length * step
-        eta += length * move
-        mean, variance = family.moments(eta)
-        moved = curvature.moved + length * reach
-        curvature = Curvature(curvature.factor, moved) if moved <= FAR else None
+            beta += length * step
+            eta += length * move
+            mean, variance = family.moments(eta)
+            gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
+            if not length:
+                if fresh:
+                    break
+                factor, before = None, np.inf
     np.multiply(family.weights, family.response - mean, out=residual)
-    return curvature
+    if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
+        residual -= family.weights * (np.add.reduce(residual) / family.total)
+    return factor
 
 
-def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Curvature:
+def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Float64Array:
     """Return the factor of ``design diag(weights) design' + diag(penalty)``; ``weights`` (n_obs,) are weighted variances."""
     scaled = design * np.sqrt(weights)
     matrix = scaled @ scaled.T
@@ -190,34 +234,27 @@ def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Ar
     factor, failed = lapack.dpotrf(matrix)
     if failed:
         raise np.linalg.LinAlgError(NOT_DEFINITE)
-    return Curvature(factor, 0.0)
+    return np.asarray(factor)
 
 
-def _bordered(known: Curvature | None, design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Curvature | None:
-    """Return ``known``, of the first rows of ``design``, extended by the others; None where a fresh one is as cheap.
-
-    What is known is stretched by how far it may be off, so that the whole is no less than the curvature here.
-    """
-    if known is None or 3 * len(known.factor) < 2 * len(design):
+def _bordered(
+    known: Float64Array | None, design: Float64Array, weights: Float64Array, penalty: Float64Array
+) -> Float64Array | None:
+    """Return ``known``, the factor of the first rows of ``design``, extended by the others; None where a fresh one is as cheap."""
+    if known is None or 3 * len(known) < 2 * len(design):
         return None
-    size = len(known.factor)
+    size = len(known)
     if size == len(design):
         return known
-    stretched = known.factor * math.exp(0.5 * known.moved)
     cross = design @ (design[size:] * weights).T
     corner = cross[size:] + np.diag(penalty[size:])
-    above = lapack.dtrtrs(stretched, cross[:size], trans=1)[0]
+    above = lapack.dtrtrs(known, cross[:size], trans=1)[0]
     below, failed = lapack.dpotrf(corner - above.T @ above)
-    if failed:  # dependent columns: the fresh one has its diagonal raised a little
+    if failed:  # dependent columns, or a factor too old
         return None
     factor = np.zeros((len(design), len(design)), order="F")
-    factor[:size, :size], factor[:size, size:], factor[size:, size:] = stretched, above, below
-    return Curvature(factor, 0.0)
-
-
-def _surely_gains(moved: float, reach: float) -> bool:
-    """Say whether a full step that moves predictors by ``reach`` grows the likelihood, the factor being ``moved`` away."""
-    return reach < 2.0 and math.exp(moved) * (math.expm1(reach) - reach) < reach * reach
+    factor[:size, :size], factor[:size, size:], factor[size:, size:] = known, above, below
+    return factor
 
 
 def _growing_length(family: GLM, eta: Float64Array, move: Float64Array, coef: Float64Array, step: Float64Array) -> float:

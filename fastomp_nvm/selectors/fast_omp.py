@@ -133,7 +133,7 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
             selected = np.concatenate((selected, adopted))
             block = min(max(len(adopted), SMALLEST_BLOCK), LARGEST_BLOCK)
             inner += 1
-            yield Round(len(selected), model.value)
+            yield Round(len(selected), lambda: model.value)
         del following  # columns that the next outer iteration need not hold as well
         outer += 1
     return selected, model.value

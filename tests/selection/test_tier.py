@@ -419,9 +419,8 @@ def test_a_column_read_for_a_decision_is_not_read_again(store: fo.FeatureStore) 
     pool.products(np.array([1, 5, 10]), np.ones((dataset.n_obs, 1)))  # 10 spans three columns
     pool.products(np.array([5, 6]), np.ones((dataset.n_obs, 1)))
     assert not pool.features.size
-    pool.columns(np.array([5, 10, 20]))
-    rows = pool.rows(np.array([5, 10, 20]))
-    assert rows.tobytes() == dataset.matrix[[5, 10, 11, 12, 22]].tobytes()
+    ((_, rows, places),) = pool.columns(np.array([5, 10, 20])).pieces()
+    assert rows[places].tobytes() == dataset.matrix[[5, 10, 11, 12, 22]].tobytes()
     assert pool.features.tolist() == [5, 10, 20]
     left = pool.settle()
     assert (traffic.bytes_read + left.bytes_read) == row * 7

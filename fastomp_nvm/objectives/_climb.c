@@ -1,0 +1,313 @@
+/* `_climb` of newton.py in C: the same steps in the same order, without the cost of a hundred small calls.
+ *
+ * newton.py says what is computed and why; the names are the same. Matrices are as BLAS has them: the design, (d, n_obs) in C
+ * order, is n_obs x d here, and a factor is the upper triangle of a d x d matrix. Sums differ from NumPy's in their last bits, so
+ * results name which of the two ran. Knows no Python. */
+
+#include "_climb.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BLOCK 256 /* observations scaled at a time for a curvature: with 50 coefficients about what a second-level cache holds */
+
+void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *, const int *,
+              const double *, double *, const int *);
+void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *, const double *,
+              double *, const int *);
+void (*dpotrf)(const char *, const int *, double *, const int *, int *);
+void (*dpotrs)(const char *, const int *, const int *, const double *, const int *, double *, const int *, int *);
+void (*dtrtrs)(const char *, const char *, const char *, const int *, const int *, const double *, const int *, double *,
+               const int *, int *);
+
+static const double ZERO = 0.0, ONE = 1.0, MINUS_ONE = -1.0;
+static const int STRIDE = 1;
+
+/* ---- Families --------------------------------------------------------------------------------------------------------------- */
+
+struct family {
+    const char *name;
+    void (*moments)(int n, const double *restrict eta, double *restrict mean, double *restrict variance);
+    double (*partition)(double eta); /* b with b' = mean */
+};
+
+/* e^x to the last bit or the one before, for x up to 700 in size: what is beyond counts as 700. Without a branch or a call, so that
+ * loops around it become vector code: it is most of what a step costs where there are few coefficients. */
+static inline double exponential(double x)
+{
+    x = x < -700.0 ? -700.0 : x;
+    x = x > 700.0 ? 700.0 : x;
+    const double shifted = x * 0x1.71547652b82fep0 + 0x1.8p52; /* the low bits are the nearest whole number to x / log 2 */
+    const double whole = shifted - 0x1.8p52;
+    const double rest = (x - whole * 0x1.62e42feep-1) - whole * 0x1.a39ef35793c76p-33; /* log 2 in two parts */
+    double sum = 1.0 / 6227020800.0, power; /* 1 / 13!, and so on to 1 / 0! */
+    uint64_t bits;
+    sum = sum * rest + 1.0 / 479001600.0;
+    sum = sum * rest + 1.0 / 39916800.0;
+    sum = sum * rest + 1.0 / 3628800.0;
+    sum = sum * rest + 1.0 / 362880.0;
+    sum = sum * rest + 1.0 / 40320.0;
+    sum = sum * rest + 1.0 / 5040.0;
+    sum = sum * rest + 1.0 / 720.0;
+    sum = sum * rest + 1.0 / 120.0;
+    sum = sum * rest + 1.0 / 24.0;
+    sum = sum * rest + 1.0 / 6.0;
+    sum = sum * rest + 0.5;
+    sum = sum * rest + 1.0;
+    sum = sum * rest + 1.0;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 1023) << 52; /* 2^whole: nothing but an exponent */
+    memcpy(&power, &bits, sizeof power);
+    return sum * power;
+}
+
+WIDE static void logistic_moments(int n, const double *restrict eta, double *restrict mean, double *restrict variance)
+{
+    for (int i = 0; i < n; i++) {
+        mean[i] = 1.0 / (1.0 + exponential(-eta[i]));
+        variance[i] = mean[i] * (1.0 - mean[i]);
+    }
+}
+
+static double logistic_partition(double eta)
+{
+    return (eta > 0.0 ? eta : 0.0) + log1p(exponential(-fabs(eta)));
+}
+
+WIDE static void poisson_moments(int n, const double *restrict eta, double *restrict mean, double *restrict variance)
+{
+    for (int i = 0; i < n; i++)
+        mean[i] = variance[i] = exponential(eta[i] < 600.0 ? eta[i] : 600.0); /* poisson.py: LARGEST_PREDICTOR */
+}
+
+static double poisson_partition(double eta)
+{
+    return exponential(eta < 600.0 ? eta : 600.0);
+}
+
+static const struct family FAMILIES[] = {
+    {"logistic", logistic_moments, logistic_partition},
+    {"poisson", poisson_moments, poisson_partition},
+};
+
+const struct family *family_named(const char *name)
+{
+    for (size_t k = 0; k < sizeof FAMILIES / sizeof *FAMILIES; k++)
+        if (strcmp(FAMILIES[k].name, name) == 0)
+            return &FAMILIES[k];
+    return NULL;
+}
+
+/* ---- A fit ------------------------------------------------------------------------------------------------------------------ */
+
+static double penalty(const struct problem *p, int row)
+{
+    return row < p->with.intercept ? 0.0 : p->with.ridge;
+}
+
+/* out (d) = design' * vector (n) */
+static void across(const struct problem *p, const double *vector, double *out)
+{
+    dgemv("T", &p->n, &p->d, &ONE, p->design, &p->n, vector, &STRIDE, &ZERO, out, &STRIDE);
+}
+
+/* out (n) = design * coefficients (d) */
+static void along(const struct problem *p, const double *coefficients, double *out)
+{
+    dgemv("N", &p->n, &p->d, &ONE, p->design, &p->n, coefficients, &STRIDE, &ZERO, out, &STRIDE);
+}
+
+/* Penalised log-likelihood at eta + length * move, up to what does not depend on the coefficients. */
+static double likelihood(const struct problem *p, double length)
+{
+    double sum = 0.0, squares = 0.0;
+    for (int i = 0; i < p->n; i++) {
+        const double eta = p->eta[i] + length * p->move[i];
+        sum += p->weights[i] * (p->response[i] * eta - p->family->partition(eta));
+    }
+    for (int j = p->with.intercept; j < p->d; j++) {
+        const double coefficient = p->beta[j] + length * p->step[j];
+        squares += coefficient * coefficient;
+    }
+    return sum - 0.5 * p->with.ridge * squares;
+}
+
+static double growing_length(const struct problem *p)
+{
+    const double value = likelihood(p, 0.0);
+    double length = 1.0;
+    while (!(likelihood(p, length) > value)) {
+        length *= 0.5;
+        if (length < 1e-10)
+            return 0.0;
+    }
+    return length;
+}
+
+/* Takes the moments at eta, and the residual. */
+WIDE static void look(const struct problem *p)
+{
+    p->family->moments(p->n, p->eta, p->mean, p->variance);
+    for (int i = 0; i < p->n; i++)
+        p->residual[i] = p->weights[i] * (p->response[i] - p->mean[i]);
+}
+
+/* beta and eta go on by a part of the step. */
+WIDE static void walk(const struct problem *p, double length)
+{
+    for (int j = 0; j < p->d; j++)
+        p->beta[j] += length * p->step[j];
+    for (int i = 0; i < p->n; i++)
+        p->eta[i] += length * p->move[i];
+}
+
+/* Fills factor with that of the curvature here. Returns 0, or -1 when it is not positive definite. */
+WIDE static int curvature_here(const struct problem *p)
+{
+    double trace = 0.0;
+    int failed;
+    memset(p->factor, 0, (size_t)p->d * (size_t)p->d * sizeof(double));
+    for (int i = 0; i < p->n; i++)
+        p->scale[i] = sqrt(p->weights[i] * p->variance[i]);
+    for (int start = 0; start < p->n; start += BLOCK) {
+        const int count = p->n - start < BLOCK ? p->n - start : BLOCK;
+        for (int j = 0; j < p->d; j++) {
+            const double *column = p->design + (size_t)j * (size_t)p->n + start;
+            for (int i = 0; i < count; i++)
+                p->scaled[(size_t)j * (size_t)count + (size_t)i] = column[i] * p->scale[start + i];
+        }
+        dsyrk("U", "T", &p->d, &count, &ONE, p->scaled, &count, &ONE, p->factor, &p->d);
+    }
+    for (int j = 0; j < p->d; j++)
+        trace += p->factor[(size_t)j * (size_t)(p->d + 1)];
+    for (int j = 0; j < p->d; j++)
+        p->factor[(size_t)j * (size_t)(p->d + 1)] += penalty(p, j) + 1e-12 * (1.0 + trace / p->d);
+    dpotrf("U", &p->d, p->factor, &p->d, &failed);
+    return failed ? -1 : 0;
+}
+
+/* Fills factor with `known` (size x size), extended by the other columns of the design. Returns whether it could. */
+WIDE static int bordered(const struct problem *p, const double *known, int size)
+{
+    const int added = p->d - size;
+    const size_t d = (size_t)p->d;
+    int failed;
+    for (int j = 0; j < size; j++) {
+        memcpy(p->factor + (size_t)j * d, known + (size_t)j * (size_t)size, (size_t)(j + 1) * sizeof(double));
+        memset(p->factor + (size_t)j * d + j + 1, 0, (d - (size_t)j - 1) * sizeof(double));
+    }
+    if (!added)
+        return 1;
+    double *above = p->factor + (size_t)size * d, *below = above + size;
+    for (int j = 0; j < added; j++) {
+        const double *column = p->design + (size_t)(size + j) * (size_t)p->n;
+        for (int i = 0; i < p->n; i++)
+            p->scale[i] = column[i] * p->weights[i] * p->variance[i];
+        across(p, p->scale, above + (size_t)j * d);
+        below[(size_t)j * (d + 1)] += penalty(p, size + j);
+    }
+    dtrtrs("U", "T", "N", &size, &added, p->factor, &p->d, above, &p->d, &failed);
+    if (failed)
+        return 0;
+    dsyrk("U", "T", &added, &size, &MINUS_ONE, above, &p->d, &ONE, below, &p->d);
+    dpotrf("U", &added, below, &p->d, &failed);
+    return !failed;
+}
+
+/* Takes the gradient; the residual is that at beta. */
+static void slope(const struct problem *p)
+{
+    across(p, p->residual, p->gradient);
+    for (int j = 0; j < p->d; j++)
+        p->gradient[j] -= penalty(p, j) * p->beta[j];
+}
+
+static double along_step(const struct problem *p)
+{
+    double sum = 0.0;
+    for (int j = 0; j < p->d; j++)
+        sum += p->gradient[j] * p->step[j];
+    return sum;
+}
+
+/* The fit makes the residual's sum vanish up to its tolerance: takes the rest out where it cannot matter. */
+static void centre(const struct problem *p)
+{
+    double sum = 0.0, total = 0.0;
+    for (int i = 0; i < p->n; i++) {
+        sum += p->residual[i];
+        total += p->weights[i];
+    }
+    for (int i = 0; i < p->n; i++)
+        p->residual[i] -= p->weights[i] * (sum / total);
+}
+
+static int climb_uncentred(const struct problem *p, const double *known, int size)
+{
+    double before = INFINITY;
+    int failed, has_factor;
+    look(p);
+    slope(p);
+    has_factor = known && 3 * size >= 2 * p->d && bordered(p, known, size);
+    for (int count = 0; count < p->with.max_steps; count++) {
+        const int fresh = !has_factor;
+        if (fresh) {
+            if (curvature_here(p) < 0)
+                return NOT_DEFINITE;
+            has_factor = 1;
+        }
+        memcpy(p->step, p->gradient, (size_t)p->d * sizeof(double));
+        dpotrs("U", &p->d, &STRIDE, p->factor, &p->d, p->step, &p->d, &failed);
+        const double decrement = along_step(p);
+        if (decrement > p->with.slow * before && !fresh) {
+            has_factor = 0;
+            continue;
+        }
+        along(p, p->step, p->move);
+        walk(p, 1.0);
+        look(p);
+        if (decrement * (before < INFINITY ? decrement / before : 1.0) <= p->with.tolerance)
+            break;
+        before = decrement;
+        slope(p);
+        if (!(along_step(p) >= 0.0)) { /* past the maximum along the step: did it gain all the same? */
+            walk(p, -1.0);
+            const double length = growing_length(p);
+            walk(p, length);
+            look(p);
+            slope(p);
+            if (length == 0.0) {
+                if (fresh)
+                    break;
+                has_factor = 0;
+                before = INFINITY;
+            }
+        }
+    }
+    return has_factor ? FACTORED : NO_FACTOR;
+}
+
+int climb(const struct problem *p, const double *known, int size)
+{
+    const int found = climb_uncentred(p, known, size);
+    if (p->with.intercept)
+        centre(p);
+    return found;
+}
+
+unsigned long long work_space(int n, int d)
+{
+    return 4ULL * (unsigned)n + (2ULL + (unsigned)(n < BLOCK ? n : BLOCK)) * (unsigned)d;
+}
+
+void lay_out(struct problem *p, double *room)
+{
+    p->mean = room;
+    p->variance = p->mean + p->n;
+    p->move = p->variance + p->n;
+    p->scale = p->move + p->n;
+    p->gradient = p->scale + p->n;
+    p->step = p->gradient + p->d;
+    p->scaled = p->step + p->d;
+}

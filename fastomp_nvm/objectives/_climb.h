@@ -1,0 +1,69 @@
+/* Newton's method for canonical-link GLMs: what _climb.c offers to the module in _newton.c. */
+
+#ifndef FASTOMP_CLIMB_H
+#define FASTOMP_CLIMB_H
+
+#include <limits.h> /* any header of the C library says whether it is glibc */
+
+/* A loop compiled twice, the better one chosen when the module loads. What it computes entry by entry has the same bits in both,
+ * as long as nothing is fused: build with -ffp-contract=off. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* Names as short as these must not meet those of a library that is loaded for everyone. */
+#if defined(__GNUC__)
+#pragma GCC visibility push(hidden)
+#endif
+
+struct family; /* of distributions */
+
+struct settings {
+    double ridge, tolerance; /* the latter: decrement that may be left */
+    double slow;
+    int max_steps, intercept; /* the latter: 1 where the first coefficient is one, else 0 */
+};
+
+struct problem {
+    const struct family *family;
+    struct settings with;
+    int d, n;
+    const double *design, *response, *weights; /* the first n x d, as BLAS has matrices */
+    double *beta, *eta;        /* where to start; then the maximum */
+    double *residual, *factor; /* there; the latter d x d, upper triangle */
+    double *mean, *variance;   /* at eta */
+    double *move, *scale;      /* n each, as all above */
+    double *gradient, *step;   /* d each */
+    double *scaled;            /* BLOCK x d */
+};
+
+enum { NO_FACTOR = 0, FACTORED = 1, NOT_DEFINITE = -1 };
+
+/* Returns NULL where none has this name. */
+const struct family *family_named(const char *name);
+
+/* How many doubles of work space a problem of this size needs; lays them out. */
+unsigned long long work_space(int n, int d);
+void lay_out(struct problem *p, double *room);
+
+/* Goes to the maximum from beta and eta, with the factor `known` (size x size) of the first columns or NULL. The residual sums to
+ * zero where there is an intercept. Returns FACTORED where `factor` is of use to go on from. */
+int climb(const struct problem *p, const double *known, int size);
+
+/* BLAS and LAPACK: SciPy's, found when the module loads. */
+extern void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *,
+                     const int *, const double *, double *, const int *);
+extern void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *,
+                     const double *, double *, const int *);
+extern void (*dpotrf)(const char *, const int *, double *, const int *, int *);
+extern void (*dpotrs)(const char *, const int *, const int *, const double *, const int *, double *, const int *, int *);
+extern void (*dtrtrs)(const char *, const char *, const char *, const int *, const int *, const double *, const int *, double *,
+                      const int *, int *);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+
+#endif
