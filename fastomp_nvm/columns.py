@@ -7,7 +7,7 @@ in memory as a whole is multiplied where it lies, and only counted as if it were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -85,6 +85,10 @@ class Columns:
     def products(self, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
         return self._pool.multiply(self.features, self.standardisation, vectors)
+
+    def share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Have every one of ``tasks`` called once, by the threads that sweep."""
+        self._pool.sweeper.share_out(tasks)
 
     def pieces(self) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
         """Yield which columns come next, an array, and the rows of it that these are until the following piece, raw."""

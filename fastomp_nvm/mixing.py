@@ -15,12 +15,23 @@ that differ in the last word alone never collide: a permutation drawn by sorting
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
 
-__all__ = ["mix"]
+try:
+    native: Any = importlib.import_module("fastomp_nvm._mixing")
+except ImportError:  # installed on a machine without a compiler
+    native = None
+
+__all__ = ["first_of", "mix"]
+
+#: Beyond this many words NumPy sorts faster than a heap gives them out.
+_MANY = 1 << 14
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _INCREMENT = 0x9E37_79B9_7F4A_7C15
@@ -43,9 +54,7 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
     -------
     (c,) uint64
     """
-    state = 0
-    for word in words:
-        state = _absorb(state, word)
+    state = _absorbed(words)
     mixed = last.astype(np.uint64)
     mixed ^= np.uint64(state)
     mixed += _INCREMENT_64
@@ -55,6 +64,27 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
     mixed *= _SECOND_64
     mixed ^= mixed >> _SHIFTS[2]
     return mixed
+
+
+def first_of(words: tuple[int, ...], last: IndexArray, count: int) -> IndexArray:
+    """Return the ``count`` elements of ``last`` (c,), no two of them equal, whose mix is smallest, in its order."""
+    if native is not None and len(last) < _MANY:
+        out = np.empty(count, dtype=np.int64)
+        native.first(_absorbed(words), last, out)
+        return out
+    order = mix(words, last)
+    if count < len(last):
+        least = np.argpartition(order, count)[:count]
+        return np.asarray(last[least[order[least].argsort()]])
+    return np.asarray(last[order.argsort()])
+
+
+def _absorbed(words: tuple[int, ...]) -> int:
+    """Return the state that ``words`` leave."""
+    state = 0
+    for word in words:
+        state = _absorb(state, word)
+    return state
 
 
 def _absorb(state: int, word: int) -> int:

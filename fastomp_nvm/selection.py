@@ -156,7 +156,9 @@ def select_shared(
                 weights = [each for request in wanted if (each := _moment_weights(dataset, request)) is not None]
                 if len(weights) > 1:
                     dataset = dataset.knowing(weights)
-                budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
+                budget = LARGEST_BUDGET
+                if not _resident(dataset):
+                    budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
                 runs = [_prepare(dataset, request, y, sweeper, budget) for request in wanted]
                 for (run, _), journal in zip(runs, journals, strict=False):
                     run.journal = journal
@@ -233,13 +235,17 @@ def _prepare(
     objective: Objective = make(response, request.weights, centred=request.standardize, **options)
     parameters = Parameters(request.epsilon, request.tau, int(request.seed), request.until, request.polish, request.skip_weak)
     budget = budget if request.gather_bytes is None else request.gather_bytes
-    resident = dataset.traits.medium == "dram" and isinstance(dataset.matrix, np.ndarray)
-    pool = ColumnPool(design, sweeper, counters.traffic, budget, resident=resident)
+    pool = ColumnPool(design, sweeper, counters.traffic, budget, resident=_resident(dataset))
     problem = Problem(design, objective, constraint, parameters, usable, pool, counters)
     algorithm = registry.lookup(registry.SELECTORS, "algorithm", request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     return Run(problem, algorithm, tier=_tier(dataset, request)), target
+
+
+def _resident(dataset: Dataset) -> bool:
+    """Tell whether the matrix is in memory as a whole, so that gathering a column takes none."""
+    return dataset.traits.medium == "dram" and isinstance(dataset.matrix, np.ndarray)
 
 
 def _tier(dataset: Dataset, request: SelectionRequest) -> Tier | None:

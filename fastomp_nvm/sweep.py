@@ -261,10 +261,23 @@ class Sweeper:
                     fill(start, min(start + step, last))
 
         # One thread goes piece by piece as well: who watches a sweep sees it move.
-        guarded = unless_others_fail(work, waiting)
-        helpers = [self._executor.submit(guarded) for _ in range(self.threads - 1)] if self._executor is not None else []
+        self._together(unless_others_fail(work, waiting), self.threads - 1)
+
+    def share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Have every one of ``tasks`` called once, on the calling thread and the workers."""
+        waiting = iter(tasks)
+
+        def work() -> None:
+            for task in waiting:
+                task()
+
+        self._together(work, min(self.threads, len(tasks)) - 1)
+
+    def _together(self, work: Callable[[], None], others: int) -> None:
+        """Have ``work`` called by the calling thread and as many ``others``."""
+        helpers = [self._executor.submit(work) for _ in range(others)] if self._executor is not None else []
         try:
-            guarded()
+            work()
         finally:
             for helper in helpers:
                 helper.result()

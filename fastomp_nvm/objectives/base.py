@@ -150,7 +150,7 @@ class GainTracker(ABC):
     @property
     @abstractmethod
     def value(self) -> float:
-        """F of the set so far."""
+        """F of the set so far; a refit of it may start from here."""
 
     @abstractmethod
     def gains(self) -> Float64Array:
@@ -207,6 +207,9 @@ class Objective(ABC):
     def refit(self, columns: Columns) -> Fit:
         """Fit the ``columns`` of a run that is done; what it knows of them may be used."""
         return self.fit(columns.dense(np.arange(len(columns.features))))
+
+    def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - most have nothing to remember
+        """Note the ``model`` of ``features``, in this order: a refit of them may start from it."""
 
     @abstractmethod
     def score(self, eta: Float64Array, weights: Float64Array) -> float:

@@ -35,7 +35,7 @@ TRUST = 0.05
 LONGEST, FEWEST = 1.0, 4
 
 #: Candidates the greedy's quadratic model has: this many, and as many for each feature to be added before the next fit.
-LEAST_NEAR, NEAR_PER_ADDITION = 32, 6
+LEAST_NEAR, NEAR_PER_ADDITION = 32, 3
 
 #: Gain of other candidates as a share of what their score would make it: they come after all that the model has.
 NOT_NEAR = 1e-6
@@ -78,6 +78,7 @@ class GLM(Objective):
         start = Coefficients(float(eta[0]), np.zeros(0), eta, residual)
         self.null_coefficients = self.newton(np.empty((len(response), 0)), start)
         self.null_likelihood = self.likelihood(self.null_coefficients.eta, np.zeros(0))
+        self._remembered: dict[bytes, Coefficients] = {}
 
     @abstractmethod
     def check(self, response: Float64Array) -> None:
@@ -133,7 +134,20 @@ class GLM(Objective):
 
     def fit(self, columns: Float64Array) -> Fit:
         """Fit from scratch."""
-        at = self.newton(columns, self.null_coefficients)
+        return self._told(self.newton(columns, self.null_coefficients))
+
+    def refit(self, columns: Columns) -> Fit:
+        """Fit, from the model that was remembered of these features, if one was."""
+        start = self._remembered.get(columns.features.tobytes(), self.null_coefficients)
+        return self._told(self.newton(columns.dense(np.arange(len(columns.features))), start))
+
+    def remember(self, features: IndexArray, model: Model) -> None:
+        """Note where the model of ``features`` is."""
+        if isinstance(model, GLMModel):
+            self._remembered[features.tobytes()] = model.at
+
+    def _told(self, at: Coefficients) -> Fit:
+        """Return what is told of a fit."""
         value = self.likelihood(at.eta, at.coef) - self.null_likelihood
         return Fit(at.coef, at.intercept, value, float(self.weights @ self.log_likelihood(at.eta)) / self.total)
 
@@ -293,8 +307,8 @@ class GLMGains(GainTracker):
     data sets, two of them real, the log-likelihood was never worse than with a fit per feature, and 0.3 % better on average.
 
     The quadratic model is that of the features with the largest scores at the fit, several times as many as will be added; the
-    others come last. On 34 data sets 97 of 100 features added were those that a model of all candidates would have added, at the
-    same likelihood on average.
+    others come last. On the same ten data sets the log-likelihood was within half a percent of that with a model of all candidates,
+    and the same on average.
     """
 
     def __init__(self, objective: GLM, columns: Columns) -> None:
@@ -319,6 +333,7 @@ class GLMGains(GainTracker):
     def value(self) -> float:
         """F of the set so far, refitted."""
         self._refit()
+        self._objective.remember(self._columns.features[self._added], self._model)
         return self._model.value
 
     def gains(self) -> Float64Array:

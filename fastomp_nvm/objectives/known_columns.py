@@ -7,6 +7,9 @@ depend on shapes, and the answer is the same everywhere.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
@@ -16,6 +19,9 @@ __all__ = ["MOST_ENTRIES", "KnownColumns"]
 
 #: Columns that count as few.
 MOST_COLUMNS = 320
+
+#: New columns that one thread multiplies at a time. Part of what the bits depend on, as the number of threads is not.
+AT_ONCE = 64
 
 #: Entries of dense columns held, or made, at once: 64 MB.
 MOST_ENTRIES = 1 << 23
@@ -64,22 +70,32 @@ class KnownColumns:
         """Return a copy of the products of the columns at places ``rows`` with those at places ``columns``."""
         return self._gram.take(rows, axis=0).take(columns, axis=1)
 
+    def combination(self, places: IndexArray, coef: Float64Array) -> Float64Array:
+        """Return (n_obs,): the columns at ``places`` times ``coef``, added up where they lie."""
+        scattered = np.zeros(self._used)
+        scattered[places] = coef
+        return np.asarray(scattered @ self.rows[: self._used])
+
     def _add(self, columns: Columns, positions: IndexArray, count: int) -> None:
         """Compute ``count`` columns, of the features at ``positions``, and their products with all that are here."""
         if not len(self.rows):
             capacity = min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1])
             self.rows, self._gram = np.empty((capacity, self.rows.shape[1])), np.empty((capacity, capacity))
             self.moves = np.empty(capacity)
-        old, new = slice(self._used), slice(self._used, self._used + count)
+        new = slice(self._used, self._used + count)
         fresh = self.rows[new]
         columns.fill(positions, fresh, self._factors)
         self.moves[new] = fresh @ self._response
-        self._gram[new, new] = fresh @ fresh.T
-        if self._used:
-            self._gram[new, old] = fresh @ self.rows[old].T
-            self._gram[old, new] = self._gram[new, old].T
+        edges = [*range(self._used, new.stop, AT_ONCE), new.stop]
+        # The last block meets the most columns: the longest task begins first.
+        columns.share_out([partial(self._multiply, first, last) for first, last in reversed(list(pairwise(edges)))])
         offsets = columns.standardisation.offsets
         ends = self._used + np.cumsum(offsets[positions + 1] - offsets[positions])
         firsts = ends - (offsets[positions + 1] - offsets[positions])
         self._first.update(zip(columns.features[positions].tolist(), firsts.tolist(), strict=True))
         self._used += count
+
+    def _multiply(self, first: int, last: int) -> None:
+        """Compute the products of the columns at places ``first`` to ``last`` with these and all before."""
+        products = np.matmul(self.rows[first:last], self.rows[:last].T, out=self._gram[first:last, :last])
+        self._gram[:first, first:last] = products[:, :first].T

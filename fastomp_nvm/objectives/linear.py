@@ -9,6 +9,7 @@ candidates' products with that block alone: everything else is as small as the s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.linalg import lapack
@@ -88,30 +89,47 @@ class Linear(Objective):
     def fit(self, columns: Float64Array) -> Fit:
         """Fit by Cholesky with one step of refinement, or by a rank-revealing solve where columns are dependent."""
         design = self.weighted(columns)
-        return self._solve(design, design.T @ design, design.T @ self.response)
+        moves = design.T @ self.response
+        coef = self._solved(design.T @ design, moves, lambda coef: design.T @ (self.response - design @ coef))
+        coef = self._of_dependent(design) if coef is None else coef
+        return self._told(coef, self.response - design @ coef)
 
     def refit(self, columns: Columns) -> Fit:
         """Fit columns whose products with each other, and with the response, are mostly known."""
         known, places = self.known, self.known.places(columns)
         if places is None:
             return super().refit(columns)
-        return self._solve(known.rows.take(places, axis=0).T, known.gram(places, places), known.moves[places])
+        gram, moves = known.gram(places, places), known.moves[places]
+        coef = self._solved(gram.copy(), moves, lambda coef: moves - gram @ coef)
+        coef = self._of_dependent(known.rows[places].T) if coef is None else coef
+        return self._told(coef, self.response - known.combination(places, coef))
 
-    def _solve(self, design: Float64Array, gram: Float64Array, moves: Float64Array) -> Fit:
-        """Fit weighted columns (n_obs, d); their ``gram`` is overwritten, ``moves`` are their products with the response."""
+    def _solved(
+        self, gram: Float64Array, moves: Float64Array, remainder: Callable[[Float64Array], Float64Array]
+    ) -> Float64Array | None:
+        """Return the coefficients of columns with Gram matrix ``gram``, which is overwritten; None where they are dependent.
+
+        ``moves`` (d,) are their products with the response, and ``remainder(coef)`` those with what coefficients leave of it.
+        """
         size = len(gram)
+        if not size:
+            return np.zeros(0)
         gram.flat[:: size + 1] += self.ridge
-        factor, failed = lapack.dpotrf(gram, lower=0, clean=0) if size else (gram, 0)
-        if size and (failed or factor.diagonal().min() ** 2 < DEPENDENT * max(gram.max(), 1.0)):
-            rows = np.vstack((design, np.sqrt(self.ridge) * np.eye(size))) if self.ridge else design
-            target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
-            coef = np.asarray(np.linalg.lstsq(rows, target, rcond=np.sqrt(DEPENDENT) * 1e-3)[0], dtype=np.float64)
-        elif size:
-            coef = lapack.dpotrs(factor, moves)[0]
-            coef = coef + lapack.dpotrs(factor, design.T @ (self.response - design @ coef) - self.ridge * coef)[0]
-        else:
-            coef = np.zeros(0)
-        remainder = self.response - design @ coef
+        factor, failed = lapack.dpotrf(gram, lower=0, clean=0)
+        if failed or factor.diagonal().min() ** 2 < DEPENDENT * max(gram.max(), 1.0):
+            return None
+        coef = lapack.dpotrs(factor, moves)[0]
+        return np.asarray(coef + lapack.dpotrs(factor, remainder(coef) - self.ridge * coef)[0])
+
+    def _of_dependent(self, design: Float64Array) -> Float64Array:
+        """Return the coefficients of least norm of weighted columns (n_obs, d)."""
+        size = design.shape[1]
+        rows = np.vstack((design, np.sqrt(self.ridge) * np.eye(size))) if self.ridge else design
+        target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
+        return np.asarray(np.linalg.lstsq(rows, target, rcond=np.sqrt(DEPENDENT) * 1e-3)[0], dtype=np.float64)
+
+    def _told(self, coef: Float64Array, remainder: Float64Array) -> Fit:
+        """Return what is told of a fit that leaves ``remainder`` (n_obs,)."""
         unexplained = float(remainder @ remainder)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
@@ -166,7 +184,7 @@ class LinearModel(Model):
     def __init__(self, objective: Linear) -> None:
         self.objective = objective
         self.coordinates = np.empty(0)
-        self._rows = np.empty((16, len(objective.response)))
+        self._rows = np.empty((0, len(objective.response)))  # the columns, unless they are known
         self._factor = np.zeros((16, 16), order="F")
         self._pending: list[tuple[Float64Array, IndexArray]] = []  # weighted columns as rows, and which of them
         self._places, self._known = np.empty(0, dtype=np.int64), True  # of the columns among the known ones, if all are
@@ -175,6 +193,8 @@ class LinearModel(Model):
     @property
     def columns(self) -> Float64Array:
         """(n_obs, s) float64: the selected columns that are not dependent, of unit length, observations weighted."""
+        if self._known:
+            return np.asarray(self.objective.known.rows[self._places].T)
         return self._rows[: len(self.coordinates)].T
 
     @property
@@ -189,10 +209,16 @@ class LinearModel(Model):
         response = self.objective.response
         if not self.coordinates.size:
             return self.objective.weighted(response)
-        coef = lapack.dtrtrs(self.factor, self.coordinates)[0]
-        remainder = response - self.columns @ coef
+        coef, known = lapack.dtrtrs(self.factor, self.coordinates)[0], self.objective.known
+        if self._known:
+            if not self.objective.ridge:
+                rest = known.moves[self._places] - known.gram(self._places, self._places) @ coef
+                coef = coef + lapack.dpotrs(self.factor, rest)[0]
+            return self.objective.weighted(response - known.combination(self._places, coef))
+        columns = self.columns
+        remainder = response - columns @ coef
         if not self.objective.ridge:
-            remainder -= self.columns @ lapack.dpotrs(self.factor, self.columns.T @ remainder)[0]
+            remainder -= columns @ lapack.dpotrs(self.factor, columns.T @ remainder)[0]
         return self.objective.weighted(remainder)
 
     @property
@@ -220,9 +246,10 @@ class LinearModel(Model):
         if not self._pending:
             return
         known, waiting = self.objective.known, np.concatenate([places for _, places in self._pending])
-        self._known &= self.objective.centred and all(rows is known.rows for rows, _ in self._pending)
         size = len(self.coordinates)
         penalties: Float64Array | float = self.objective.ridge
+        if self._known and not (self.objective.centred and all(rows is known.rows for rows, _ in self._pending)):
+            self._rows, self._known = known.rows[self._places], False
         if self._known:
             schur, products, moves = known.gram(waiting, waiting), known.gram(self._places, waiting), known.moves[waiting]
         else:
@@ -239,12 +266,16 @@ class LinearModel(Model):
         if not len(kept):
             return
         total = size + len(kept)
-        if total > len(self._rows):
-            rows, factors = self._rows, self._factor
-            room = total + total // 2
-            self._rows, self._factor = np.empty((room, rows.shape[1])), np.zeros((room, room), order="F")
-            self._rows[:size], self._factor[:size, :size] = rows[:size], factors[:size, :size]
-        self._rows[size:total] = known.rows[waiting[kept]] if self._known else block.T[kept]
+        if total > len(self._factor):
+            factors, room = self._factor, total + total // 2
+            self._factor = np.zeros((room, room), order="F")
+            self._factor[:size, :size] = factors[:size, :size]
+        if not self._known:
+            if total > len(self._rows):
+                rows = self._rows
+                self._rows = np.empty((total + total // 2, rows.shape[1]))
+                self._rows[:size] = rows[:size]
+            self._rows[size:total] = block.T[kept]
         self._factor[:size, size:total], self._factor[size:total, size:total] = overlaps[:, kept], factor
         self.coordinates = np.concatenate((self.coordinates, lapack.dtrtrs(factor, moves[kept], trans=1)[0]))
         self._places = np.concatenate((self._places, waiting[kept]))

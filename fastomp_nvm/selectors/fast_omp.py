@@ -136,6 +136,7 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
             yield Round(len(selected), lambda: model.value)
         del following  # columns that the next outer iteration need not hold as well
         outer += 1
+    problem.objective.remember(selected, model)
     return selected, model.value
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.mixing import mix
+from fastomp_nvm.mixing import first_of, mix
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.base import Constraint
@@ -100,7 +100,7 @@ class RandomSequence:
                 self._left = self._left[:0] if full else self._left[self._constraint.extensions(self._union, self._left)]
                 if not self._left.size:
                     break
-            prefix = _longest_prefix(self._constraint, self._union, self._left, keys(*self._name, self.rounds, self._left))
+            prefix = _longest_prefix(self._constraint, self._union, self._left, (*self._name, self.rounds))
             self.rounds += 1
             self.calls += 2 * len(self._left) - len(prefix)
             self._union = np.concatenate((self._union, prefix))
@@ -122,19 +122,15 @@ def random_sequence(
     return whole.drawn, whole.rounds, whole.calls
 
 
-def _longest_prefix(constraint: Constraint, union: IndexArray, features: IndexArray, order: npt.NDArray[np.uint64]) -> IndexArray:
-    """Return the longest prefix of ``features``, permuted by the keys ``order``, that fits.
+def _longest_prefix(constraint: Constraint, union: IndexArray, features: IndexArray, name: tuple[int, ...]) -> IndexArray:
+    """Return the longest prefix of ``features``, permuted as the draw ``name`` says, that fits.
 
     It is never longer than the rank allows, and mostly much shorter, so only the smallest keys are ever sorted.
     """
     most = min(max(constraint.rank - len(union), 0), len(features))
     look = min(_FIRST_LOOK, most)
     while True:
-        if look < len(features):
-            first = np.argpartition(order, look)[:look]
-            permuted = features[first[order[first].argsort()]]  # no two keys are equal
-        else:
-            permuted = features[order.argsort()]
+        permuted = first_of(name, features, look)
         taken = constraint.longest_prefix(union, permuted)
         if taken < look or look == most:
             return permuted[:taken]

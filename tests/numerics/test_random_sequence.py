@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fastomp_nvm import constraints as fc
+from fastomp_nvm import mixing
 from fastomp_nvm.selectors import random_sequence as sequences
 from tests import oracles
 from tests.numerics.constraint_systems import array, draw_independent, draw_system, every_family
@@ -115,3 +116,19 @@ def test_rounds_grow_with_the_root_of_the_rank():
             sequences.random_sequence(constraint, array([]), np.arange(4000), seed=seed, outer=0, inner=0)[1] for seed in range(10)
         ]
         assert np.mean(rounds) <= 3 * math.sqrt(n_groups)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compiled):
+    """The first features by key are those of sorting all keys, whichever way they are found, for few and for many."""
+    if not compiled:
+        monkeypatch.setattr(mixing, "native", None)
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 7, 300, 40_000):
+        features = np.sort(rng.choice(10**6, size, replace=False))
+        whole = sequences.permutation(3, 1, 4, 1, features)
+        for count in {0, 1, size // 3, size - 1, size}:
+            assert mixing.first_of((3, 1, 4, 1), features, count).tolist() == whole[:count].tolist()
+    if compiled and mixing.native is not None:
+        with pytest.raises(ValueError, match="3 words are wanted of 2"):
+            mixing.native.first(1, np.arange(2), np.empty(3, dtype=np.int64))
