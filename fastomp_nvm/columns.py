@@ -57,9 +57,9 @@ class Columns:
         Of these features, by position.
     """
 
-    def __init__(self, pool: ColumnPool, features: IndexArray) -> None:
+    def __init__(self, pool: ColumnPool, features: IndexArray, standardisation: Standardisation | None = None) -> None:
         self.features = features
-        self.standardisation = pool.design.standardisation.subset(features)
+        self.standardisation = pool.design.standardisation.subset(features) if standardisation is None else standardisation
         self._pool = pool
 
     @property
@@ -105,9 +105,16 @@ class Columns:
         """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,)."""
         self._pool.fill(self.features[positions], self.standardisation.subset(positions), out, factors)
 
+    def located(self) -> tuple[AnyArray, IndexArray] | None:
+        """Return an array and the rows of it that are these columns, raw; None unless all are in memory."""
+        return self._pool.located(self.features)
+
     def keep(self, positions: IndexArray) -> Columns:
-        """Return the features at ``positions`` alone."""
-        return self._pool.columns(self.features[positions])
+        """Return the features at ``positions`` alone; those that had no room may have it now."""
+        features = self.features[positions]
+        if not self._pool.holds(features):
+            return self._pool.columns(features)
+        return Columns(self._pool, features, self.standardisation.subset(positions))
 
 
 class ColumnPool:
@@ -238,6 +245,10 @@ class ColumnPool:
             else:
                 raw[local] = found
         return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
+
+    def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray] | None:
+        """Return an array and the rows of it that are the columns of ``features``; None unless all are held."""
+        return self._located(features) if self.holds(features) else None
 
     def _located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Return an array and the rows of it that are the columns of ``features``, which are held."""

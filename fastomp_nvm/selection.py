@@ -221,10 +221,13 @@ def _prepare(
     counters = Counters()
     response, target, excluded = resolve_response(dataset, request, y)
     excluded = np.union1d(excluded, _excluded(dataset, request))
-    request = replace(request, weights=_training_weights(dataset, request))
+    weights = _training_weights(dataset, request)
+    if weights is not request.weights:
+        request = replace(request, weights=weights)
     design = dataset.design(request.standardize, request.weights, counters.traffic)
     usable = np.flatnonzero(design.standardisation.usable())
-    usable = np.setdiff1d(usable, excluded, assume_unique=True)
+    if excluded.size:
+        usable = np.setdiff1d(usable, excluded, assume_unique=True)
     if not usable.size:
         raise DataError("every feature is constant: there is nothing to select from")
     constraint = _constraint(dataset, request, usable)

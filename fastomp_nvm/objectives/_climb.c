@@ -223,12 +223,28 @@ static void slope(const struct problem *p)
         p->gradient[j] -= penalty(p, j) * p->beta[j];
 }
 
-static double along_step(const struct problem *p)
+static double inner(int d, const double *a, const double *b)
 {
     double sum = 0.0;
-    for (int j = 0; j < p->d; j++)
-        sum += p->gradient[j] * p->step[j];
+    for (int j = 0; j < d; j++)
+        sum += a[j] * b[j];
     return sum;
+}
+
+/* Fills step: the inverse of the curvature, corrected by the last step where that is of use, times the gradient. */
+static void corrected(const struct problem *p, int has_last)
+{
+    const double product = has_last ? inner(p->d, p->last, p->fall) : 0.0;
+    const double along = product > 0.0 ? inner(p->d, p->last, p->gradient) / product : 0.0;
+    int failed;
+    for (int j = 0; j < p->d; j++)
+        p->step[j] = product > 0.0 ? p->gradient[j] - along * p->fall[j] : p->gradient[j];
+    dpotrs("U", &p->d, &STRIDE, p->factor, &p->d, p->step, &p->d, &failed);
+    if (product > 0.0) {
+        const double rest = along - inner(p->d, p->fall, p->step) / product;
+        for (int j = 0; j < p->d; j++)
+            p->step[j] += rest * p->last[j];
+    }
 }
 
 /* The fit makes the residual's sum vanish up to its tolerance: takes the rest out where it cannot matter. */
@@ -246,7 +262,7 @@ static void centre(const struct problem *p)
 static int climb_uncentred(const struct problem *p, const double *known, int size)
 {
     double before = INFINITY;
-    int failed, has_factor;
+    int has_factor, has_last = 0;
     look(p);
     slope(p);
     has_factor = known && 3 * size >= 2 * p->d && bordered(p, known, size);
@@ -256,10 +272,10 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
             if (curvature_here(p) < 0)
                 return NOT_DEFINITE;
             has_factor = 1;
+            has_last = 0;
         }
-        memcpy(p->step, p->gradient, (size_t)p->d * sizeof(double));
-        dpotrs("U", &p->d, &STRIDE, p->factor, &p->d, p->step, &p->d, &failed);
-        const double decrement = along_step(p);
+        corrected(p, has_last);
+        const double decrement = inner(p->d, p->gradient, p->step);
         if (decrement > p->with.slow * before && !fresh) {
             has_factor = 0;
             continue;
@@ -270,8 +286,13 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
         if (decrement * (before < INFINITY ? decrement / before : 1.0) <= p->with.tolerance)
             break;
         before = decrement;
+        memcpy(p->last, p->step, (size_t)p->d * sizeof(double));
+        memcpy(p->fall, p->gradient, (size_t)p->d * sizeof(double));
         slope(p);
-        if (!(along_step(p) >= 0.0)) { /* past the maximum along the step: did it gain all the same? */
+        for (int j = 0; j < p->d; j++)
+            p->fall[j] -= p->gradient[j];
+        has_last = inner(p->d, p->gradient, p->step) >= 0.0;
+        if (!has_last) { /* past the maximum along the step: did it gain all the same? */
             walk(p, -1.0);
             const double length = growing_length(p);
             walk(p, length);
@@ -298,7 +319,7 @@ int climb(const struct problem *p, const double *known, int size)
 
 unsigned long long work_space(int n, int d)
 {
-    return 4ULL * (unsigned)n + (2ULL + (unsigned)(n < BLOCK ? n : BLOCK)) * (unsigned)d;
+    return 4ULL * (unsigned)n + (4ULL + (unsigned)(n < BLOCK ? n : BLOCK)) * (unsigned)d;
 }
 
 void lay_out(struct problem *p, double *room)
@@ -309,5 +330,7 @@ void lay_out(struct problem *p, double *room)
     p->scale = p->move + p->n;
     p->gradient = p->scale + p->n;
     p->step = p->gradient + p->d;
-    p->scaled = p->step + p->d;
+    p->last = p->step + p->d;
+    p->fall = p->last + p->d;
+    p->scaled = p->fall + p->d;
 }

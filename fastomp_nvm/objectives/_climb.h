@@ -36,6 +36,7 @@ struct problem {
     double *mean, *variance;   /* at eta */
     double *move, *scale;      /* n each, as all above */
     double *gradient, *step;   /* d each */
+    double *last, *fall;       /* d each: the last step, and how the gradient fell along it */
     double *scaled;            /* BLOCK x d */
 };
 

@@ -268,13 +268,13 @@ class GLMCandidates(CandidateBlocks):
         self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
     ) -> tuple[int, bool]:
         """Add one after the other, in C where that is possible."""
-        if not self._compiled or not self._columns.held:
+        here = self._columns.located() if self._compiled else None
+        if here is None:
             return super().advance(positions, lives, threshold, enough, skip_weak)
         model, standardisation = self._model, self.standardisation
-        ((_, array, places),) = self._columns.pieces()
         fit = newton.Growing(model.objective, model.extended(len(positions)), model.at)
         gradient, kept = self._gradient.copy(), np.empty(len(lives), dtype=np.int64)
-        columns, rule = (array, places, standardisation.mean, standardisation.scale), (threshold, enough, skip_weak)
+        columns, rule = (*here, standardisation.mean, standardisation.scale), (threshold, enough, skip_weak)
         added, left = fit.advance(*columns, gradient, positions, lives, kept, rule)
         model.move(*fit.first(len(model.design) + added))
         self._gradient = gradient
@@ -408,7 +408,9 @@ class GLMGains(GainTracker):
         curvature = gram[size:, size:]
         curvature.flat[:: len(curvature) + 1] += objective.ridge
         if size:
-            factor = curvature_at(design, variances, objective.penalty(size))
+            factor, failed = lapack.dpotrf(gram[:size, :size] + np.diag(objective.penalty(size)))
+            if failed:  # nearly dependent: not to be told in float32
+                factor = curvature_at(design, variances, objective.penalty(size))
             used = lapack.dtrtrs(factor, gram[:size, size:], trans=1)[0]
             curvature -= used.T @ used
         self._curvature = curvature / largest

@@ -2,7 +2,8 @@ r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one
 
 * Steps with an old factor converge linearly, by two orders of magnitude of the decrement or more each, and cost two products of the
   columns with a vector where a curvature costs one with themselves. A fit started from another takes over its factor, bordered by
-  what is new; the factor is replaced when the decrement falls too slowly.
+  what is new; the factor is replaced when the decrement falls too slowly. What the gradient did along the last step corrects it
+  (a BFGS update of one pair), which saves a step in seven.
 * The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. Only where it does
   not, the maximum along the step having been passed, is the likelihood looked at, and the step halved until it grows.
 """
@@ -191,11 +192,12 @@ def _climb(
     mean, variance = family.moments(eta)
     factor, before = _bordered(known, design, family.weights * variance, penalty), np.inf
     gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
+    pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and how the gradient fell along it
     for _ in range(MAX_STEPS):
         fresh = factor is None
         if factor is None:
-            factor = curvature_at(design, family.weights * variance, penalty)
-        step = lapack.dpotrs(factor, gradient)[0]
+            factor, pair = curvature_at(design, family.weights * variance, penalty), None
+        step = _corrected(factor, gradient, pair)
         decrement = float(gradient @ step)
         if decrement > SLOW * before and not fresh:
             factor = None
@@ -206,9 +208,11 @@ def _climb(
         mean, variance = family.moments(eta)
         if decrement * (decrement / before if before < np.inf else 1.0) <= tolerance:
             break
-        before = decrement
+        before, old = decrement, gradient
         gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
+        pair = (step, old - gradient)
         if not gradient @ step >= 0.0:
+            pair = None
             beta -= step
             eta -= move
             length = _growing_length(family, eta, move, beta[first:], step[first:])
@@ -224,6 +228,16 @@ def _climb(
     if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
         residual -= family.weights * (np.add.reduce(residual) / family.total)
     return factor
+
+
+def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64Array, Float64Array] | None) -> Float64Array:
+    """Return the step: the inverse of the curvature, corrected by ``pair``, times the gradient."""
+    if pair is None or not (product := float(pair[0] @ pair[1])) > 0.0:
+        return np.asarray(lapack.dpotrs(factor, gradient)[0])
+    last, fall = pair
+    along = float(last @ gradient) / product
+    step = lapack.dpotrs(factor, gradient - along * fall)[0]
+    return np.asarray(step + (along - float(fall @ step) / product) * last)
 
 
 def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Float64Array:

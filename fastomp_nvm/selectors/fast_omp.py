@@ -148,8 +148,13 @@ def _adopt_prefix(
     enough = (1.0 - problem.parameters.epsilon) * len(X)
     sequence, first = X[:0], 0
     while True:
-        if drawing.reach(None if skip_weak else first + block):  # j* mostly comes early: the rest is never drawn
-            sequence = drawing.drawn
+        if skip_weak:  # needs all of it, for what is passed over may leave room for the rest
+            if drawing.reach():
+                sequence = drawing.drawn
+                places, blocked_at = _along(problem, selected, sequence, X)
+        else:  # j* mostly comes early: the rest is not drawn or not looked at
+            drawing.reach(first + block)
+            sequence = drawing.drawn[: first + block]
             places, blocked_at = _along(problem, selected, sequence, X)
         # Without j* in this block it lies beyond, and S_j* contains all of it.
         added, found = following.advance(places[first : first + block], blocked_at - first, threshold, enough, skip_weak)

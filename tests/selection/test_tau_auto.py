@@ -46,7 +46,7 @@ def test_auto_without_polish_is_the_best_of_the_four_runs(objective: str) -> Non
         assert found.tau == "auto"
         assert found.tau_chosen == TAUS[best]
         assert found.indices.tolist() == alone[best].indices.tolist()
-        assert found.score == alone[best].score
+        assert found.score == pytest.approx(alone[best].score, rel=1e-12)  # other columns are known beside these: other sums
         chosen.add(found.tau_chosen)
     assert len(chosen) > 1
 
