@@ -451,13 +451,17 @@ def _finish(
             "dtype": str(dataset.matrix.dtype),
         },
     }
+    names = [dataset.names[index] for index in indices.tolist()]
+    several = dataset.column_names is not dataset.names
     return Selection(
-        features=[dataset.names[index] for index in indices.tolist()],
+        features=names,
         indices=indices,
         columns=[
             [dataset.column_names[column] for column in range(int(dataset.offsets[index]), int(dataset.offsets[index + 1]))]
             for index in indices.tolist()
-        ],
+        ]
+        if several
+        else [[name] for name in names],
         coef=[coef[first:last] for first, last in pairwise(offsets)],
         column_positions=positions,
         intercept=fit.intercept + shift,

@@ -92,6 +92,10 @@ class Constraint(ABC):
         extends[extends] = self._first_blocked(selected, np.empty(0, dtype=np.int64), outside) > 0
         return extends
 
+    def free(self, selected: IndexArray) -> int:
+        """Return a number of features that may be added to ``selected``, whichever they are; 0 where nothing is known."""
+        return 0
+
     def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
         """Return the largest ``j`` such that ``selected + sequence[:j]`` is independent."""
         low, high = 0, min(len(sequence), max(self.rank - len(selected), 0))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.checks import whole_number
 
@@ -59,6 +59,16 @@ class Cardinality(Constraint):
     def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
         """Return what room is left."""
         return min(len(sequence), max(self.k - len(selected), 0))
+
+    def free(self, selected: IndexArray) -> int:
+        """Return what room is left: whatever is added fits."""
+        return max(self.k - len(selected), 0)
+
+    def extensions(self, selected: IndexArray, candidates: IndexArray) -> BoolArray:
+        """Return that all others extend the set while there is room, and none when there is not."""
+        if len(selected) >= self.k:
+            return np.zeros(len(candidates), dtype=np.bool_)
+        return ~self._members(selected)[candidates] if len(selected) else np.ones(len(candidates), dtype=np.bool_)
 
     def blocking(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return at once that nothing is blocked while there is room for the sequence and one more."""

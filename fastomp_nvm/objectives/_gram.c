@@ -301,6 +301,18 @@ static PyObject *best(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(best_doc, "best(gradient, pivot, smallest, open, gains, /)\n--\n\n"
                        "Fill gains with g^2 / d; return the first open column with the largest, and it; -1 when none is open.");
 
+/* Has gradient and pivots follow a column, whose Gram column is given; fills direction number `size`; returns the move. */
+static double follow_column(int n, const double *gram, double *directions, int size, int column, double *gradient, double *pivots)
+{
+    double *direction = directions + (size_t)size * (size_t)n;
+    const double root = sqrt(pivots[column]), move = gradient[column] / root;
+    remainder_of(n, gram, directions, size, column, direction);
+    direction[column] = pivots[column]; /* as it was followed, rather than as it comes out anew */
+    move_along(n, direction, root, move, gradient);
+    lower_pivots(n, direction, pivots);
+    return move;
+}
+
 static PyObject *follow(PyObject *module, PyObject *arguments)
 {
     Py_buffer gram, directions, gradient, pivot;
@@ -312,13 +324,8 @@ static PyObject *follow(PyObject *module, PyObject *arguments)
     const Py_ssize_t n = doubles(&gradient);
     if (n < INT_MAX && gram.len == gradient.len && pivot.len == gradient.len && column >= 0 && column < n && size >= 0 &&
         size < INT_MAX && doubles(&directions) >= (size + 1) * n) {
-        double *direction = (double *)directions.buf + size * n, *pivots = pivot.buf, *gradients = gradient.buf;
-        const double root = sqrt(pivots[column]), move = gradients[column] / root;
-        remainder_of((int)n, gram.buf, directions.buf, (int)size, (int)column, direction);
-        direction[column] = pivots[column]; /* as it was followed, rather than as it comes out anew */
-        move_along((int)n, direction, root, move, gradients);
-        lower_pivots((int)n, direction, pivots);
-        result = PyFloat_FromDouble(move);
+        result = PyFloat_FromDouble(
+            follow_column((int)n, gram.buf, directions.buf, (int)size, (int)column, gradient.buf, pivot.buf));
     } else
         PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), (d, c), (c,), (c,), size below "
                                           "d and column below c");
@@ -332,7 +339,61 @@ static PyObject *follow(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(follow_doc, "follow(gram, directions, size, column, gradient, pivot, /)\n--\n\n"
                          "Have gradient and pivot follow a column, whose Gram column is given; fill its direction; return its move.");
 
+static PyObject *grow(PyObject *module, PyObject *arguments)
+{
+    Py_buffer gram, directions, gradient, pivot, smallest, open, gains, places, found;
+    Py_ssize_t size;
+    double least;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*w*nw*w*y*w*w*w*w*d", &gram, &directions, &size, &gradient, &pivot, &smallest, &open, &gains,
+                          &places, &found, &least))
+        return NULL;
+    const Py_ssize_t n = doubles(&gradient), count = integers(&places);
+    if (n < INT_MAX && doubles(&gram) == n * n && pivot.len == gradient.len && smallest.len == gradient.len &&
+        gains.len == gradient.len && open.len == n && doubles(&found) == count && size >= 0 && size + count < INT_MAX &&
+        doubles(&directions) >= (size + count) * n) {
+        const double *columns = gram.buf, *all = gains.buf, *floors = smallest.buf;
+        double *pivots = pivot.buf, *gradients = gradient.buf, *each = found.buf;
+        char *may = open.buf;
+        Py_ssize_t taken = 0;
+        const Py_ssize_t before = size;
+        for (; taken < count; taken++) {
+            Py_ssize_t place = -1;
+            gains_of((int)n, gradients, pivots, floors, gains.buf);
+            for (Py_ssize_t j = 0; j < n; j++)
+                if (may[j] && (place < 0 || all[j] > all[place])) /* the first among equals */
+                    place = j;
+            if (place < 0 || all[place] <= least)
+                break;
+            may[place] = 0;
+            ((int64_t *)places.buf)[taken] = place;
+            each[taken] = all[place];
+            if (pivots[place] > floors[place])
+                follow_column((int)n, columns + place * n, directions.buf, (int)size++, (int)place, gradients, pivots);
+        }
+        result = Py_BuildValue("nn", taken, size - before);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c, c), (d, c), (c,) three times, bool "
+                                          "of (c,), float64 of (c,), int64 of (b,) and float64 of (b,), size and b at most d together");
+    PyBuffer_Release(&gram);
+    PyBuffer_Release(&directions);
+    PyBuffer_Release(&gradient);
+    PyBuffer_Release(&pivot);
+    PyBuffer_Release(&smallest);
+    PyBuffer_Release(&open);
+    PyBuffer_Release(&gains);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&found);
+    return result;
+}
+
+PyDoc_STRVAR(grow_doc, "grow(gram, directions, size, gradient, pivot, smallest, open, gains, places, found, least, /)\n--\n\n"
+                       "Take the best open column, and have all follow it, as often as places has room, or until least is all that is "
+                       "gained.\n\nReturn how many were taken, and how many directions there are more.");
+
 static PyMethodDef METHODS[] = {
+    {"grow", grow, METH_VARARGS, grow_doc},
     {"advance", advance, METH_VARARGS, advance_doc},
     {"best", best, METH_VARARGS, best_doc},
     {"follow", follow, METH_VARARGS, follow_doc},

@@ -162,6 +162,21 @@ class GainTracker(ABC):
         place = int(gains.argmax())
         return place, float(gains[place])
 
+    def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+        """Add the best of the open candidates ``count`` times over; return them and their gains.
+
+        Ends early where none is open, or where no more than ``least`` is gained. Those that were added are open no longer.
+        """
+        taken: list[tuple[int, float]] = []
+        while len(taken) < count:
+            place, gain = self.best(open_)
+            if gain < 0.0 or gain <= least:
+                break
+            self.add(place)
+            open_[place] = False
+            taken.append((place, gain))
+        return taken
+
     @abstractmethod
     def add(self, position: int) -> None:
         """Add the candidate at ``position``: the best of those that may still be added, so that better ones never will be."""

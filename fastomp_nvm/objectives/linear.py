@@ -92,7 +92,8 @@ class Linear(Objective):
         moves = design.T @ self.response
         coef = self._solved(design.T @ design, moves, lambda coef: design.T @ (self.response - design @ coef))
         coef = self._of_dependent(design) if coef is None else coef
-        return self._told(coef, self.response - design @ coef)
+        remainder = self.response - design @ coef
+        return self._told(coef, float(remainder @ remainder))
 
     def refit(self, columns: Columns) -> Fit:
         """Fit columns whose products with each other, and with the response, are mostly known."""
@@ -102,7 +103,8 @@ class Linear(Objective):
         gram, moves = known.gram(places, places), known.moves[places]
         coef = self._solved(gram.copy(), moves, lambda coef: moves - gram @ coef)
         coef = self._of_dependent(known.rows[places].T) if coef is None else coef
-        return self._told(coef, self.response - known.combination(places, coef))
+        # The response has unit length.
+        return self._told(coef, max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0))
 
     def _solved(
         self, gram: Float64Array, moves: Float64Array, remainder: Callable[[Float64Array], Float64Array]
@@ -128,9 +130,8 @@ class Linear(Objective):
         target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
         return np.asarray(np.linalg.lstsq(rows, target, rcond=np.sqrt(DEPENDENT) * 1e-3)[0], dtype=np.float64)
 
-    def _told(self, coef: Float64Array, remainder: Float64Array) -> Fit:
-        """Return what is told of a fit that leaves ``remainder`` (n_obs,)."""
-        unexplained = float(remainder @ remainder)
+    def _told(self, coef: Float64Array, unexplained: float) -> Fit:
+        """Return what is told of a fit that leaves a remainder of squared length ``unexplained``."""
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:

@@ -114,10 +114,7 @@ class FollowedGains:
         """Follow ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
         if self._pivot[column] <= self._smallest[column]:
             return
-        if self._size == len(self._directions):
-            grown = np.empty((2 * self._size, len(self._gradient)))
-            grown[: self._size] = self._directions
-            self._directions = grown
+        self._make_room(1)
         direction: Float64Array = self._directions[self._size]
         if native is not None:
             move = native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
@@ -135,6 +132,36 @@ class FollowedGains:
         self.value += move * move
         self._size += 1
 
+    def grow(self, gram: Float64Array, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]] | None:
+        """Do what ``GainTracker.grow`` does, in C, given the Gram matrix (n_columns, n_columns); None where that cannot be."""
+        if native is None or self._groups:
+            return None
+        self._make_room(count)
+        places, found = np.empty(count, dtype=np.int64), np.empty(count)
+        taken, more = native.grow(
+            gram,
+            self._directions,
+            self._size,
+            self._gradient,
+            self._pivot,
+            self._smallest,
+            open_,
+            self._room,
+            places,
+            found,
+            least,
+        )
+        self._size += more
+        self.value += float(found[:taken].sum())  # 0 for dependent ones
+        return list(zip(places[:taken].tolist(), found[:taken].tolist(), strict=True))
+
+    def _make_room(self, count: int) -> None:
+        """See to it that there is room for ``count`` more directions."""
+        if self._size + count > len(self._directions):
+            grown = np.empty((2 * (self._size + count), len(self._gradient)))
+            grown[: self._size] = self._directions[: self._size]
+            self._directions = grown
+
 
 class LinearGains(GainTracker):
     """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks."""
@@ -142,15 +169,16 @@ class LinearGains(GainTracker):
     def __init__(self, objective: Linear, columns: Columns, likely: IndexArray) -> None:
         self._objective, self._columns = objective, columns
         self._offsets = columns.standardisation.offsets
-        gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
+        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns, as far as they are needed
+        self._whole: Float64Array | None = None  # the same of all columns, where they are known
+        known, places = objective.known, objective.known.places(columns)
+        if places is not None:
+            gradient, self._whole = known.moves[places], known.gram(places, places)
+        else:
+            gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
+            self._compute(likely)
         pivot, groups = objective.remainders(columns.standardisation, columns)
         self._followed = FollowedGains(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
-        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
-        places = objective.known.places(columns)
-        if places is not None:
-            self._gram = dict(enumerate(objective.known.gram(places, places)))
-        else:
-            self._compute(likely)
 
     @property
     def value(self) -> float:
@@ -165,9 +193,18 @@ class LinearGains(GainTracker):
         """Return the first of the best."""
         return self._followed.best(open_)
 
+    def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+        """Add the best of the open features ``count`` times over, at once where all products are known."""
+        taken = None if self._whole is None else self._followed.grow(self._whole, open_, count, least)
+        return super().grow(open_, count, least) if taken is None else taken
+
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
         first, last = int(self._offsets[position]), int(self._offsets[position + 1])
+        if self._whole is not None:
+            for column in range(first, last):
+                self._followed.add(column, self._whole[column])
+            return
         if first not in self._gram:
             block = GRAM_BLOCK if self._columns.held else READING_BLOCK
             gains = self.gains()

@@ -29,16 +29,25 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     tracker = problem.objective.gains(problem.pool.columns(features), np.flatnonzero(np.isin(features, selected)))
     room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # nothing larger is independent: no need to ask
     open_, size, promised = np.ones(len(features), dtype=np.bool_), 0, 0.0
+    least = -1.0 if full else NOTHING
     while size < len(room):
+        free = min(constraint.free(room[:size]), len(room) - size)
+        taken = tracker.grow(open_, free, least * (1.0 + promised)) if free else []
+        for best, gain in taken:
+            room[size] = features[best]
+            size, promised = size + 1, promised + gain  # the latter about f; the tracker would have to refit for it
+        if free:
+            if len(taken) < free:
+                break
+            continue
         best, gain = tracker.best(open_)
-        if gain < 0.0 or (gain <= NOTHING * (1.0 + promised) and not full):
+        if gain < 0.0 or gain <= least * (1.0 + promised):
             break
         room[size] = features[best]
         if constraint.independent(room[: size + 1]):
             tracker.add(best)
             open_[best] = False
-            size += 1
-            promised += gain  # about f; the tracker would have to refit for it
+            size, promised = size + 1, promised + gain
         else:  # what does not extend the set now never will: close all such at once
             positions = np.flatnonzero(open_)
             open_[positions] = constraint.extensions(room[:size], features[positions])
