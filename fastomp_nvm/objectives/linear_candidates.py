@@ -145,7 +145,9 @@ class FewLinearCandidates(LinearCandidates):
             return added, False
         kept = kept[:left]
         self._places = self._places[column_index(self.standardisation.offsets, kept)]
-        self.features, self.standardisation = self.features[kept], self.standardisation.subset(kept)
+        self.features = self.features[kept]
+        if self.standardisation.whiteners:  # of single columns nothing is needed but that they are
+            self.standardisation = self.standardisation.subset(kept)
         self._gram = self._gram.reshape(-1)[: columns * columns].reshape(columns, columns)
         self._gradient, self._offsets = self._gradient[:columns], self._offsets[: left + 1]
         self._lengths = None if self._lengths is None else self._lengths[:columns]
