@@ -190,7 +190,7 @@ class Execution:
                 "response": job.request.y,
                 "build": build,
             }
-            # Left before the log is: a journal's own thread may still be writing the last round.
+            # Left before the log is: the last round may still be on its way to the device, and is waited for then.
             journal = stack.enter_context(contextlib.closing(DecisionJournal(log, identity)))
             journals.append(_Journalled(pinned, journal))
         return journals

@@ -1,4 +1,4 @@
-"""What durability costs: the same selections with and without ``--run``, interleaved in one process, on an mmap store.
+"""What durability costs: the same selections with and without ``--run``, in turn in one process, on an mmap store.
 
 The bar is 2 % of the run time on an SSD store. The cost has three parts, told apart here by a clock around each step that only a
 durable run takes: once per run (registration, the log, the result, the removal of the state: eight small writes that each wait for
@@ -7,8 +7,13 @@ thread that persists it meanwhile, which is felt only when no core is idle. Thei
 judged. It is no upper bound: what a flush does to reads of the same device, and the thread to the caches of others, is not in it.
 The first part is the same for a run of a second and of a day.
 
-The ratio of wall times is printed beside it, with the interval that holds its true median in at least 95 % of all cases; on a
-shared machine it is wider than the bar. So is the ratio of processor times, all threads and the kernel's work on their behalf.
+The ratio of wall times is printed beside it, with the interval that holds its true median in at least 95 % of all cases, and so is
+the ratio of processor times, all threads and the kernel's work on their behalf. The two runs of a pair go on in turn, a few rounds
+each, one standing still while the other's clock runs (``in_turn``): a shared machine changes its pace within seconds by more than
+the bar, and one run after the other would compare a quick second with a slow one. A clock runs from the call to its result, with
+everything that is done once. Where a turn ends no flush is under way unless it has already outlasted a sweep. The run that begins
+takes up to a tenth longer, whichever it is: it finds memory and caches as the run before left them. So every pair is run in both
+orders and their times are added up.
 
 With ``--cold`` every sweep reads the device, as one over data larger than memory does; without, the page cache, where a round is so
 short that a millisecond counts. Exit code 1 when a cost is over the bar.
@@ -22,11 +27,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from math import comb
 from pathlib import Path
 from statistics import median
+from threading import Semaphore
 from typing import Any
 from unittest import mock
 
@@ -35,10 +42,12 @@ from benchmarks.crash import private_folder
 from benchmarks.device import evict
 from benchmarks.machine import fingerprint
 from fastomp_nvm import durable_runs, reading, run_directory
+from fastomp_nvm.blas import one_blas_thread
 from fastomp_nvm.checkpoint import StateLog
 from fastomp_nvm.commands.termination import terminating_cleanly
 from fastomp_nvm.journal import DecisionJournal
 from fastomp_nvm.synthetic import PaperDesign
+from storage_backends.directory_regions import FileRegion
 
 __all__ = ["main", "measure"]
 
@@ -69,9 +78,8 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "rounds": ((DecisionJournal, "record"), (DecisionJournal, "note"), (DecisionJournal, "commit")),
 }
 
-
-#: What the journal's own thread does meanwhile.
-PERSISTER = (StateLog, "persist")
+#: Rounds that a run of a pair goes on before it is the other's turn.
+TURN = 2
 
 
 @contextmanager
@@ -79,14 +87,12 @@ def clocked() -> Iterator[Callable[[str], float]]:
     """Time the steps that only a durable run takes; yields what tells the seconds of a group so far, or ``persisting``."""
     spent = dict.fromkeys((*STEPS, "persisting"), 0.0)
     inside = False
-    persist = getattr(*PERSISTER)
+    close = FileRegion.close
 
-    def persist_timed(*arguments: Any) -> None:
-        started = time.thread_time()
-        try:
-            persist(*arguments)
-        finally:
-            spent["persisting"] += time.thread_time() - started
+    def close_noting(region: FileRegion) -> None:
+        if region._flusher is not None:
+            spent["persisting"] += region._flusher.seconds
+        close(region)
 
     def timed(group: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -103,15 +109,77 @@ def clocked() -> Iterator[Callable[[str], float]]:
         return call
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(*PERSISTER, persist_timed))
+        stack.enter_context(mock.patch.object(FileRegion, "close", close_noting))
         for group, steps in STEPS.items():
             for owner, name in steps:
                 stack.enter_context(mock.patch.object(owner, name, timed(group, getattr(owner, name))))
         yield lambda group: spent[group]
 
 
+class _Turns:
+    """Clocks of runs of which one goes on at a time.
+
+    Parameters
+    ----------
+    kinds : sequence of str
+        The two runs, the first to begin first.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.wall, self.cpu = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
+        self._other = dict(zip(kinds, reversed(kinds), strict=True))
+        self._gates = {kind: Semaphore(kind == kinds[0]) for kind in kinds}
+        self._rounds = dict.fromkeys(kinds, 0)
+        self._going_on = set(kinds)
+
+    def drive(self, kind: str, work: Callable[[Callable[[], bool]], Any]) -> None:
+        """Do ``work``, which asks at every round whether it is cancelled, and is kept waiting then when it is the other's turn."""
+        self._take_over(kind)
+        try:
+            work(lambda: self._asked(kind))
+        finally:
+            self._stop(kind)
+            self._going_on.remove(kind)
+            self._gates[self._other[kind]].release()
+
+    def _asked(self, kind: str) -> bool:
+        """Let the other run go on after ``TURN`` rounds; never cancels."""
+        self._rounds[kind] += 1
+        if self._rounds[kind] % TURN == 0 and self._other[kind] in self._going_on:
+            self._stop(kind)
+            self._gates[self._other[kind]].release()
+            self._take_over(kind)
+        return False
+
+    def _take_over(self, kind: str) -> None:
+        """Wait for the turn of a run and start its clocks."""
+        self._gates[kind].acquire()
+        self.cpu[kind] -= time.process_time()
+        self.wall[kind] -= time.perf_counter()
+
+    def _stop(self, kind: str) -> None:
+        """Stop the clocks of a run."""
+        self.wall[kind] += time.perf_counter()
+        self.cpu[kind] += time.process_time()
+
+
+def in_turn(url: str, request: dict[str, Any], kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Run a selection plain and durable, a few rounds of each in turn; return the wall and processor time of either."""
+    turns = _Turns(kinds)
+
+    def work(kind: str) -> None:
+        run = "cost" if kind == "durable" else None
+        turns.drive(kind, lambda cancelled: fo.select(url, run=run, cancelled=cancelled, **request))
+
+    # BLAS stays limited until both are done: the run that ends first would lift the limit for the other's last rounds.
+    with one_blas_thread(), ThreadPoolExecutor(len(kinds)) as threads:
+        list(threads.map(work, kinds))
+    durable_runs.forget("cost")
+    return turns.wall, turns.cpu
+
+
 def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """Time pairs in turn, their order changing, so that a noisy minute hits both; return medians and ratios.
+    """Time pairs in both orders; return medians and ratios.
 
     The parts are timed in runs of their own between the pairs: what times them takes time itself.
     """
@@ -120,14 +188,11 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
     took: dict[str, list[float]] = {group: [] for group in (*STEPS, "persisting")}
     rounds = 0
     fo.select(url, **request)
-    for repeat in range(repeats):
-        for kind in ("plain", "durable") if repeat % 2 else ("durable", "plain"):
-            started, used = time.perf_counter(), time.process_time()
-            fo.select(url, run="cost" if kind == "durable" else None, **request)
-            wall[kind].append(time.perf_counter() - started)
-            cpu[kind].append(time.process_time() - used)
-            if kind == "durable":
-                durable_runs.forget("cost")
+    for _ in range(repeats):
+        orders = [in_turn(url, request, kinds) for kinds in (("plain", "durable"), ("durable", "plain"))]
+        for times, found in zip((wall, cpu), zip(*orders, strict=True), strict=True):
+            for kind, seconds in times.items():
+                seconds.append(sum(order[kind] for order in found) / len(orders))
         with clocked() as spent:
             fo.select(url, run="parts", **request)
         for group, times in took.items():

@@ -47,6 +47,7 @@ JOB_POINTS: Mapping[str, KillPoint] = {
     "job recorded": (JobRecords, "write_request", False),
     "job state changed": (JobRecords, "write_state", False),
     "record written": (FileRegion, "write", False),
+    "persist begun": (FileRegion, "start", False),
     "before persist": (FileRegion, "persist", True),
     "persisted": (FileRegion, "persist", False),
     "record acknowledged": (StateLog, "persist", False),

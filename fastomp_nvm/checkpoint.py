@@ -150,10 +150,13 @@ class StateLog:
         self._checksum = crc32(new, self._checksum)
         self._write_slot()
 
+    def start(self) -> None:
+        """Begin to make what was written durable, beside other work; ``persist`` is still to be called."""
+        self._region.start(*self._unconfirmed())
+
     def persist(self) -> None:
         """Return once what was written is durable."""
-        first = PAGE * _slot_of(self._sequence)
-        self._region.persist(first, _BODY + self._length - first)
+        self._region.persist(*self._unconfirmed())
         if self._outgrown is not None:
             self._outgrown.close()
             self._place.drop_region(f"{self._name}.{self._generation - 1}")
@@ -176,6 +179,11 @@ class StateLog:
         self._region.write(start, self._region.read(start, last))
         self._write_slot()
         self.persist()
+
+    def _unconfirmed(self) -> tuple[int, int]:
+        """Return offset and length of the bytes from the slot of the current state to the end of its body."""
+        first = PAGE * _slot_of(self._sequence)
+        return first, _BODY + self._length - first
 
     def _write_slot(self) -> None:
         """Write the slot of the current state."""

@@ -12,9 +12,9 @@ or from other data, and is an error, never an answer. The first record is the ru
 
 Decisions about a query are taken before the next query is asked: an answer is over once its round is.
 
-Records are persisted by a thread of the journal's own while the next sweep runs, one at a time and in order: a crash may cost the
-round before it as well, which is then swept again, and in exchange a slow device costs no time. They are encoded and written by the
-run itself: that is quicker between two sweeps than beside one, which has the cores and their caches.
+A record is encoded and written between two sweeps, begins to be persisted then, and is waited for after the next sweep, before the
+next record is written: a crash may cost the round before it as well, which is then swept again, and in exchange a slow device costs
+no time.
 
 Numbers are encoded in little-endian binary; nothing is ever unpickled. Knows neither media nor algorithms.
 """
@@ -28,8 +28,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,8 +64,12 @@ class RecordLog(Protocol):
         """Write ``records`` behind those before."""
         ...
 
+    def start(self) -> None:
+        """Begin to make what was written durable, beside other work."""
+        ...
+
     def persist(self) -> None:
-        """Return once what was written is durable; called from another thread."""
+        """Return once what was written is durable."""
         ...
 
 
@@ -152,7 +154,7 @@ class DecisionJournal:
         self._noted: list[_Decision] = []
         self._spent = standing(log.records).seconds
         self._started = time.perf_counter()
-        self._persister = _Persister(log)
+        self._unconfirmed = False  # the last record was written and not yet waited for
         if log.records:
             self._check_identity(recorded_identity(log.records))
 
@@ -198,15 +200,16 @@ class DecisionJournal:
         seconds = self._spent + time.perf_counter() - self._started
         identity = [json.dumps(self._identity).encode("ascii")] if self._position == 0 else []
         record = _encode_round(self._query, self._asked, _counts(self._traffic), seconds, self._noted)
-        self._persister.wait()
+        self._confirm()
         self._log.write(*identity, record)
-        self._persister.begin()
+        self._unconfirmed = True
+        self._log.start()
         self._query = None
         self._position += 1
 
     def close(self) -> None:
         """Return once everything committed is durable, or raise what prevented it."""
-        self._persister.close()
+        self._confirm()
 
     def note(self, kind: int, ask: int, argument: bytes, answer: bytes) -> None:
         """Remember a decision for the record of this round."""
@@ -224,6 +227,12 @@ class DecisionJournal:
         if decision.argument != argument and not (self._other_build and _close(kind, decision.argument, argument)):
             raise self._foreign(f"{_NAMES[kind]} is asked for with another argument")
         return decision.answer
+
+    def _confirm(self) -> None:
+        """Return once the last record is durable."""
+        if self._unconfirmed:
+            self._unconfirmed = False  # told once: nobody can do anything about it
+            self._log.persist()
 
     def _open_round(self, record: bytes, query: Query) -> Traffic:
         """Compare a record with the query it must answer, lay its decisions out, and return its cost."""
@@ -265,56 +274,6 @@ class DecisionJournal:
         """Return the error for a record that does not fit."""
         advice = "start a new run" if self._other_build else "resume it with the release that made it, or start a new run"
         return StoreError(f"the record of this run does not belong to this code: at round {self._position} {difference}; {advice}")
-
-
-class _Persister:
-    """A thread that persists what was written, one state at a time.
-
-    It is told through a ``SimpleQueue``, not an executor: its ``put`` never lets go of the interpreter, so the run is in its next
-    sweep, which does, before the thread begins. An executor's locks made the run wait for that instead.
-
-    Parameters
-    ----------
-    log : RecordLog
-    """
-
-    def __init__(self, log: RecordLog) -> None:
-        self._log = log
-        self._states: SimpleQueue[bool] = SimpleQueue()  # False: there are no more
-        self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread: Thread | None = None
-        self._busy = False
-
-    def begin(self) -> None:
-        """Begin to persist what was written; to be waited for."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="fastomp-journal", daemon=True)
-            self._thread.start()
-        self._busy = True
-        self._states.put(True)
-
-    def wait(self) -> None:
-        """Return once nothing is being persisted any more, or raise what prevented it."""
-        if self._busy:
-            self._busy = False
-            if (error := self._outcomes.get()) is not None:
-                raise error
-
-    def close(self) -> None:
-        """End the thread; return once everything is durable, or raise what prevented it."""
-        if self._thread is not None:
-            self._states.put(False)
-            self._thread.join()
-        self.wait()
-
-    def _run(self) -> None:
-        """Persist until told to end."""
-        while self._states.get():
-            try:
-                self._log.persist()
-                self._outcomes.put(None)
-            except BaseException as error:  # the run's to raise
-                self._outcomes.put(error)
 
 
 class _Noted(Gradients):

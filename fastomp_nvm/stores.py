@@ -194,7 +194,7 @@ class DurableRegion(ABC):
 
     Two calls suffice for crash safety (see ``fastomp_nvm/checkpoint.py``): ``write`` stores bytes, ``persist`` returns once they
     are safe to the degree ``MediumTraits.durability`` declares. Between the two, any subset of the written 8-byte words may have
-    reached the medium.
+    reached the medium. ``start`` only says that ``persist`` of the same bytes will follow.
     """
 
     @property
@@ -209,6 +209,12 @@ class DurableRegion(ABC):
     @abstractmethod
     def write(self, offset: int, data: bytes) -> None:
         """Store ``data`` at ``offset``; not durable until ``persist``."""
+
+    def start(self, offset: int, length: int) -> None:  # noqa: B027
+        """Begin to make the bytes of this range durable beside other work; ``persist`` then waits for that, and tells its failure.
+
+        Here nothing happens: where flushing takes microseconds, ``persist`` takes less time than waking a thread.
+        """
 
     @abstractmethod
     def persist(self, offset: int, length: int) -> None:

@@ -1,6 +1,7 @@
 """Durable regions as files of a plain directory: where a run keeps its state when its store cannot be written.
 
-Written with pwrite(2) and made durable with fdatasync(2); a region appears whole, with its room allocated, or not at all.
+Written with pwrite(2) and made durable with fdatasync(2), beside other work if asked to; a region appears whole, with its room
+allocated, or not at all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
+from fastomp_nvm.flushing import Flusher, file_flusher
 from fastomp_nvm.stores import DurableRegion
 from storage_backends.file_system import allocate, device_errors, partial_file, sync_directory
 from storage_backends.opened import check_range, check_region_name
@@ -84,6 +86,9 @@ class DirectoryRegions:
 class FileRegion(DurableRegion):
     """A region that is a file, reached without a mapping.
 
+    A run calls ``write``, ``start`` and ``persist`` between two sweeps, which leave nothing of the interpreter in the processor's
+    caches: what is executed there costs far more than elsewhere, so that they do without ``device_errors``.
+
     Parameters
     ----------
     name : str
@@ -98,6 +103,8 @@ class FileRegion(DurableRegion):
         self._name = name
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
+        self._flusher: Flusher | None = None
+        self._started = self._written_since = False  # a flush runs or was not waited for; it does not cover all that was written
 
     @property
     def size(self) -> int:
@@ -120,27 +127,59 @@ class FileRegion(DurableRegion):
     def write(self, offset: int, data: bytes) -> None:
         """Store ``data`` at ``offset``; not durable until ``persist``."""
         self._check(offset, len(data))
-        view, position = memoryview(data), offset
-        with device_errors(f"write region {self._name!r}"):
+        try:
             if not self._writable:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             if os.fstat(self._descriptor).st_size < self._size:  # writing would make it whole again, with zeros in it
                 raise self._cut_off()
-            while view:
-                written = os.pwrite(self._descriptor, view, position)
-                view, position = view[written:], position + written
+            self._written_since = True  # also by a write that fails halfway
+            written = os.pwrite(self._descriptor, data, offset)
+            while written < len(data):
+                written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
+        except OSError as error:
+            raise self._failure("write region {!r}", error) from error
+
+    def start(self, offset: int, length: int) -> None:
+        """Begin to make the bytes of this range (and all others of the file) durable."""
+        self._check(offset, length)
+        try:
+            self._finish()
+            if self._flusher is None:
+                self._flusher = file_flusher(self._descriptor)
+        except OSError as error:
+            raise self._failure("make region {!r} durable", error) from error
+        self._flusher.begin()
+        self._started, self._written_since = True, False
 
     def persist(self, offset: int, length: int) -> None:
         """Return once the bytes of this range (and all others of the file) are durable."""
         self._check(offset, length)
-        with device_errors(f"make region {self._name!r} durable"):
-            os.fdatasync(self._descriptor)
+        try:
+            if not self._finish() or self._written_since:
+                os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise self._failure("make region {!r} durable", error) from error
 
     def close(self) -> None:
         """Close the file; does not imply ``persist``."""
+        if self._flusher is not None:
+            self._flusher.close()
+            self._flusher = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _finish(self) -> bool:
+        """Wait for the flush that was started; tell whether there was one."""
+        started, self._started = self._started, False
+        if started:
+            assert self._flusher is not None
+            self._flusher.wait()
+        return started
+
+    def _failure(self, action: str, error: OSError) -> MediumError:
+        """Return the error for a device that failed."""
+        return MediumError(f"cannot {action.format(self._name)}: {error.strerror or error}")
 
     def _cut_off(self) -> MediumError:
         """Return the error for a file that is shorter than it was."""

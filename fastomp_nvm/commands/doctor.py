@@ -99,6 +99,7 @@ def _compiled() -> list[Finding]:
     parts = {
         "reads": ("_column_reads", "columns here and there of a cold file"),
         "fits": ("objectives._newton", "logistic and Poisson models"),
+        "flushes": ("_flushing", "durable runs persist beside their sweeps at less cost to them"),
         "guard": ("_lost_pages", "a file that fails while mapped ends its job alone"),
     }
     found = []

@@ -49,6 +49,7 @@ KILL_POINTS: Mapping[str, KillPoint] = {
     "registered": (durable_runs, "_drive", True),
     "log opened": (durable_runs, "_open_log", False),
     "record written": (_REGIONS, "write", False),
+    "persist begun": (_REGIONS, "start", False),
     "before persist": (_REGIONS, "persist", True),
     "persisted": (_REGIONS, "persist", False),
     "record acknowledged": (StateLog, "persist", False),

@@ -23,5 +23,8 @@ class MemoryLog:
         """Add records."""
         self.records += records
 
+    def start(self) -> None:
+        """Have nothing to begin."""
+
     def persist(self) -> None:
         """Have nothing to do."""

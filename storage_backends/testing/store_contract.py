@@ -271,6 +271,28 @@ class StoreContract:
             store.drop_region("run-1.log")
             assert list(store.regions()) == []
 
+    def test_what_was_started_is_persisted(self, url: str, values: AnyArray) -> None:
+        """``start`` is harmless before, twice, and without ``persist``; what is written after it is persisted as well."""
+        with create_store(url, values) as store:
+            region = store.region("log", 3 * 4096)
+            for number in range(1, 4):
+                region.write(4096, bytes([number]) * 8)
+                region.start(4096, 8)
+                assert region.read(4096, 8) == bytes([number]) * 8
+                if number == 2:
+                    region.start(4096, 8)
+                region.write(8192, bytes([number]) * 4)
+                region.persist(4096, 4100)
+            region.persist(0, 0)
+            with pytest.raises(InputError, match="outside"):
+                region.persist(0, 3 * 4096 + 1)
+            region.start(0, 8192)
+            region.close()
+        with open_store(url) as store:
+            region = store.region("log")
+            assert (region.read(4096, 8), region.read(8192, 4)) == (bytes([3]) * 8, bytes([3]) * 4)
+            region.close()
+
     def test_two_openings_share_a_region(self, url: str, values: AnyArray) -> None:
         """What one opening of a region writes, the other reads."""
         with create_store(url, values) as store, open_store(url) as other:

@@ -94,9 +94,9 @@ def test_requests_of_every_kind_resume(media: dict[str, str], request_: dict[str
 
 
 def test_one_persist_per_round(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Golden count: a run persists once per answered query, and a resumed one once more for what it found."""
-    counts = {"persist": 0, "commit": 0}
-    for owner, name in ((FileRegion, "persist"), (DecisionJournal, "commit")):
+    """Golden count: a run persists once per answered query, beside a sweep, and a resumed one once more for what it found."""
+    counts = {"start": 0, "persist": 0, "commit": 0}
+    for owner, name in ((FileRegion, "start"), (FileRegion, "persist"), (DecisionJournal, "commit")):
         original = getattr(owner, name)
 
         def counting(self: Any, *arguments: Any, _original: Any = original, _name: str = name) -> Any:
@@ -105,7 +105,7 @@ def test_one_persist_per_round(media: dict[str, str], monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(owner, name, counting)
     fo.select(media["mmap"], run="counted", algorithm="sds_omp", **LINEAR)
-    assert counts == {"persist": 5, "commit": 5}
+    assert counts == {"start": 5, "persist": 5, "commit": 5}
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(PulledPlugError):
