@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 __all__ = ["blas_libraries", "one_blas_thread"]
@@ -24,15 +25,27 @@ def _controller() -> Any:
     return ThreadpoolController()
 
 
+_lock = Lock()
+_inside: list[Any] = []  # one entry per block that is open; the first is what lifts the limit
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread inside the block."""
+    """Limit BLAS to one thread inside the block, and until the last of several that are open at once is left."""
     controller = _controller()
     if controller is None:
         yield
         return
-    with controller.limit(limits=1, user_api="blas"):
+    with _lock:
+        # The limit is the process's: the first to leave must not lift it for the others, whose bits it would change.
+        _inside.append(_inside[0] if _inside else controller.limit(limits=1, user_api="blas"))
+    try:
         yield
+    finally:
+        with _lock:
+            limiter = _inside.pop()
+            if not _inside:
+                limiter.restore_original_limits()
 
 
 def blas_libraries() -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastomp_nvm import lost_pages
 from fastomp_nvm.errors import StoreError
+from fastomp_nvm.flushing import ThreadFlusher
 from fastomp_nvm.stores import DurableRegion, MediumTraits
 from storage_backends.file_system import device_errors
 from storage_backends.opened import check_range
@@ -115,6 +116,9 @@ class MappedRegion(DurableRegion):
         self._mapping = mapping
         self._persist = persist
         self._size = len(mapping)
+        self._flusher: ThreadFlusher | None = None
+        self._started = self._written_since = False  # a flush runs or was not waited for; it does not cover all that was written
+        self._range = (0, 0)  # of that flush
 
     @property
     def size(self) -> int:
@@ -134,19 +138,49 @@ class MappedRegion(DurableRegion):
         if not self._writable:
             with device_errors(f"write region {self._name!r}"):
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        self._written_since = True
         self._mapping[offset : offset + len(data)] = data
         self._check_readable()
+
+    def start(self, offset: int, length: int) -> None:
+        """Begin to make the bytes of this range durable where a device takes its time; caches are flushed by ``persist`` alone."""
+        self._check(offset, length)
+        if self._persist is not flush_pages or not length:
+            return
+        with device_errors(f"make region {self._name!r} durable"):
+            self._finished(0, 0)
+        if self._flusher is None:
+            self._flusher = ThreadFlusher(self._flush)
+        self._started, self._written_since, self._range = True, False, (offset, length)
+        self._flusher.begin()
 
     def persist(self, offset: int, length: int) -> None:
         """Return once the bytes of this range are durable."""
         self._check(offset, length)
-        if length:
-            with device_errors(f"make region {self._name!r} durable"):
+        with device_errors(f"make region {self._name!r} durable"):
+            if not self._finished(offset, length) and length:
                 self._persist(self._mapping, offset, length)
 
     def close(self) -> None:
         """Release the mapping; does not imply ``persist``."""
+        if self._flusher is not None:
+            self._flusher.close()
+            self._flusher = None
         self._mapping.close()
+
+    def _flush(self) -> None:
+        """Make durable what was started."""
+        self._persist(self._mapping, *self._range)
+
+    def _finished(self, offset: int, length: int) -> bool:
+        """Wait for the flush that was started, if one was; tell whether it covered this range as it is now."""
+        if not self._started:
+            return False
+        assert self._flusher is not None
+        self._started = False  # also where it failed: that is told once
+        self._flusher.wait()
+        first, size = self._range
+        return not self._written_since and first <= offset and offset + length <= first + size
 
     def _check_readable(self) -> None:
         """Raise when a page of the region was lost: what was read from it is not what was written."""

@@ -1,0 +1,33 @@
+"""One BLAS thread while a selection runs, and as many as before when the last one is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastomp_nvm.blas import one_blas_thread
+
+threadpoolctl = pytest.importorskip("threadpoolctl")
+
+pytestmark = pytest.mark.numerics
+
+
+def threads() -> set[int]:
+    """Return the thread counts of the BLAS libraries loaded."""
+    return {library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_the_limit_ends_with_the_last_of_several_blocks() -> None:
+    """Of two blocks that are open at once, whichever is left first leaves the other its limit."""
+    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        first, second = one_blas_thread(), one_blas_thread()
+        first.__enter__()
+        second.__enter__()
+        assert threads() == {1}
+        first.__exit__(None, None, None)
+        assert threads() == {1}
+        second.__exit__(None, None, None)
+        assert threads() == before
+        with pytest.raises(KeyError), one_blas_thread():
+            raise KeyError
+        assert threads() == before
