@@ -369,6 +369,30 @@ class GLMGains(GainTracker):
             for column in range(int(offsets[place]), int(offsets[place + 1])):
                 self._quadratic.add(column, self._curvature[column])
 
+    def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+        """Add the best of the open features ``count`` times over, all at once that come before the next fit."""
+        taken: list[tuple[int, float]] = []
+        while len(taken) < count:
+            self._fit_when_due()
+            batch = min(count - len(taken), self._next_fit - len(self._added))
+            bound = 2.0 * max(least, self._most_of_others)
+            found = self._quadratic.grow(self._curvature, open_[self._near], batch, bound)
+            if found is None:
+                return taken + super().grow(open_, count - len(taken), least)
+            for place, gain in found:
+                position = int(self._near[place])
+                self._promised += 0.5 * gain
+                self._added.append(position)
+                open_[position] = False
+                taken.append((position, 0.5 * gain))
+            self._done = ~open_  # what is not open was added, or never will be
+            if len(found) < batch:  # the next is none of the near ones, or gains hardly more than those
+                one = super().grow(open_, 1, least)
+                if not one:
+                    break
+                taken += one
+        return taken
+
     def _fit_when_due(self) -> None:
         """Fit again once as many features were added as the quadratic model is trusted with."""
         if len(self._added) >= self._next_fit:
