@@ -34,8 +34,15 @@ from fastomp_nvm.synthetic import sparse_design
 
 __all__ = ["main"]
 
-#: What counts as the work itself: sweeps, gathers, and products of gathered columns with each other.
-WORK = ((Sweeper, "dots"), (Sweeper, "dots_at"), (Sweeper, "dots_int8"), (Sweeper, "gather"), (KnownColumns, "_add"))
+#: What counts as the work itself: sweeps, gathers, and products of gathered columns with vectors and with each other.
+WORK = (
+    (Sweeper, "dots"),
+    (Sweeper, "dots_at"),
+    (Sweeper, "dots_int8"),
+    (Sweeper, "gather"),
+    (KnownColumns, "_add"),
+    (KnownColumns, "combination"),
+)
 
 #: Bytes scikit-learn takes per entry of X at its peak: our float32, its float64 and the copy it centres.
 PEAK_BYTES = 22

@@ -37,15 +37,19 @@ static void sink(struct drawn *heap, Py_ssize_t place, Py_ssize_t count)
 
 static PyObject *first(PyObject *module, PyObject *arguments)
 {
-    unsigned long long state;
+    uint64_t state = 0;
     Py_buffer words, out;
-    PyObject *result = NULL;
+    PyObject *name, *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "Ky*w*", &state, &words, &out))
+    if (!PyArg_ParseTuple(arguments, "O!y*w*", &PyTuple_Type, &name, &words, &out))
         return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(name); i++)
+        state = mixed(state, PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(name, i)));
     Py_ssize_t count = words.len / (Py_ssize_t)sizeof(int64_t);
     const Py_ssize_t wanted = out.len / (Py_ssize_t)sizeof(int64_t);
-    if (wanted <= count) {
+    if (PyErr_Occurred()) /* not a tuple of whole numbers */
+        ;
+    else if (wanted <= count) {
         struct drawn *heap = PyMem_Malloc((size_t)(count + 1) * sizeof *heap);
         if (heap) {
             for (Py_ssize_t i = 0; i < count; i++)
@@ -68,8 +72,8 @@ static PyObject *first(PyObject *module, PyObject *arguments)
     return result;
 }
 
-PyDoc_STRVAR(first_doc, "first(state, words, out, /)\n--\n\n"
-                        "Fill out with the words whose mix with the state is smallest, in the order of that; all of them int64.");
+PyDoc_STRVAR(first_doc, "first(name, words, out, /)\n--\n\n"
+                        "Fill out with the words whose mix behind those of the tuple `name` is smallest, in its order; int64 both.");
 
 static PyMethodDef METHODS[] = {
     {"first", first, METH_VARARGS, first_doc},

@@ -54,7 +54,9 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
     -------
     (c,) uint64
     """
-    state = _absorbed(words)
+    state = 0
+    for word in words:
+        state = _absorb(state, word)
     mixed = last.astype(np.uint64)
     mixed ^= np.uint64(state)
     mixed += _INCREMENT_64
@@ -70,21 +72,13 @@ def first_of(words: tuple[int, ...], last: IndexArray, count: int) -> IndexArray
     """Return the ``count`` elements of ``last`` (c,), no two of them equal, whose mix is smallest, in its order."""
     if native is not None and len(last) < _MANY:
         out = np.empty(count, dtype=np.int64)
-        native.first(_absorbed(words), last, out)
+        native.first(words, last, out)
         return out
     order = mix(words, last)
     if count < len(last):
         least = np.argpartition(order, count)[:count]
         return np.asarray(last[least[order[least].argsort()]])
     return np.asarray(last[order.argsort()])
-
-
-def _absorbed(words: tuple[int, ...]) -> int:
-    """Return the state that ``words`` leave."""
-    state = 0
-    for word in words:
-        state = _absorb(state, word)
-    return state
 
 
 def _absorb(state: int, word: int) -> int:

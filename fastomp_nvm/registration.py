@@ -26,7 +26,7 @@ from fastomp_nvm.blas import blas_libraries
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
-from fastomp_nvm.objectives import newton
+from fastomp_nvm.objectives import linear_candidates, newton
 from fastomp_nvm.request import SelectionRequest
 from fastomp_nvm.stores import BLOCK_COLUMNS
 
@@ -228,8 +228,8 @@ def describe_response(y: Any) -> Any:
 
 
 def numeric_build(kernel: str) -> dict[str, str]:
-    """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what fits GLMs."""
-    return {**sweep_build(kernel), "fits": newton.implementation()}
+    """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what computes the rest."""
+    return {**sweep_build(kernel), "fits": newton.implementation(), "rounds": linear_candidates.implementation()}
 
 
 def sweep_build(kernel: str) -> dict[str, str]:

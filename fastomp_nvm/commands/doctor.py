@@ -99,6 +99,9 @@ def _compiled() -> list[Finding]:
     parts = {
         "reads": ("_column_reads", "columns here and there of a cold file"),
         "fits": ("objectives._newton", "logistic and Poisson models"),
+        "rounds": ("objectives._gram", "rounds of linear models that touch no column"),
+        "columns": ("_standardise", "columns standardised on their way"),
+        "draws": ("_mixing", "random sequences"),
         "flushes": ("_flushing", "durable runs persist beside their sweeps at less cost to them"),
         "guard": ("_lost_pages", "a file that fails while mapped ends its job alone"),
     }

@@ -1,18 +1,40 @@
-from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 
 def maximise(
     family: str,
     design: Float64Array,
     response: Float64Array,
     weights: Float64Array,
-    ridge: float,
-    intercept: bool,
-    settings: tuple[float, float, float, int],
+    settings: tuple[float, float, float, int, bool],
     known: Float64Array | None,
-    moved: float,
     beta: Float64Array,
     eta: Float64Array,
     residual: Float64Array,
     factor: Float64Array,
     /,
-) -> float: ...
+) -> int: ...
+def gradients(
+    rows: AnyArray, places: IndexArray, mean: Float64Array, scale: Float64Array, vectors: Float64Array, out: Float64Array, /
+) -> None: ...
+def advance(
+    family: str,
+    design: Float64Array,
+    response: Float64Array,
+    weights: Float64Array,
+    known: Float64Array | None,
+    beta: Float64Array,
+    eta: Float64Array,
+    residual: Float64Array,
+    factor: Float64Array,
+    settings: tuple[float, float, float, int, bool],
+    rows: AnyArray,
+    places: IndexArray,
+    mean: Float64Array,
+    scale: Float64Array,
+    gradient: Float64Array,
+    positions: IndexArray,
+    lives: IndexArray,
+    kept: IndexArray,
+    rule: tuple[float, float, bool],
+    /,
+) -> tuple[int, int, int]: ...

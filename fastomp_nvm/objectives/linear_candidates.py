@@ -30,7 +30,12 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["FewLinearCandidates", "LinearCandidates", "ManyLinearCandidates"]
+__all__ = ["FewLinearCandidates", "LinearCandidates", "ManyLinearCandidates", "implementation"]
+
+
+def implementation() -> str:
+    """Return what names the last bits of rounds over a Gram matrix: ``c-1`` or ``python``."""
+    return "python" if native is None else "c-1"
 
 
 class LinearCandidates(CandidateBlocks):

@@ -163,7 +163,11 @@ def test_fits_by_another_implementation_are_another_build(stopped: str, own_home
     rewrite(own_home, "half", build={**durable_runs.registration("half").build, "fits": "c-2"})
     with pytest.raises(fo.StoreError, match=r"numeric build \(fits c-2 then, python-2 now\)"):
         fo.resume("half")
-    assert "fits" not in registration.sweep_build("any")  # a shard computes none
+    monkeypatch.setattr("fastomp_nvm.objectives.linear_candidates.native", None)
+    rewrite(own_home, "half", build={**durable_runs.registration("half").build, "fits": "python-2", "rounds": "c-1"})
+    with pytest.raises(fo.StoreError, match=r"numeric build \(rounds c-1 then, python now\)"):
+        fo.resume("half")
+    assert not {"fits", "rounds"} & set(registration.sweep_build("any"))  # a shard computes none
 
 
 def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -53,6 +54,8 @@ def test_extensions_blocking_and_prefix_equal_their_definitions(family, data):
     assert extends.dtype == np.bool_
     assert extends.tolist() == [s not in selected and defined(frozenset([*selected, s])) for s in candidates]
     others = [s for s in candidates if s not in selected]
+    free = constraint.free(S)
+    assert all(defined(frozenset([*selected, *more])) for more in combinations(others, min(free, len(others))))
     prefixes = [j for j in range(len(others) + 1) if defined(frozenset([*selected, *others[:j]]))]
     assert constraint.longest_prefix(S, array(others)) == max(prefixes)
 

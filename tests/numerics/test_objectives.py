@@ -253,6 +253,37 @@ def test_linear_gains_are_differences_of_fits(ridge, weighted, centred) -> None:
         chosen.append(position)
 
 
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_growing_is_adding_the_best_again_and_again(name, grouped) -> None:
+    """``grow`` adds what ``best`` and ``add`` do one by one, with the same gains and value; it ends with candidates or gains."""
+    case = make(name, 0.3, True, True)
+    store = fo.create_store("dram:grow", case.X, case.y, groups={"two": [4, 5]} if grouped else None, tier="none", replace=True)
+    columns = ColumnPool(as_dataset(store, None).design(True, case.weights), Sweeper(1), Traffic(), 1 << 30).columns(
+        np.arange(8 - grouped)
+    )
+    for closed, count, least in (([], 3, 0.0), ([1, 6], 8, -1.0), ([], 8, 1e9), (list(range(8 - grouped)), 2, -1.0)):
+        open_ = np.ones(8 - grouped, dtype=np.bool_)
+        open_[closed] = False
+        left, wanted = open_.copy(), []
+        slow = case.objective().gains(columns, np.empty(0, dtype=np.int64))
+        while len(wanted) < count:
+            place, gain = slow.best(left)
+            if gain < 0.0 or gain <= least:
+                break
+            slow.add(place)
+            left[place] = False
+            wanted.append((place, gain))
+        quick = case.objective().gains(columns, np.empty(0, dtype=np.int64))
+        found = quick.grow(open_, count, least)
+        assert [place for place, _ in found] == [place for place, _ in wanted]
+        assert [gain for _, gain in found] == pytest.approx([gain for _, gain in wanted], rel=1e-9, abs=1e-12)
+        assert open_.tolist() == left.tolist()
+        assert quick.value == pytest.approx(slow.value, rel=1e-9, abs=1e-12)
+    store.close()
+
+
 @pytest.mark.parametrize("request_", [{}, {"standardize": False, "ridge": 0.1}, {"tau": "auto"}])
 def test_few_columns_and_many_select_alike(monkeypatch, request_) -> None:
     """With the Gram matrix of all, of none or of the first columns at hand a run selects the same features, up to rounding."""
@@ -540,6 +571,19 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
         "open": np.ones(c, dtype=np.bool_),
         "gains": np.zeros(c),
     }
+    grow: dict[str, Any] = {
+        "gram": np.eye(c),
+        "directions": np.zeros((2, c)),
+        "size": 0,
+        "gradient": np.ones(c),
+        "pivot": np.ones(c),
+        "smallest": np.zeros(c),
+        "open": np.ones(c, dtype=np.bool_),
+        "gains": np.zeros(c),
+        "places": np.zeros(2, dtype=np.int64),
+        "found": np.zeros(2),
+        "least": 0.0,
+    }
     follow: dict[str, Any] = {
         "gram": np.ones(c),
         "directions": np.zeros((2, c)),
@@ -565,6 +609,19 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
             linear_candidates.native.best,
             best,
             {"pivot": np.ones(c + 1), "smallest": np.ones(c - 1), "open": np.ones(c + 1, dtype=np.bool_), "gains": np.ones(c + 1)},
+        ),
+        (
+            linear_candidates.native.grow,
+            grow,
+            {
+                "gram": np.eye(c + 1),
+                "directions": np.zeros((1, c)),
+                "pivot": np.ones(c + 1),
+                "smallest": np.ones(c - 1),
+                "open": np.ones(c + 1, dtype=np.bool_),
+                "gains": np.ones(c + 1),
+                "found": np.ones(3),
+            },
         ),
         (
             linear_candidates.native.follow,

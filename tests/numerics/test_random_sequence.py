@@ -126,9 +126,12 @@ def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compil
     rng = np.random.default_rng(0)
     for size in (1, 2, 7, 300, 40_000):
         features = np.sort(rng.choice(10**6, size, replace=False))
-        whole = sequences.permutation(3, 1, 4, 1, features)
-        for count in {0, 1, size // 3, size - 1, size}:
-            assert mixing.first_of((3, 1, 4, 1), features, count).tolist() == whole[:count].tolist()
+        for seed in (3, -1, 2**70 + 5):
+            whole = sequences.permutation(seed, 1, 4, 1, features)
+            for count in {0, 1, size // 3, size - 1, size}:
+                assert mixing.first_of((seed, 1, 4, 1), features, count).tolist() == whole[:count].tolist()
     if compiled and mixing.native is not None:
         with pytest.raises(ValueError, match="3 words are wanted of 2"):
-            mixing.native.first(1, np.arange(2), np.empty(3, dtype=np.int64))
+            mixing.native.first((1,), np.arange(2), np.empty(3, dtype=np.int64))
+        with pytest.raises(TypeError):
+            mixing.native.first((1, "x"), np.arange(2), np.empty(1, dtype=np.int64))

@@ -1,0 +1,3 @@
+from fastomp_nvm.arrays import IndexArray
+
+def first(name: tuple[int, ...], words: IndexArray, out: IndexArray, /) -> None: ...
