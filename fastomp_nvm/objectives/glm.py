@@ -69,8 +69,6 @@ class GLM(Objective):
         self.response = np.ascontiguousarray(response, dtype=np.float64)
         self.weights = np.ones(len(response)) if weights is None else np.ascontiguousarray(weights, dtype=np.float64)
         self.total = float(self.weights.sum())
-        # Observations without weight must not even decide how long a step may be.
-        self.counted = slice(None) if self.weights.all() else np.flatnonzero(self.weights)
         self.ridge = ridge
         self.centred = centred
         eta = np.full(len(response), self.null_intercept() if centred else 0.0)
