@@ -9,7 +9,7 @@
 
 struct drawn {
     uint64_t key;
-    int64_t word;
+    int64_t place;
 };
 
 static uint64_t mixed(uint64_t state, uint64_t word)
@@ -53,11 +53,11 @@ static PyObject *first(PyObject *module, PyObject *arguments)
         struct drawn *heap = PyMem_Malloc((size_t)(count + 1) * sizeof *heap);
         if (heap) {
             for (Py_ssize_t i = 0; i < count; i++)
-                heap[i] = (struct drawn){mixed(state, (uint64_t)((const int64_t *)words.buf)[i]), ((const int64_t *)words.buf)[i]};
+                heap[i] = (struct drawn){mixed(state, (uint64_t)((const int64_t *)words.buf)[i]), i};
             for (Py_ssize_t i = count / 2; i-- > 0;)
                 sink(heap, i, count);
             for (Py_ssize_t i = 0; i < wanted; i++) {
-                ((int64_t *)out.buf)[i] = heap[0].word;
+                ((int64_t *)out.buf)[i] = heap[0].place;
                 heap[0] = heap[--count];
                 sink(heap, 0, count);
             }
@@ -73,7 +73,8 @@ static PyObject *first(PyObject *module, PyObject *arguments)
 }
 
 PyDoc_STRVAR(first_doc, "first(name, words, out, /)\n--\n\n"
-                        "Fill out with the words whose mix behind those of the tuple `name` is smallest, in its order; int64 both.");
+                        "Fill out with the places of the words whose mix behind those of the tuple `name` is smallest, in its order; "
+                        "int64 both.");
 
 static PyMethodDef METHODS[] = {
     {"first", first, METH_VARARGS, first_doc},

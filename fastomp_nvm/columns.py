@@ -82,6 +82,11 @@ class Columns:
         """True when all of them are in memory; otherwise every product reads some again."""
         return self._pool.holds(self.features)
 
+    @property
+    def drops(self) -> int:
+        """How often columns were let go of: what was ``located`` is where it was as long as this does not change."""
+        return self._pool.drops
+
     def products(self, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
         return self._pool.multiply(self.features, self.standardisation, vectors)
@@ -152,6 +157,7 @@ class ColumnPool:
             None if resident else _HeldRows(len(design.matrix), design.n_obs, design.matrix.dtype, self._capacity, self._passing)
         )
         self._glances = Traffic()  # what questions took, less what was gathered afterwards
+        self.drops = 0  # how often columns were let go of
 
     @property
     def features(self) -> IndexArray:
@@ -325,6 +331,7 @@ class ColumnPool:
 
     def _drop(self, features: IndexArray) -> None:
         """Give the memory of ``features`` back."""
+        self.drops += 1
         self._state[features] = _ABSENT
         if self._held is not None:
             self._held.drop(column_index(self._offsets, features))

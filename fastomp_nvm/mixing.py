@@ -69,7 +69,7 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
 
 
 def first_of(words: tuple[int, ...], last: IndexArray, count: int) -> IndexArray:
-    """Return the ``count`` elements of ``last`` (c,), no two of them equal, whose mix is smallest, in its order."""
+    """Return the places in ``last`` (c,), no two of which are equal, of the ``count`` with the smallest mix, in its order."""
     if native is not None and len(last) < _MANY:
         out = np.empty(count, dtype=np.int64)
         native.first(words, last, out)
@@ -77,8 +77,8 @@ def first_of(words: tuple[int, ...], last: IndexArray, count: int) -> IndexArray
     order = mix(words, last)
     if count < len(last):
         least = np.argpartition(order, count)[:count]
-        return np.asarray(last[least[order[least].argsort()]])
-    return np.asarray(last[order.argsort()])
+        return np.asarray(least[order[least].argsort()])
+    return np.asarray(order.argsort())
 
 
 def _absorb(state: int, word: int) -> int:

@@ -60,6 +60,7 @@ struct candidates {
     double *lengths;         /* of the columns, or NULL where all have length 1 */
     int64_t *offsets;        /* features + 1 */
     int64_t *kept;           /* features that are left, by position */
+    char *added;             /* features: which are in the model */
 };
 
 struct rule {
@@ -76,21 +77,16 @@ static double score(const struct candidates *x, int64_t feature)
     return sum;
 }
 
-/* Lists the features whose score reaches the threshold and that outlive `added` additions. Returns how many. */
-static int alive(const struct candidates *x, const struct rule *by, const int64_t *lives, int64_t added)
+/* Lists the features whose score reaches the threshold, that are not in the model, and that `added` additions do not block.
+ * Returns how many. */
+static int alive(const struct candidates *x, const struct rule *by, const int64_t *blocked, int64_t added)
 {
     int count = 0;
-    if (x->columns == x->features) { /* one column each; without a branch: half of them are out, in no order */
-        for (int feature = 0; feature < x->features; feature++) {
-            const double squared = x->gradient[feature] * x->gradient[feature];
-            x->kept[count] = feature;
-            count += (squared >= by->threshold) & (lives[feature] > added);
-        }
-        return count;
-    }
-    for (int feature = 0; feature < x->features; feature++) {
+    const int single = x->columns == x->features;
+    for (int feature = 0; feature < x->features; feature++) { /* without a branch: half of them are out, in no order */
+        const double sum = single ? x->gradient[feature] * x->gradient[feature] : score(x, feature);
         x->kept[count] = feature;
-        count += (score(x, feature) >= by->threshold) & (lives[feature] > added);
+        count += (sum >= by->threshold) & !x->added[feature] & (!blocked || blocked[feature] > added);
     }
     return count;
 }
@@ -128,6 +124,7 @@ static void keep(struct candidates *x, int count, double *directions, int direct
             columns[left++] = (int)column;
     }
     x->offsets[count] = left;
+    memset(x->added, 0, (size_t)count);
     narrow(x->gradient, 1, before, columns, (size_t)left);
     if (x->lengths)
         narrow(x->lengths, 1, before, columns, (size_t)left);
@@ -142,7 +139,7 @@ static void keep(struct candidates *x, int count, double *directions, int direct
 /* Adds the candidates at `positions` one after the other. Returns how many were added; *left is how many candidates remain once
  * fewer than enough do, and -1 where that did not happen; *gain is what the model gained. */
 static int advance_prefixes(struct candidates *x, const struct rule *by, const int64_t *positions, int count,
-                            const int64_t *lives, double *directions, int *columns, int *left, double *gain)
+                            const int64_t *blocked, double *directions, int *columns, int *left, double *gain)
 {
     int added = 0, found = 0;
     *left = -1;
@@ -163,8 +160,9 @@ static int advance_prefixes(struct candidates *x, const struct rule *by, const i
             *gain += move * move;
             found++;
         }
+        x->added[feature] = 1;
         added++;
-        const int still = alive(x, by, lives, added);
+        const int still = alive(x, by, blocked, added);
         if (still < by->enough) {
             *left = still;
             keep(x, still, directions, found, columns);
@@ -205,17 +203,18 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
 {
     struct candidates x;
     struct rule by;
-    Py_buffer gram, gradient, lengths, offsets, positions, lives, kept;
+    Py_buffer gram, gradient, lengths, offsets, in_model, positions, blocked, kept;
     PyObject *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "w*w*z*w*y*y*w*(dddd)p", &gram, &gradient, &lengths, &offsets, &positions, &lives, &kept,
-                          &by.threshold, &by.enough, &by.ridge, &by.tolerance, &by.skip_weak))
+    if (!PyArg_ParseTuple(arguments, "w*w*z*w*w*y*z*w*(dddd)p", &gram, &gradient, &lengths, &offsets, &in_model, &positions, &blocked,
+                          &kept, &by.threshold, &by.enough, &by.ridge, &by.tolerance, &by.skip_weak))
         return NULL;
-    const Py_ssize_t features = integers(&lives), columns = doubles(&gradient), count = integers(&positions);
+    const Py_ssize_t features = in_model.len, columns = doubles(&gradient), count = integers(&positions);
     x.gram = gram.buf, x.gradient = gradient.buf, x.lengths = lengths.buf, x.offsets = offsets.buf, x.kept = kept.buf;
+    x.added = in_model.buf;
     if (columns < INT_MAX && features < INT_MAX && count < INT_MAX && integers(&kept) == features &&
         integers(&offsets) == features + 1 && doubles(&gram) == columns * columns &&
-        (!lengths.buf || doubles(&lengths) == columns) &&
+        (!lengths.buf || doubles(&lengths) == columns) && (!blocked.buf || integers(&blocked) == features) &&
         (x.features = (int)features, x.columns = (int)columns, consistent(&x, positions.buf, (int)count))) {
         Py_ssize_t most = 0; /* directions that these positions may have */
         for (Py_ssize_t place = 0; place < count; place++) {
@@ -227,7 +226,7 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
         if (directions && room) {
             int left;
             double gain;
-            const int added = advance_prefixes(&x, &by, positions.buf, (int)count, lives.buf, directions, room, &left, &gain);
+            const int added = advance_prefixes(&x, &by, positions.buf, (int)count, blocked.buf, directions, room, &left, &gain);
             result = Py_BuildValue("iiid", added, left, x.columns, gain);
         } else
             PyErr_NoMemory();
@@ -235,21 +234,23 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
         PyMem_Free(room);
     } else
         PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c, c), (c,), (c,) and int64 of "
-                                          "(f + 1,), (b,) within f, (f,), (f,)");
+                                          "(f + 1,), bool of (f,), int64 of (b,) within f, (f,), (f,)");
     PyBuffer_Release(&gram);
     PyBuffer_Release(&gradient);
     if (lengths.buf)
         PyBuffer_Release(&lengths);
     PyBuffer_Release(&offsets);
+    PyBuffer_Release(&in_model);
     PyBuffer_Release(&positions);
-    PyBuffer_Release(&lives);
+    if (blocked.buf)
+        PyBuffer_Release(&blocked);
     PyBuffer_Release(&kept);
     return result;
 }
 
 PyDoc_STRVAR(advance_doc,
-             "advance(gram, gradient, lengths, offsets, positions, lives, kept, (threshold, enough, ridge, tolerance), skip_weak, /)"
-             "\n--\n\n"
+             "advance(gram, gradient, lengths, offsets, added, positions, blocked, kept, (threshold, enough, ridge, tolerance), "
+             "skip_weak, /)\n--\n\n"
              "Add candidates until fewer than enough are left; return how many were added, features and columns left, and the gain.\n\n"
              "-1 features left: enough still are, and all stay. Otherwise kept lists those that do, and all arrays begin with what\n"
              "belongs to them.");

@@ -21,8 +21,8 @@ struct columns {
     Py_ssize_t stride;
     char kind; /* 'f' or 'd' */
     int count, n;
-    const int64_t *places;
-    const double *mean, *scale;
+    int64_t *places;
+    double *mean, *scale;
 };
 
 /* Four numbers that are added up apart from each other: the same sums whether the processor adds four or two at a time. */
@@ -98,10 +98,11 @@ WIDE static void standardised(const struct columns *x, int64_t position, double 
 
 struct prefixes {
     struct columns candidates;
-    const int64_t *positions, *lives;
+    const int64_t *positions, *blocked;
     int count;            /* of positions */
     int64_t *kept;        /* positions of the candidates that are left */
     double *gradient;     /* of the candidates */
+    char *in_model;       /* which of them are */
     double *design;       /* n x (size + count) */
     double *known;        /* room for a factor, as p->factor */
     double threshold, enough;
@@ -109,16 +110,30 @@ struct prefixes {
     int left, added;      /* found: candidates left where these are not enough, else -1; candidates added */
 };
 
-/* Lists the candidates whose score reaches the threshold and that outlive `added` additions. Returns how many. */
+/* Lists the candidates whose score reaches the threshold, that are not in the model, and that `added` additions do not block.
+ * Returns how many. */
 static int alive(const struct prefixes *x, int64_t added)
 {
     int count = 0;
     for (int i = 0; i < x->candidates.count; i++) {
         const double squared = x->gradient[i] * x->gradient[i];
         x->kept[count] = i;
-        count += (squared >= x->threshold) & (x->lives[i] > added);
+        count += (squared >= x->threshold) & !x->in_model[i] & (!x->blocked || x->blocked[i] > added);
     }
     return count;
+}
+
+/* Goes on with the first `count` of x->kept, which is ascending: what is written has been read. */
+static void keep(struct prefixes *x, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const int64_t from = x->kept[i];
+        x->gradient[i] = x->gradient[from];
+        x->candidates.places[i] = x->candidates.places[from];
+        x->candidates.mean[i] = x->candidates.mean[from];
+        x->candidates.scale[i] = x->candidates.scale[from];
+    }
+    memset(x->in_model, 0, (size_t)count);
 }
 
 /* Adds candidates to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`. Returns what climb does. */
@@ -140,9 +155,12 @@ static int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
         if (has_factor == NOT_DEFINITE)
             return NOT_DEFINITE;
         products(&x->candidates, p->residual, x->gradient, 1);
+        x->in_model[position] = 1;
         const int still = alive(x, x->added + 1);
-        if (still < x->enough)
+        if (still < x->enough) {
             x->left = still;
+            keep(x, still);
+        }
     }
     return has_factor;
 }
@@ -212,14 +230,14 @@ static PyObject *gradients(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(gradients_doc, "gradients(rows, places, mean, scale, vectors, out, /)\n--\n\n"
                             "Fill out[i, j] with the product of (rows[places[i]] - mean[i]) * scale[i] and vectors[j].");
 
-/* Whether the arrays of a fit fit each other; `rows` is how many of the design there is room for. */
+/* Whether the arrays of a fit fit each other, and what is known (or NULL). */
 static int fit_is_sound(const Py_buffer *design, const Py_buffer *response, const Py_buffer *weights, const Py_buffer *known,
                         const Py_buffer *beta, const Py_buffer *eta, const Py_buffer *residual, const Py_buffer *factor)
 {
-    const Py_ssize_t n = doubles(response), d = doubles(beta), size = (Py_ssize_t)sqrt((double)doubles(known));
+    const Py_ssize_t n = doubles(response), d = doubles(beta), size = known ? (Py_ssize_t)sqrt((double)doubles(known)) : 0;
     return n >= 1 && d >= 1 && n < INT_MAX && d < INT_MAX && doubles(design) == n * d && weights->len == response->len &&
            eta->len == response->len && residual->len == response->len && doubles(factor) == d * d && size <= d &&
-           doubles(known) == size * size;
+           (!known || doubles(known) == size * size);
 }
 
 #define FIT_MESSAGE                                                                                                                \
@@ -278,27 +296,29 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
 {
     struct problem p;
     struct prefixes x;
-    Py_buffer design, response, weights, known, beta, eta, residual, factor, rows, places, mean, scale, gradient, positions, lives, kept;
+    Py_buffer design, response, weights, beta, eta, residual, factor, rows, places, mean, scale, gradient, in_model, positions, blocked,
+        kept;
     PyObject *given, *result = NULL;
     const char *name;
+    int has_factor;
     (void)module;
     /* No buffer within a tuple: CPython keeps no room to give those back. */
-    if (!PyArg_ParseTuple(arguments, "sw*y*y*z*w*w*w*w*(dddip)Oy*y*y*w*y*y*w*(ddp)", &name, &design, &response, &weights, &known,
-                          &beta, &eta, &residual, &factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.max_steps,
-                          &p.with.intercept, &given, &places, &mean, &scale, &gradient, &positions, &lives, &kept, &x.threshold,
-                          &x.enough, &x.skip_weak))
+    if (!PyArg_ParseTuple(arguments, "sw*y*y*w*w*w*w*p(dddip)Ow*w*w*w*w*y*z*w*(ddp)", &name, &design, &response, &weights, &beta,
+                          &eta, &residual, &factor, &has_factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.max_steps,
+                          &p.with.intercept, &given, &places, &mean, &scale, &gradient, &in_model, &positions, &blocked, &kept,
+                          &x.threshold, &x.enough, &x.skip_weak))
         return NULL;
     const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word, most = doubles(&beta);
     p.family = family_named(name);
     if (!p.family)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
-    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor) || count > most)
+    else if (!fit_is_sound(&design, &response, &weights, NULL, &beta, &eta, &residual, &factor) || count > most)
         PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
     else if (open_columns(given, &places, &mean, &scale, &rows, &x.candidates) == 0) {
         int fits = x.candidates.n == doubles(&response) && doubles(&gradient) == x.candidates.count &&
-                   lives.len / word == x.candidates.count && kept.len == lives.len &&
-                   (!known.buf || doubles(&known) == (most - count) * (most - count));
-        x.positions = positions.buf, x.lives = lives.buf, x.kept = kept.buf, x.count = (int)count;
+                   in_model.len == x.candidates.count && (!blocked.buf || blocked.len / word == x.candidates.count) &&
+                   kept.len / word == x.candidates.count;
+        x.positions = positions.buf, x.blocked = blocked.buf, x.kept = kept.buf, x.in_model = in_model.buf, x.count = (int)count;
         for (int i = 0; fits && i < x.count; i++)
             fits = x.positions[i] >= 0 && x.positions[i] < x.candidates.count;
         double *room = fits ? PyMem_RawMalloc(((size_t)work_space((int)doubles(&response), (int)most) + (size_t)(most * most)) *
@@ -313,25 +333,21 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
             lay_out(&p, room);
             x.known = room + work_space(p.n, p.d);
             p.d = (int)(most - count);
-            if (known.buf)
-                memcpy(p.factor, known.buf, (size_t)known.len);
             Py_BEGIN_ALLOW_THREADS
-            found = advance_fits(&x, &p, known.buf != NULL);
+            found = advance_fits(&x, &p, has_factor);
             Py_END_ALLOW_THREADS
             result = Py_BuildValue("iii", x.added, x.left, found);
         } else if (fits)
             PyErr_NoMemory();
         else
-            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,) and int64 of (b,) below c, "
-                                              "(c,) and (c,) beside the columns, and what is known of all but b rows of the design");
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), bool of (c,), int64 of (b,) "
+                                              "below c, and (c,) twice beside the columns");
         PyMem_RawFree(room);
         PyBuffer_Release(&rows);
     }
     PyBuffer_Release(&design);
     PyBuffer_Release(&response);
     PyBuffer_Release(&weights);
-    if (known.buf)
-        PyBuffer_Release(&known);
     PyBuffer_Release(&beta);
     PyBuffer_Release(&eta);
     PyBuffer_Release(&residual);
@@ -340,19 +356,22 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
     PyBuffer_Release(&mean);
     PyBuffer_Release(&scale);
     PyBuffer_Release(&gradient);
+    PyBuffer_Release(&in_model);
     PyBuffer_Release(&positions);
-    PyBuffer_Release(&lives);
+    if (blocked.buf)
+        PyBuffer_Release(&blocked);
     PyBuffer_Release(&kept);
     return result;
 }
 
 PyDoc_STRVAR(advance_doc,
-             "advance(family, design, response, weights, known, beta, eta, residual, factor, settings, rows, places, mean, scale, "
-             "gradient, positions, lives, kept, (threshold, enough, skip_weak), /)\n--\n\n"
+             "advance(family, design, response, weights, beta, eta, residual, factor, has_factor, settings, rows, places, mean, scale, "
+             "gradient, added, positions, blocked, kept, (threshold, enough, skip_weak), /)\n--\n\n"
              "Add the candidates at positions to a fit until fewer than enough are left; return how many were added, how many are "
              "left, and what maximise does.\n\n"
              "Design, beta and factor have room for all of them; what belongs to the fit lies at their beginning, before and after.\n"
-             "-1 left: enough still are. Otherwise kept lists those that are.");
+             "-1 left: enough still are, and all stay. Otherwise kept lists those that are, and places, mean, scale, gradient and\n"
+             "added begin with what belongs to them.");
 
 static PyMethodDef METHODS[] = {
     {"maximise", maximise, METH_VARARGS, maximise_doc},

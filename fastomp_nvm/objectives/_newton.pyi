@@ -1,4 +1,4 @@
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 
 def maximise(
     family: str,
@@ -21,19 +21,20 @@ def advance(
     design: Float64Array,
     response: Float64Array,
     weights: Float64Array,
-    known: Float64Array | None,
     beta: Float64Array,
     eta: Float64Array,
     residual: Float64Array,
     factor: Float64Array,
+    has_factor: bool,
     settings: tuple[float, float, float, int, bool],
     rows: AnyArray,
     places: IndexArray,
     mean: Float64Array,
     scale: Float64Array,
     gradient: Float64Array,
+    added: BoolArray,
     positions: IndexArray,
-    lives: IndexArray,
+    blocked: IndexArray | None,
     kept: IndexArray,
     rule: tuple[float, float, bool],
     /,

@@ -54,7 +54,7 @@ class Candidates(ABC):
 
     @abstractmethod
     def advance(
-        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
     ) -> tuple[int, bool]:
         """Add candidates to the model, one after the other, until fewer than ``enough`` are left; then drop the others.
 
@@ -62,10 +62,10 @@ class Candidates(ABC):
         ----------
         positions : (b,) int64
             The candidates to add, by position.
-        lives : (f,) int64
-            Additions after which each candidate is in the model or cannot extend it.
+        blocked : (f,) int64, optional
+            Additions after which each candidate cannot extend the model; None where nothing is in the way of any.
         threshold : float
-            A candidate is left while its score reaches this.
+            A candidate is left while it is not in the model, not blocked, and its score reaches this.
         enough : float
         skip_weak : bool
             Stop before a candidate, not the first, whose own score has fallen below ``threshold``.
@@ -86,16 +86,15 @@ class Candidates(ABC):
 
 
 class CandidateBlocks(Candidates):
-    """Candidates whose gradients along a block of additions come at once.
+    """Candidates whose gradients along a block of additions come at once."""
 
-    Attributes
-    ----------
-    standardisation : Standardisation
-        Of these features, by position.
-    """
-
-    standardisation: Standardisation
     _gradient: Float64Array  # (n_columns,) at the model
+    _added: BoolArray  # (f,) which are in the model
+
+    @property
+    @abstractmethod
+    def standardisation(self) -> Standardisation:
+        """Of these features, by position."""
 
     @abstractmethod
     def gradients(self, positions: IndexArray) -> Float64Array:
@@ -117,9 +116,12 @@ class CandidateBlocks(Candidates):
         return self.standardisation.scores(self._gradient[:, None])[:, 0]
 
     def advance(
-        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
     ) -> tuple[int, bool]:
         """Look at blocks of additions up to the first that leaves too few."""
+        out_at = np.full(len(self.features), len(positions) + 1) if blocked is None else blocked.copy()
+        out_at[self._added] = 0
+        out_at[positions] = np.minimum(out_at[positions], 1 + np.arange(len(positions)))
         added, step = 0, self.at_once()
         while added < len(positions):
             here = positions[added : added + step]
@@ -130,11 +132,12 @@ class CandidateBlocks(Candidates):
                 weak = np.flatnonzero(before[int(not added) :] < threshold)
                 whole = int(weak[0]) + int(not added) if weak.size else whole
             after = np.arange(added + 1, added + whole + 1)
-            alive = (scores[:, :whole] >= threshold) & (lives[:, None] > after)
+            alive = (scores[:, :whole] >= threshold) & (out_at[:, None] > after)
             few = (alive.sum(axis=0) < enough).nonzero()[0]
             taken = int(few[0]) + 1 if few.size else whole
             if taken:
                 self.adopt(taken)
+                self._added[here[:taken]] = True
                 added += taken
             if few.size:
                 self.keep(alive[:, taken - 1].nonzero()[0])

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import lapack
 
-from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.objectives import newton
@@ -187,7 +187,21 @@ class GLMModel(Model):
 
     def move(self, size: int, at: Coefficients) -> None:
         """Take over a fit of the first ``size`` rows of the design last extended."""
-        self._size, self.at = size, at
+        self._size, self._at = size, at
+        self._growing: newton.Growing | None = None
+
+    @property
+    def at(self) -> Coefficients:
+        """The fit."""
+        return self._at if self._growing is None else self._growing.at
+
+    def advance(self, positions: IndexArray, *arguments: Any) -> tuple[int, int]:
+        """Add candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.advance`."""
+        if self._growing is None:
+            self._growing = newton.Growing(self.objective, self._at)
+        added, left = self._growing.advance(self.extended(len(positions)), *arguments)
+        self._size += added
+        return added, left
 
     @property
     def residual(self) -> Float64Array:
@@ -218,22 +232,37 @@ class GLMCandidates(CandidateBlocks):
     """
 
     def __init__(self, model: GLMModel, columns: Columns, gradient: Float64Array) -> None:
-        self.features, self.standardisation = columns.features, columns.standardisation
-        self._columns, self._gradient = columns, gradient
+        self.features = columns.features
+        self._columns, self._left = columns, np.arange(len(columns.features))  # the latter: positions of the features in the former
+        self._gradient, self._added = gradient, np.zeros(len(columns.features), dtype=np.bool_)
         self._model = model
         self._fits: list[tuple[int, Coefficients]] = []
         self._prefixes = np.empty((0, 0))  # gradients at these
-        family = model.objective
         self._compiled = (
             newton.native is not None
-            and family.native is not None
-            and not self.standardisation.whiteners
+            and model.objective.native is not None
+            and not columns.standardisation.whiteners
             and columns.dtype in (np.float32, np.float64)
         )
+        # Where the columns are in memory: an array, rows of it, means and scales; and as of which change of that memory.
+        self._here: tuple[AnyArray, IndexArray, Float64Array, Float64Array] | None = None
+        self._as_of = -1
+
+    @property
+    def columns(self) -> Columns:
+        """Those of the features, and no others."""
+        if len(self._columns.features) > len(self._left):
+            self._columns, self._left = self._columns.keep(self._left), np.arange(len(self._left))
+        return self._columns
+
+    @property
+    def standardisation(self) -> Standardisation:
+        """Of these features, by position."""
+        return self.columns.standardisation
 
     def at_once(self) -> int:
         """Return 1 where columns are in memory, because a fit costs more than their product with its residual; else all."""
-        return 1 if self._columns.held else len(self.features)
+        return 1 if self.columns.held else len(self.features)
 
     def gradients(self, positions: IndexArray) -> Float64Array:
         """Fit each prefix, started from the one before, and multiply with all residuals at once."""
@@ -241,45 +270,44 @@ class GLMCandidates(CandidateBlocks):
         widths = offsets[positions + 1] - offsets[positions]
         size, at = len(model.design), model.at
         design = model.extended(int(widths.sum()))
-        self._columns.fill(positions, design[size:])
+        self.columns.fill(positions, design[size:])
         self._fits = []
         for width in widths.tolist():
             size += width
             at = maximise(model.objective, design[:size], at)
             self._fits.append((size, at))
-        self._prefixes = self._products(np.array([fit.residual for _, fit in self._fits]))
+        self._prefixes = gradients(self.columns, np.array([fit.residual for _, fit in self._fits]), self._compiled)
         return self._prefixes
 
-    def _products(self, residuals: Float64Array) -> Float64Array:
-        """Return (n_columns, m): the columns times ``residuals`` (m, n_obs)."""
-        if not self._compiled:
-            return self._columns.products(residuals.T)
-        mean, scale = self.standardisation.mean, self.standardisation.scale
-        out = np.empty((len(mean), len(residuals)))
-        for local, array, places in self._columns.pieces():
-            found = np.empty((len(local), len(residuals)))
-            newton.native.gradients(array, places, mean[local], scale[local], residuals, found)
-            out[local] = found
-        return out
-
     def advance(
-        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
     ) -> tuple[int, bool]:
         """Add one after the other, in C where that is possible."""
-        here = self._columns.located() if self._compiled else None
-        if here is None:
-            return super().advance(positions, lives, threshold, enough, skip_weak)
-        model, standardisation = self._model, self.standardisation
-        fit = newton.Growing(model.objective, model.extended(len(positions)), model.at)
-        gradient, kept = self._gradient.copy(), np.empty(len(lives), dtype=np.int64)
-        columns, rule = (*here, standardisation.mean, standardisation.scale), (threshold, enough, skip_weak)
-        added, left = fit.advance(*columns, gradient, positions, lives, kept, rule)
-        model.move(*fit.first(len(model.design) + added))
-        self._gradient = gradient
+        if not self._locate():
+            return super().advance(positions, blocked, threshold, enough, skip_weak)
+        assert self._here is not None
+        kept = np.empty(len(self.features), dtype=np.int64)
+        mine = (*self._here, self._gradient, self._added)  # which all begin with what is left, afterwards
+        added, left = self._model.advance(positions, *mine, positions, blocked, kept, (threshold, enough, skip_weak))
         if left < 0:
             return added, False
-        self.keep(kept[:left])
+        self.features, self._left = self.features[kept[:left]], self._left[kept[:left]]
+        rows, places, mean, scale = self._here
+        self._here = rows, places[:left], mean[:left], scale[:left]
+        self._gradient, self._added = self._gradient[:left], self._added[:left]
         return added, True
+
+    def _locate(self) -> bool:
+        """Find where the columns are in memory, unless that is known; tell whether all are, and compiled code can have them."""
+        if not self._compiled:
+            return False
+        if self._here is None or self._as_of != self._columns.drops:
+            here, standardisation = self.columns.located(), self.standardisation
+            self._as_of, self._here = self._columns.drops, None
+            if here is not None:  # copies: compiled code drops those that are out
+                self._here = here[0], here[1].copy(), standardisation.mean.copy(), standardisation.scale.copy()
+                self._gradient = self._gradient.copy()
+        return self._here is not None
 
     def adopt(self, prefixes: int) -> None:
         """Take over the fit of that prefix."""
@@ -289,8 +317,22 @@ class GLMCandidates(CandidateBlocks):
     def keep(self, positions: IndexArray) -> None:
         """Drop the others."""
         self._gradient = self._gradient[column_index(self.standardisation.offsets, positions)]
-        self._columns = self._columns.keep(positions)
-        self.features, self.standardisation = self._columns.features, self._columns.standardisation
+        self._added, self._here = self._added[positions], None
+        self._columns, self._left = self.columns.keep(positions), np.arange(len(positions))
+        self.features = self._columns.features
+
+
+def gradients(columns: Columns, residuals: Float64Array, compiled: bool) -> Float64Array:
+    """Return (n_columns, m): the columns times ``residuals`` (m, n_obs), compiled where they are single ones of a type C has."""
+    if not compiled:
+        return columns.products(residuals.T)
+    mean, scale = columns.standardisation.mean, columns.standardisation.scale
+    out = np.empty((len(mean), len(residuals)))
+    for local, array, places in columns.pieces():
+        found = np.empty((len(local), len(residuals)))
+        newton.native.gradients(array, places, mean[local], scale[local], residuals, found)
+        out[local] = found
+    return out
 
 
 class GLMGains(GainTracker):

@@ -18,7 +18,7 @@ from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import column_index
+from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.objectives.base import CandidateBlocks
 from fastomp_nvm.objectives.independent import DEPENDENT, DEPENDENT_IN_FLOAT32, cholesky_of_independent
 
@@ -42,14 +42,20 @@ class LinearCandidates(CandidateBlocks):
     """Candidates by their gradient; what the model leaves of their products with a block of them is all that prefixes need."""
 
     def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array) -> None:
-        self.features, self.standardisation = columns.features, columns.standardisation
+        self.features = columns.features
+        self._standardisation = columns.standardisation
         self._model = model
-        self._gradient = gradient
+        self._gradient, self._added = gradient, np.zeros(len(columns.features), dtype=np.bool_)
         self._tolerance = DEPENDENT if columns.exact else DEPENDENT_IN_FLOAT32
         # Of the last block: where its features end, directions (n_columns, d) of the candidates in it, gradients before and after
         # each, moves, directions that are not dependent.
         self._ends = self._kept = np.empty(0, dtype=np.int64)
         self._directions = self._steps = self._moves = np.empty(0)
+
+    @property
+    def standardisation(self) -> Standardisation:
+        """Of these features, by position."""
+        return self._standardisation
 
     def gradients(self, positions: IndexArray) -> Float64Array:
         """Return ``g - cumsum(l z)`` at the end of each prefix."""
@@ -93,7 +99,8 @@ class LinearCandidates(CandidateBlocks):
         """Drop the others."""
         rows = column_index(self.standardisation.offsets, positions)
         self._gradient = self._gradient[rows]
-        self.features, self.standardisation = self.features[positions], self.standardisation.subset(positions)
+        self.features, self._added = self.features[positions], self._added[positions]
+        self._standardisation = self.standardisation.subset(positions)
         self._drop(positions, rows)
 
     @abstractmethod
@@ -134,15 +141,15 @@ class FewLinearCandidates(LinearCandidates):
             self._gradient, self._offsets = gradient.copy(), self.standardisation.offsets.copy()
 
     def advance(
-        self, positions: IndexArray, lives: IndexArray, threshold: float, enough: float, skip_weak: bool = False
+        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
     ) -> tuple[int, bool]:
         """Add one after the other, in C where that is built."""
         if native is None:
-            return super().advance(positions, lives, threshold, enough, skip_weak)
+            return super().advance(positions, blocked, threshold, enough, skip_weak)
         kept = np.empty(len(self.features), dtype=np.int64)
         rule = (threshold, enough, self._model.objective.ridge, self._tolerance)
         added, left, columns, gain = native.advance(
-            self._gram, self._gradient, self._lengths, self._offsets, positions, lives, kept, rule, skip_weak
+            self._gram, self._gradient, self._lengths, self._offsets, self._added, positions, blocked, kept, rule, skip_weak
         )
         rows = column_index(self.standardisation.offsets, positions[:added])
         self._model.hand_over(self._known.rows, self._places[rows], gain)
@@ -152,9 +159,9 @@ class FewLinearCandidates(LinearCandidates):
         self._places = self._places[column_index(self.standardisation.offsets, kept)]
         self.features = self.features[kept]
         if self.standardisation.whiteners:  # of single columns nothing is needed but that they are
-            self.standardisation = self.standardisation.subset(kept)
+            self._standardisation = self.standardisation.subset(kept)
         self._gram = self._gram.reshape(-1)[: columns * columns].reshape(columns, columns)
-        self._gradient, self._offsets = self._gradient[:columns], self._offsets[: left + 1]
+        self._gradient, self._offsets, self._added = self._gradient[:columns], self._offsets[: left + 1], self._added[:left]
         self._lengths = None if self._lengths is None else self._lengths[:columns]
         return added, True
 

@@ -97,56 +97,63 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
 
 
 class Growing:
-    """A compiled fit that grows by one coefficient after the other.
+    """A compiled fit that grows by one coefficient after the other, in memory of its own.
 
     Parameters
     ----------
     family : GLM
-    design : (d, n_obs) float64, C order
-        Its last rows are room for what is to be added.
     start : Coefficients
-        Of the first rows of ``design``.
     """
 
-    def __init__(self, family: GLM, design: Float64Array, start: Coefficients) -> None:
-        self._family, self._design, self._start = family, design, start
-        size, first = len(design), int(family.centred)
-        self._beta = np.empty(size)
-        self._beta[:first] = start.intercept
-        self._beta[first : first + len(start.coef)] = start.coef
-        self._eta, self._residual, self._factor = start.eta.copy(), start.residual.copy(), np.empty(size * size)
-        self._found = FACTORED if start.factor is not None else NO_FACTOR
+    def __init__(self, family: GLM, start: Coefficients) -> None:
+        self._family, self._first = family, int(family.centred)
+        self._beta = np.concatenate((np.full(self._first, start.intercept), start.coef))
+        self._size = len(self._beta)
+        self._eta, self._residual = start.eta.copy(), start.residual.copy()
+        self._factor = np.empty(0) if start.factor is None else start.factor.T.reshape(-1)  # in order, one row after the other
+        self._factored = start.factor is not None
+        self._settings = (family.ridge, PASSING * family.total, SLOW, MAX_STEPS, family.centred)
 
-    def advance(self, *arguments: Any) -> tuple[int, int]:
-        """Add candidates; ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first."""
-        family, known = self._family, self._start.factor
-        added, left, self._found = native.advance(
+    @property
+    def at(self) -> Coefficients:
+        """Where it is."""
+        size, first = self._size, self._first
+        factor = self._factor[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
+        intercept = float(self._beta[0]) if first else 0.0
+        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor)
+
+    def advance(self, design: Float64Array, *arguments: Any) -> tuple[int, int]:
+        """Add candidates: ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first.
+
+        ``design`` (d, n_obs) has the fit's columns as its first rows, and room for one more per candidate.
+        """
+        rows, family = len(design), self._family
+        if rows > len(self._beta):
+            self._beta, self._factor = _with_room(self._beta, 2 * rows), _with_room(self._factor, 4 * rows * rows)
+        added, left, found = native.advance(
             family.native,
-            self._design,
+            design,
             family.response,
             family.weights,
-            None if known is None else known.T,
-            self._beta,
+            self._beta[:rows],
             self._eta,
             self._residual,
-            self._factor,
-            (family.ridge, PASSING * family.total, SLOW, MAX_STEPS, family.centred),
+            self._factor[: rows * rows],
+            self._factored,
+            self._settings,
             *arguments,
         )
-        if self._found == UNBOUNDED:
+        if found == UNBOUNDED:
             raise np.linalg.LinAlgError(NOT_DEFINITE)
+        self._size, self._factored = self._size + added, found == FACTORED
         return added, left
 
-    def first(self, size: int) -> tuple[int, Coefficients]:
-        """Return ``size`` and the fit of that many rows of the design, which must be where it ended."""
-        first, factor = int(self._family.centred), self._factor[: size * size].reshape(size, size).T
-        return size, Coefficients(
-            float(self._beta[0]) if first else 0.0,
-            self._beta[first:size],
-            self._eta,
-            self._residual,
-            factor if self._found == FACTORED else None,
-        )
+
+def _with_room(array: Float64Array, size: int) -> Float64Array:
+    """Return a longer array that begins like this one."""
+    longer = np.empty(size)
+    longer[: len(array)] = array
+    return longer
 
 
 def _climb_in_c(

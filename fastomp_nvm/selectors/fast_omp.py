@@ -146,36 +146,35 @@ def _adopt_prefix(
     """Find j* along the sequence (lines 7-9), move the model to S_j* and ``following`` from X to X_j*; return what S gained."""
     counters, X, skip_weak = problem.counters, following.features, problem.parameters.skip_weak
     enough = (1.0 - problem.parameters.epsilon) * len(X)
-    sequence, first = X[:0], 0
+    places, first = drawing.places, 0
     while True:
         if skip_weak:  # needs all of it, for what is passed over may leave room for the rest
             if drawing.reach():
-                sequence = drawing.drawn
-                places, blocked_at = _along(problem, selected, sequence, X)
+                places = drawing.places
         else:  # j* mostly comes early: the rest is not drawn or not looked at
             drawing.reach(first + block)
-            sequence = drawing.drawn[: first + block]
-            places, blocked_at = _along(problem, selected, sequence, X)
+            places = drawing.places[: first + block]
+        blocked = _blocked(problem, selected, X, places, first)
         # Without j* in this block it lies beyond, and S_j* contains all of it.
-        added, found = following.advance(places[first : first + block], blocked_at - first, threshold, enough, skip_weak)
+        added, found = following.advance(places[first : first + block], blocked, threshold, enough, skip_weak)
         counters.gradient_calls += added
         counters.independence_calls += added * len(X)
         first, block = first + added, min(2 * block, LARGEST_BLOCK)
         if found:
-            return sequence[:first]
+            return X[places[:first]]
         if skip_weak:
             scores = following.scores()
             weak = scores[places[first:]] < threshold
-            sequence = np.delete(sequence, np.arange(first, first + int(np.argmin(np.append(weak, False)))))
-            places, blocked_at = _along(problem, selected, sequence, X)
-            if first == len(sequence):  # what was passed over left room: X goes on without it
-                following.keep(np.flatnonzero((scores >= threshold) & (blocked_at > first)))
-                return sequence
+            places = np.delete(places, np.arange(first, first + int(np.argmin(np.append(weak, False)))))
+            if first == len(places):  # what was passed over left room: X goes on without it
+                left, blocked = scores >= threshold, _blocked(problem, selected, X, places, first)
+                left[places] = False
+                following.keep(np.flatnonzero(left if blocked is None else left & (blocked > 0)))
+                return X[places]
 
 
-def _along(problem: Problem, selected: IndexArray, sequence: IndexArray, X: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Return where the members of ``sequence`` stand in X, and the first prefix at which each member of X is out or blocked."""
-    places = np.searchsorted(X, sequence)
-    blocked_at = problem.constraint.blocking(selected, sequence, X)
-    blocked_at[places] = np.minimum(blocked_at[places], 1 + np.arange(len(sequence)))  # S_j contains a_1..a_j
-    return places, blocked_at
+def _blocked(problem: Problem, selected: IndexArray, X: IndexArray, places: IndexArray, first: int) -> IndexArray | None:
+    """Return how many additions of the sequence at ``places`` of X, beyond the ``first``, block each member of X; None: they do not."""
+    if problem.constraint.free(selected) > len(places):
+        return None
+    return problem.constraint.blocking(selected, X[places], X) - first

@@ -23,6 +23,8 @@ __all__ = ["RandomSequence", "keys", "permutation", "random_sequence"]
 # Length of the beginning of a permutation that is tried first: with groups, the first collision comes early.
 _FIRST_LOOK = 128
 
+_NOTHING = np.empty(0, dtype=np.int64)
+
 
 def keys(seed: int, outer: int, inner: int, round_: int, features: IndexArray) -> npt.NDArray[np.uint64]:
     """Return the key of each feature, ``mix(seed, outer, inner, round_, feature)`` of :mod:`fastomp_nvm.mixing`.
@@ -77,34 +79,43 @@ class RandomSequence:
     calls : int
         Independence queries so far as the paper counts them: per iteration one per prefix of the permutation and one per candidate
         left to filter. What is computed is far less.
+    places : (j,) int64
+        Where the members of the sequence so far stand in ``candidates``.
     """
 
     def __init__(
         self, constraint: Constraint, selected: IndexArray, candidates: IndexArray, *, seed: int, outer: int, inner: int
     ) -> None:
         self.rounds = self.calls = 0
+        self.places = _NOTHING
         self._constraint, self._name = constraint, (seed, outer, inner)
-        self._selected, self._union, self._left = len(selected), selected, candidates
+        self._union, self._candidates = selected, candidates
+        self._left: IndexArray | None = None  # candidates that may still fit, by place; None: all
 
     @property
     def drawn(self) -> IndexArray:
         """(j,) int64: the sequence so far."""
-        return self._union[self._selected :]
+        return self._candidates[self.places]
 
     def reach(self, length: int | None = None) -> bool:
         """Draw on until there are ``length`` members (None: to the end); tell whether there are more than before."""
-        before = len(self._union)
-        while self._left.size and (length is None or len(self._union) - self._selected < length):
+        before = len(self.places)
+        while length is None or len(self.places) < length:
+            features = self._candidates if self._left is None else self._candidates[self._left]
             if self.rounds:
                 full = len(self._union) >= self._constraint.rank  # nothing larger is independent: no need to ask
-                self._left = self._left[:0] if full else self._left[self._constraint.extensions(self._union, self._left)]
-                if not self._left.size:
-                    break
-            prefix = _longest_prefix(self._constraint, self._union, self._left, (*self._name, self.rounds))
+                fitting = _NOTHING if full else np.flatnonzero(self._constraint.extensions(self._union, features))
+                self._left = fitting if self._left is None else self._left[fitting]
+                features = features[fitting]
+            if not features.size:
+                break
+            prefix = _longest_prefix(self._constraint, self._union, features, (*self._name, self.rounds))
             self.rounds += 1
-            self.calls += 2 * len(self._left) - len(prefix)
-            self._union = np.concatenate((self._union, prefix))
-        return len(self._union) > before
+            self.calls += 2 * len(features) - len(prefix)
+            self._union = np.concatenate((self._union, features[prefix]))
+            more = prefix if self._left is None else self._left[prefix]
+            self.places = np.concatenate((self.places, more)) if self.places.size else more
+        return len(self.places) > before
 
 
 def random_sequence(
@@ -123,7 +134,7 @@ def random_sequence(
 
 
 def _longest_prefix(constraint: Constraint, union: IndexArray, features: IndexArray, name: tuple[int, ...]) -> IndexArray:
-    """Return the longest prefix of ``features``, permuted as the draw ``name`` says, that fits.
+    """Return places in ``features``: the longest prefix, in the order that the draw ``name`` gives them, that fits.
 
     It is never longer than the rank allows, and mostly much shorter, so only the smallest keys are ever sorted.
     """
@@ -131,7 +142,7 @@ def _longest_prefix(constraint: Constraint, union: IndexArray, features: IndexAr
     look = min(_FIRST_LOOK, most)
     while True:
         permuted = first_of(name, features, look)
-        taken = constraint.longest_prefix(union, permuted)
+        taken = constraint.longest_prefix(union, features[permuted])
         if taken < look or look == most:
             return permuted[:taken]
         look = min(8 * look, most)

@@ -129,7 +129,7 @@ def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compil
         for seed in (3, -1, 2**70 + 5):
             whole = sequences.permutation(seed, 1, 4, 1, features)
             for count in {0, 1, size // 3, size - 1, size}:
-                assert mixing.first_of((seed, 1, 4, 1), features, count).tolist() == whole[:count].tolist()
+                assert features[mixing.first_of((seed, 1, 4, 1), features, count)].tolist() == whole[:count].tolist()
     if compiled and mixing.native is not None:
         with pytest.raises(ValueError, match="3 words are wanted of 2"):
             mixing.native.first((1,), np.arange(2), np.empty(3, dtype=np.int64))
