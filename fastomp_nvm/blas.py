@@ -22,11 +22,11 @@ def _controller() -> Any:
         from threadpoolctl import ThreadpoolController
     except ImportError:  # the core promises to run with numpy and scipy alone; then BLAS does as it likes
         return None
-    return ThreadpoolController()
+    return ThreadpoolController().select(user_api="blas")
 
 
 _lock = Lock()
-_inside: list[Any] = []  # one entry per block that is open; the first is what lifts the limit
+_inside: list[list[int]] = []  # one entry per block that is open: how many threads each library had
 
 
 @contextmanager
@@ -38,14 +38,17 @@ def one_blas_thread() -> Iterator[None]:
         return
     with _lock:
         # The limit is the process's: the first to leave must not lift it for the others, whose bits it would change.
-        _inside.append(_inside[0] if _inside else controller.limit(limits=1, user_api="blas"))
+        _inside.append(_inside[0] if _inside else [library.num_threads for library in controller.lib_controllers])
+        for library in controller.lib_controllers:  # one by one: its own limiter takes ten times as long
+            library.set_num_threads(1)
     try:
         yield
     finally:
         with _lock:
-            limiter = _inside.pop()
+            before = _inside.pop()
             if not _inside:
-                limiter.restore_original_limits()
+                for library, threads in zip(controller.lib_controllers, before, strict=True):
+                    library.set_num_threads(threads)
 
 
 def blas_libraries() -> list[str]:
@@ -53,5 +56,5 @@ def blas_libraries() -> list[str]:
     controller = _controller()
     if controller is None:
         return []
-    found = (library for library in controller.info() if library["user_api"] == "blas")
-    return sorted(f"{library['internal_api']} {library['version']} {library.get('architecture', '')}".strip() for library in found)
+    described = (f"{library['internal_api']} {library['version']} {library.get('architecture', '')}" for library in controller.info())
+    return sorted(each.strip() for each in described)

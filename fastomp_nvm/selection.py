@@ -405,7 +405,7 @@ def _finish(
     unpolished = fit.score
     if outcome.unpolished is not None and not np.array_equal(outcome.unpolished, indices):
         before = problem.pool.columns(outcome.unpolished)
-        unpolished = problem.objective.refit(before).score
+        unpolished = problem.objective.refit_score(before)
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=5)
@@ -448,7 +448,7 @@ def _finish(
             "n_features": dataset.n_features,
             "n_columns": len(dataset.matrix),
             "n_obs": dataset.n_obs,
-            "dtype": str(dataset.matrix.dtype),
+            "dtype": dataset.matrix.dtype.name,
         },
     }
     names = [dataset.names[index] for index in indices.tolist()]

@@ -143,9 +143,9 @@ class Sweeper:
         self._reader = Reader(files, io, self.threads)
 
     def close(self) -> None:
-        """End the worker threads."""
+        """End the worker threads, which have nothing left to do: every call waits for what it gave them."""
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor.shutdown(wait=False)
         self._reader.close()
 
     def products(self, rows: AnyArray, standardisation: Standardisation, vectors: Float64Array) -> Float64Array:

@@ -259,6 +259,17 @@ static void centre(const struct problem *p)
         p->residual[i] -= p->weights[i] * (sum / total);
 }
 
+/* The most that the step moves the predictor of an observation that counts. */
+WIDE static double farthest(const struct problem *p)
+{
+    double most = 0.0;
+    for (int i = 0; i < p->n; i++) {
+        const double moved = p->weights[i] > 0.0 ? fabs(p->move[i]) : 0.0;
+        most = moved > most ? moved : most;
+    }
+    return most;
+}
+
 static int climb_uncentred(const struct problem *p, const double *known, int size)
 {
     double before = INFINITY;
@@ -291,8 +302,9 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
         slope(p);
         for (int j = 0; j < p->d; j++)
             p->fall[j] -= p->gradient[j];
-        has_last = inner(p->d, p->gradient, p->step) >= 0.0;
-        if (!has_last) { /* past the maximum along the step: did it gain all the same? */
+        const double end = inner(p->d, p->gradient, p->step);
+        has_last = end >= 0.0 || (end >= -p->with.overshot * decrement && farthest(p) <= p->with.small);
+        if (!has_last) { /* far past the maximum along the step: did it gain all the same? */
             walk(p, -1.0);
             const double length = growing_length(p);
             walk(p, length);

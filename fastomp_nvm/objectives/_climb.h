@@ -22,7 +22,7 @@ struct family; /* of distributions */
 
 struct settings {
     double ridge, tolerance; /* the latter: decrement that may be left */
-    double slow;
+    double slow, small, overshot;
     int max_steps, intercept; /* the latter: 1 where the first coefficient is one, else 0 */
 };
 

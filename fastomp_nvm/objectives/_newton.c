@@ -23,6 +23,8 @@ struct columns {
     int count, n;
     int64_t *places;
     double *mean, *scale;
+    char *wide;    /* which of single precision to multiply in double: their mean is so large that digits cancel */
+    float *single; /* n: room for a vector in single precision, or NULL where none is needed */
 };
 
 /* Four numbers that are added up apart from each other: the same sums whether the processor adds four or two at a time. */
@@ -36,6 +38,34 @@ typedef float FourSingle __attribute__((vector_size(16), aligned(4), may_alias))
 
 /* Dot product with a row; its bits depend on the two alone. */
 #if defined(__GNUC__)
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double EightWide __attribute__((vector_size(64)));
+#define EIGHT(FROM) (*(const Eight *)(FROM))
+#define SINGLES 32  /* numbers a turn takes */
+#define CARRIED 512 /* numbers, a multiple of the former, after which sums are carried over to double */
+
+/* Both in single precision, as sweeps have them: half the bytes, and twice as many at a time. */
+WIDE static double dot_fast(int n, const float *row, const float *vector)
+{
+    double sum = 0.0;
+    int i = 0;
+    while (i + SINGLES <= n) {
+        const int whole = n - i < CARRIED ? (n - i) / SINGLES * SINGLES : CARRIED, end = i + whole;
+        Eight a = {0}, b = {0}, c = {0}, d = {0};
+        for (; i < end; i += SINGLES) {
+            a += EIGHT(row + i) * EIGHT(vector + i);
+            b += EIGHT(row + i + 8) * EIGHT(vector + i + 8);
+            c += EIGHT(row + i + 16) * EIGHT(vector + i + 16);
+            d += EIGHT(row + i + 24) * EIGHT(vector + i + 24);
+        }
+        const EightWide all = __builtin_convertvector((a + b) + (c + d), EightWide);
+        sum += ((all[0] + all[1]) + (all[2] + all[3])) + ((all[4] + all[5]) + (all[6] + all[7]));
+    }
+    for (; i < n; i++)
+        sum += (double)row[i] * (double)vector[i];
+    return sum;
+}
+
 #define DOT(NAME, ROW, LOADED)                                                                                                     \
     WIDE static double NAME(int n, const ROW *row, const double *vector)                                                          \
     {                                                                                                                              \
@@ -56,6 +86,14 @@ typedef float FourSingle __attribute__((vector_size(16), aligned(4), may_alias))
 DOT(dot_single, float, WIDENED)
 DOT(dot_double, double, TAKEN)
 #else
+static double dot_fast(int n, const float *row, const float *vector)
+{
+    double sum = 0.0;
+    for (int i = 0; i < n; i++)
+        sum += (double)row[i] * (double)vector[i];
+    return sum;
+}
+
 #define DOT(NAME, ROW)                                                                                                             \
     static double NAME(int n, const ROW *row, const double *vector)                                                               \
     {                                                                                                                              \
@@ -71,13 +109,25 @@ DOT(dot_double, double)
 /* Fills out[i * step] with the product of the i-th column, standardised, with a vector. */
 static void products(const struct columns *x, const double *vector, double *out, int step)
 {
-    double sum = 0.0;
+    double sum = 0.0, single_sum = 0.0;
     for (int i = 0; i < x->n; i++)
         sum += vector[i];
+    for (int i = 0; x->single && i < x->n; i++) {
+        x->single[i] = (float)vector[i];
+        single_sum += x->single[i];
+    }
     for (int i = 0; i < x->count; i++) {
         const char *row = x->rows + x->places[i] * x->stride;
-        const double raw = x->kind == 'f' ? dot_single(x->n, (const float *)row, vector) : dot_double(x->n, (const double *)row, vector);
-        out[(size_t)i * (size_t)step] = (raw - x->mean[i] * sum) * x->scale[i];
+        double raw, total = sum;
+        if (x->kind == 'd')
+            raw = dot_double(x->n, (const double *)row, vector);
+        else if (x->wide[i])
+            raw = dot_single(x->n, (const float *)row, vector);
+        else {
+            raw = dot_fast(x->n, (const float *)row, x->single);
+            total = single_sum;
+        }
+        out[(size_t)i * (size_t)step] = (raw - x->mean[i] * total) * x->scale[i];
     }
 }
 
@@ -132,6 +182,7 @@ static void keep(struct prefixes *x, int count)
         x->candidates.places[i] = x->candidates.places[from];
         x->candidates.mean[i] = x->candidates.mean[from];
         x->candidates.scale[i] = x->candidates.scale[from];
+        x->candidates.wide[i] = x->candidates.wide[from];
     }
     memset(x->in_model, 0, (size_t)count);
 }
@@ -172,9 +223,9 @@ static Py_ssize_t doubles(const Py_buffer *buffer)
     return buffer->len / (Py_ssize_t)sizeof(double);
 }
 
-/* Opens rows and fills x. Returns 0, or -1 with ValueError set. */
-static int open_columns(PyObject *rows, const Py_buffer *places, const Py_buffer *mean, const Py_buffer *scale, Py_buffer *view,
-                        struct columns *x)
+/* Opens rows and fills x. Returns 0, or -1 with an exception set. */
+static int open_columns(PyObject *rows, const Py_buffer *places, const Py_buffer *mean, const Py_buffer *scale,
+                        const Py_buffer *wide, Py_buffer *view, struct columns *x)
 {
     if (PyObject_GetBuffer(rows, view, PyBUF_STRIDES | PyBUF_FORMAT) < 0)
         return -1;
@@ -186,28 +237,41 @@ static int open_columns(PyObject *rows, const Py_buffer *places, const Py_buffer
     int fits = view->ndim == 2 && view->shape[1] < INT_MAX && (view->shape[1] < 2 || view->strides[1] == view->itemsize) &&
                (format[0] == 'f' || format[0] == 'd') && !format[1] && !((uintptr_t)view->buf % (size_t)view->itemsize) &&
                (view->shape[0] < 2 || view->strides[0] % view->itemsize == 0) && count < INT_MAX && doubles(mean) == count &&
-               doubles(scale) == count;
+               doubles(scale) == count && wide->len == count;
     for (Py_ssize_t i = 0; fits && i < count; i++)
         fits = ((const int64_t *)places->buf)[i] >= 0 && ((const int64_t *)places->buf)[i] < view->shape[0];
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "the columns do not fit each other: expected aligned float32 or float64 rows (r, n), int64 "
-                                          "(c,) below r, and float64 (c,) twice");
+                                          "(c,) below r, float64 (c,) twice, and bool (c,)");
         PyBuffer_Release(view);
         return -1;
     }
-    *x = (struct columns){view->buf, view->strides[0], format[0], (int)count, (int)view->shape[1], places->buf, mean->buf, scale->buf};
+    float *single = format[0] == 'f' ? PyMem_RawMalloc((size_t)(view->shape[1] + 1) * sizeof(float)) : NULL;
+    if (format[0] == 'f' && !single) {
+        PyErr_NoMemory();
+        PyBuffer_Release(view);
+        return -1;
+    }
+    *x = (struct columns){view->buf,   view->strides[0], format[0],  (int)count, (int)view->shape[1],
+                          places->buf, mean->buf,        scale->buf, wide->buf,  single};
     return 0;
+}
+
+static void close_columns(struct columns *x, Py_buffer *view)
+{
+    PyMem_RawFree(x->single);
+    PyBuffer_Release(view);
 }
 
 static PyObject *gradients(PyObject *module, PyObject *arguments)
 {
     PyObject *given, *result = NULL;
-    Py_buffer rows, places, mean, scale, vectors, out;
+    Py_buffer rows, places, mean, scale, wide, vectors, out;
     struct columns x;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "Oy*y*y*y*w*", &given, &places, &mean, &scale, &vectors, &out))
+    if (!PyArg_ParseTuple(arguments, "Oy*y*y*y*y*w*", &given, &places, &mean, &scale, &wide, &vectors, &out))
         return NULL;
-    if (open_columns(given, &places, &mean, &scale, &rows, &x) == 0) {
+    if (open_columns(given, &places, &mean, &scale, &wide, &rows, &x) == 0) {
         const Py_ssize_t count = x.n ? doubles(&vectors) / x.n : 0;
         if (count * x.n == doubles(&vectors) && doubles(&out) == count * x.count && count < INT_MAX) {
             Py_BEGIN_ALLOW_THREADS
@@ -217,18 +281,20 @@ static PyObject *gradients(PyObject *module, PyObject *arguments)
             result = Py_NewRef(Py_None);
         } else
             PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (m, n) and (c, m)");
-        PyBuffer_Release(&rows);
+        close_columns(&x, &rows);
     }
     PyBuffer_Release(&places);
     PyBuffer_Release(&mean);
     PyBuffer_Release(&scale);
+    PyBuffer_Release(&wide);
     PyBuffer_Release(&vectors);
     PyBuffer_Release(&out);
     return result;
 }
 
-PyDoc_STRVAR(gradients_doc, "gradients(rows, places, mean, scale, vectors, out, /)\n--\n\n"
-                            "Fill out[i, j] with the product of (rows[places[i]] - mean[i]) * scale[i] and vectors[j].");
+PyDoc_STRVAR(gradients_doc, "gradients(rows, places, mean, scale, wide, vectors, out, /)\n--\n\n"
+                            "Fill out[i, j] with the product of (rows[places[i]] - mean[i]) * scale[i] and vectors[j].\n\n"
+                            "In single precision where rows are, but for those that are wide.");
 
 /* Whether the arrays of a fit fit each other, and what is known (or NULL). */
 static int fit_is_sound(const Py_buffer *design, const Py_buffer *response, const Py_buffer *weights, const Py_buffer *known,
@@ -250,8 +316,8 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
     const char *name;
     PyObject *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "sy*y*y*(dddip)z*w*w*w*w*", &name, &design, &response, &weights, &p.with.ridge,
-                          &p.with.tolerance, &p.with.slow, &p.with.max_steps, &p.with.intercept, &known, &beta, &eta, &residual,
+    if (!PyArg_ParseTuple(arguments, "sy*y*y*(dddddip)z*w*w*w*w*", &name, &design, &response, &weights, &p.with.ridge,
+                          &p.with.tolerance, &p.with.slow, &p.with.small, &p.with.overshot, &p.with.max_steps, &p.with.intercept, &known, &beta, &eta, &residual,
                           &factor))
         return NULL;
     p.family = family_named(name);
@@ -290,22 +356,23 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(maximise_doc,
              "maximise(family, design, response, weights, settings, known, beta, eta, residual, factor, /)\n--\n\n"
              "Move beta and eta to the maximum; fill residual and factor; return 1, or 0 where the factor is not of use.\n\n"
-             "-1: the curvature is not positive definite. Settings are ridge, tolerance, slow, max_steps, intercept.");
+             "-1: the curvature is not positive definite. Settings are ridge, tolerance, slow, small, overshot,\n"
+             "max_steps, intercept.");
 
 static PyObject *advance(PyObject *module, PyObject *arguments)
 {
     struct problem p;
     struct prefixes x;
-    Py_buffer design, response, weights, beta, eta, residual, factor, rows, places, mean, scale, gradient, in_model, positions, blocked,
-        kept;
+    Py_buffer design, response, weights, beta, eta, residual, factor, rows, places, mean, scale, wide, gradient, in_model, positions,
+        blocked, kept;
     PyObject *given, *result = NULL;
     const char *name;
     int has_factor;
     (void)module;
     /* No buffer within a tuple: CPython keeps no room to give those back. */
-    if (!PyArg_ParseTuple(arguments, "sw*y*y*w*w*w*w*p(dddip)Ow*w*w*w*w*y*z*w*(ddp)", &name, &design, &response, &weights, &beta,
-                          &eta, &residual, &factor, &has_factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.max_steps,
-                          &p.with.intercept, &given, &places, &mean, &scale, &gradient, &in_model, &positions, &blocked, &kept,
+    if (!PyArg_ParseTuple(arguments, "sw*y*y*w*w*w*w*p(dddddip)Ow*w*w*w*w*w*y*z*w*(ddp)", &name, &design, &response, &weights, &beta,
+                          &eta, &residual, &factor, &has_factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.small, &p.with.overshot, &p.with.max_steps,
+                          &p.with.intercept, &given, &places, &mean, &scale, &wide, &gradient, &in_model, &positions, &blocked, &kept,
                           &x.threshold, &x.enough, &x.skip_weak))
         return NULL;
     const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word, most = doubles(&beta);
@@ -314,7 +381,7 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
     else if (!fit_is_sound(&design, &response, &weights, NULL, &beta, &eta, &residual, &factor) || count > most)
         PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
-    else if (open_columns(given, &places, &mean, &scale, &rows, &x.candidates) == 0) {
+    else if (open_columns(given, &places, &mean, &scale, &wide, &rows, &x.candidates) == 0) {
         int fits = x.candidates.n == doubles(&response) && doubles(&gradient) == x.candidates.count &&
                    in_model.len == x.candidates.count && (!blocked.buf || blocked.len / word == x.candidates.count) &&
                    kept.len / word == x.candidates.count;
@@ -343,7 +410,7 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
             PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), bool of (c,), int64 of (b,) "
                                               "below c, and (c,) twice beside the columns");
         PyMem_RawFree(room);
-        PyBuffer_Release(&rows);
+        close_columns(&x.candidates, &rows);
     }
     PyBuffer_Release(&design);
     PyBuffer_Release(&response);
@@ -355,6 +422,7 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
     PyBuffer_Release(&places);
     PyBuffer_Release(&mean);
     PyBuffer_Release(&scale);
+    PyBuffer_Release(&wide);
     PyBuffer_Release(&gradient);
     PyBuffer_Release(&in_model);
     PyBuffer_Release(&positions);
@@ -366,12 +434,12 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
 
 PyDoc_STRVAR(advance_doc,
              "advance(family, design, response, weights, beta, eta, residual, factor, has_factor, settings, rows, places, mean, scale, "
-             "gradient, added, positions, blocked, kept, (threshold, enough, skip_weak), /)\n--\n\n"
+             "wide, gradient, added, positions, blocked, kept, (threshold, enough, skip_weak), /)\n--\n\n"
              "Add the candidates at positions to a fit until fewer than enough are left; return how many were added, how many are "
              "left, and what maximise does.\n\n"
              "Design, beta and factor have room for all of them; what belongs to the fit lies at their beginning, before and after.\n"
-             "-1 left: enough still are, and all stay. Otherwise kept lists those that are, and places, mean, scale, gradient and\n"
-             "added begin with what belongs to them.");
+             "-1 left: enough still are, and all stay. Otherwise kept lists those that are, and places, mean, scale, wide,\n"
+             "gradient and added begin with what belongs to them.");
 
 static PyMethodDef METHODS[] = {
     {"maximise", maximise, METH_VARARGS, maximise_doc},

@@ -5,7 +5,7 @@ def maximise(
     design: Float64Array,
     response: Float64Array,
     weights: Float64Array,
-    settings: tuple[float, float, float, int, bool],
+    settings: tuple[float, float, float, float, float, int, bool],
     known: Float64Array | None,
     beta: Float64Array,
     eta: Float64Array,
@@ -14,7 +14,14 @@ def maximise(
     /,
 ) -> int: ...
 def gradients(
-    rows: AnyArray, places: IndexArray, mean: Float64Array, scale: Float64Array, vectors: Float64Array, out: Float64Array, /
+    rows: AnyArray,
+    places: IndexArray,
+    mean: Float64Array,
+    scale: Float64Array,
+    wide: BoolArray,
+    vectors: Float64Array,
+    out: Float64Array,
+    /,
 ) -> None: ...
 def advance(
     family: str,
@@ -26,11 +33,12 @@ def advance(
     residual: Float64Array,
     factor: Float64Array,
     has_factor: bool,
-    settings: tuple[float, float, float, int, bool],
+    settings: tuple[float, float, float, float, float, int, bool],
     rows: AnyArray,
     places: IndexArray,
     mean: Float64Array,
     scale: Float64Array,
+    wide: BoolArray,
     gradient: Float64Array,
     added: BoolArray,
     positions: IndexArray,

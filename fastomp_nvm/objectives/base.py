@@ -226,6 +226,10 @@ class Objective(ABC):
         """Fit the ``columns`` of a run that is done; what it knows of them may be used."""
         return self.fit(columns.dense(np.arange(len(columns.features))))
 
+    def refit_score(self, columns: Columns) -> float:
+        """Return the score of a ``refit``."""
+        return self.refit(columns).score
+
     def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - most have nothing to remember
         """Note the ``model`` of ``features``, in this order: a refit of them may start from it."""
 

@@ -24,7 +24,7 @@ from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import CandidateBlocks, Fit, GainTracker, Model, Objective
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains
-from fastomp_nvm.objectives.newton import EXACT, Coefficients, curvature_at, maximise
+from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, curvature_at, maximise
 
 __all__ = ["GLM", "GLMGains"]
 
@@ -104,7 +104,11 @@ class GLM(Objective):
 
     def likelihood(self, eta: Float64Array, coef: Float64Array) -> float:
         """Return the penalised total log-likelihood."""
-        return float(self.weights @ self.log_likelihood(eta)) - 0.5 * self.ridge * float(coef @ coef)
+        return float(self.weights @ self.log_likelihood(eta)) - self._penalised(coef)
+
+    def _penalised(self, coef: Float64Array) -> float:
+        """Return what the penalty takes off the likelihood."""
+        return 0.5 * self.ridge * float(coef @ coef)
 
     def penalty(self, size: int) -> Float64Array:
         """Return the penalty of each of ``size`` coefficients, the intercept's zero included when there is one."""
@@ -137,7 +141,14 @@ class GLM(Objective):
     def refit(self, columns: Columns) -> Fit:
         """Fit, from the model that was remembered of these features, if one was."""
         start = self._remembered.get(columns.features.tobytes(), self.null_coefficients)
+        if start is not self.null_coefficients and start.left <= EXACT:
+            return self._told(start)
         return self._told(self.newton(columns.dense(np.arange(len(columns.features))), start))
+
+    def refit_score(self, columns: Columns) -> float:
+        """Return the score of a fit, that of a model remembered if there is one: its likelihood is the maximum, to all digits."""
+        at = self._remembered.get(columns.features.tobytes())
+        return self.refit(columns).score if at is None else self.score(at.eta, self.weights)
 
     def remember(self, features: IndexArray, model: Model) -> None:
         """Note where the model of ``features`` is."""
@@ -146,8 +157,9 @@ class GLM(Objective):
 
     def _told(self, at: Coefficients) -> Fit:
         """Return what is told of a fit."""
-        value = self.likelihood(at.eta, at.coef) - self.null_likelihood
-        return Fit(at.coef, at.intercept, value, float(self.weights @ self.log_likelihood(at.eta)) / self.total)
+        total = float(self.weights @ self.log_likelihood(at.eta))
+        value = total - self._penalised(at.coef) - self.null_likelihood
+        return Fit(at.coef, at.intercept, value, total / self.total)
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
         """Return the mean log-likelihood."""
@@ -215,9 +227,13 @@ class GLMModel(Model):
 
     def add(self, columns: Float64Array) -> None:
         """Add columns and refit, warm-started."""
-        design = self.extended(columns.shape[1])
-        design[self._size :] = columns.T
-        self.move(len(design), maximise(self.objective, design, self.at))
+        self.extended(columns.shape[1])[self._size :] = columns.T
+        self.grow(columns.shape[1])
+
+    def grow(self, width: int, left: float = PASSING) -> None:
+        """Refit with the ``width`` rows by which the design was last extended, to a decrement of ``left``."""
+        design = self.extended(width)
+        self.move(len(design), maximise(self.objective, design, self.at, left))
 
     def follow(self, columns: Columns, gradient: Float64Array) -> GLMCandidates:
         """Return candidates of this model."""
@@ -244,8 +260,8 @@ class GLMCandidates(CandidateBlocks):
             and not columns.standardisation.whiteners
             and columns.dtype in (np.float32, np.float64)
         )
-        # Where the columns are in memory: an array, rows of it, means and scales; and as of which change of that memory.
-        self._here: tuple[AnyArray, IndexArray, Float64Array, Float64Array] | None = None
+        # Where the columns are in memory: an array, rows of it, means, scales and which are wide; as of which change of that memory.
+        self._here: tuple[AnyArray, IndexArray, Float64Array, Float64Array, BoolArray] | None = None
         self._as_of = -1
 
     @property
@@ -276,8 +292,20 @@ class GLMCandidates(CandidateBlocks):
             size += width
             at = maximise(model.objective, design[:size], at)
             self._fits.append((size, at))
-        self._prefixes = gradients(self.columns, np.array([fit.residual for _, fit in self._fits]), self._compiled)
+        self._prefixes = self._products(np.array([fit.residual for _, fit in self._fits]))
         return self._prefixes
+
+    def _products(self, residuals: Float64Array) -> Float64Array:
+        """Return (n_columns, m): the columns times ``residuals`` (m, n_obs), with the bits that compiled prefixes have."""
+        if not self._compiled:
+            return self.columns.products(residuals.T)
+        mean, scale, wide = self.standardisation.mean, self.standardisation.scale, self.standardisation.wide
+        out = np.empty((len(mean), len(residuals)))
+        for local, array, places in self.columns.pieces():
+            found = np.empty((len(local), len(residuals)))
+            newton.native.gradients(array, places, mean[local], scale[local], wide[local], residuals, found)
+            out[local] = found
+        return out
 
     def advance(
         self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
@@ -292,8 +320,8 @@ class GLMCandidates(CandidateBlocks):
         if left < 0:
             return added, False
         self.features, self._left = self.features[kept[:left]], self._left[kept[:left]]
-        rows, places, mean, scale = self._here
-        self._here = rows, places[:left], mean[:left], scale[:left]
+        rows, places, mean, scale, wide = self._here
+        self._here = rows, places[:left], mean[:left], scale[:left], wide[:left]
         self._gradient, self._added = self._gradient[:left], self._added[:left]
         return added, True
 
@@ -305,7 +333,8 @@ class GLMCandidates(CandidateBlocks):
             here, standardisation = self.columns.located(), self.standardisation
             self._as_of, self._here = self._columns.drops, None
             if here is not None:  # copies: compiled code drops those that are out
-                self._here = here[0], here[1].copy(), standardisation.mean.copy(), standardisation.scale.copy()
+                mean, scale, wide = standardisation.mean, standardisation.scale, standardisation.wide
+                self._here = here[0], here[1].copy(), mean.copy(), scale.copy(), wide.copy()
                 self._gradient = self._gradient.copy()
         return self._here is not None
 
@@ -320,19 +349,6 @@ class GLMCandidates(CandidateBlocks):
         self._added, self._here = self._added[positions], None
         self._columns, self._left = self.columns.keep(positions), np.arange(len(positions))
         self.features = self._columns.features
-
-
-def gradients(columns: Columns, residuals: Float64Array, compiled: bool) -> Float64Array:
-    """Return (n_columns, m): the columns times ``residuals`` (m, n_obs), compiled where they are single ones of a type C has."""
-    if not compiled:
-        return columns.products(residuals.T)
-    mean, scale = columns.standardisation.mean, columns.standardisation.scale
-    out = np.empty((len(mean), len(residuals)))
-    for local, array, places in columns.pieces():
-        found = np.empty((len(local), len(residuals)))
-        newton.native.gradients(array, places, mean[local], scale[local], residuals, found)
-        out[local] = found
-    return out
 
 
 class GLMGains(GainTracker):
@@ -373,7 +389,7 @@ class GLMGains(GainTracker):
     @property
     def value(self) -> float:
         """F of the set so far, refitted."""
-        self._refit()
+        self._refit(EXACT)
         self._objective.remember(self._columns.features[self._added], self._model)
         return self._model.value
 
@@ -441,11 +457,14 @@ class GLMGains(GainTracker):
             self._judge()
             self._linearise()
 
-    def _refit(self) -> None:
-        """Fit what was added since the last fit."""
+    def _refit(self, left: float = PASSING) -> None:
+        """Fit what was added since the last fit, to a decrement of ``left``."""
         new = np.array(self._added[self._fitted :], dtype=np.int64)
         if new.size:
-            self._model.add(self._columns.dense(new))
+            offsets, size = self._columns.standardisation.offsets, len(self._model.design)
+            width = int((offsets[new + 1] - offsets[new]).sum())
+            self._columns.fill(new, self._model.extended(width)[size:])
+            self._model.grow(width, left)
             self._fitted = len(self._added)
 
     def _judge(self) -> None:
@@ -506,8 +525,9 @@ class GLMGains(GainTracker):
         if count < len(scores):  # few of many: only these are sorted
             best = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
         best = best[np.argsort(-scores[best], kind="stable")][:count]
-        columns = np.cumsum(np.diff(self._columns.standardisation.offsets)[best])
-        fitting = int(np.searchsorted(columns, min(MOST_COLUMNS, MOST_ENTRIES // len(self._objective.response)), side="right"))
+        fitting, offsets = min(MOST_COLUMNS, MOST_ENTRIES // len(self._objective.response)), self._columns.standardisation.offsets
+        if self._columns.standardisation.whiteners:
+            fitting = int(np.searchsorted(np.cumsum(offsets[best + 1] - offsets[best]), fitting, side="right"))
         return np.sort(best[: max(fitting, 2 * self._ahead)])
 
     def _squared_lengths(self) -> Float64Array:

@@ -4,8 +4,9 @@ r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one
   columns with a vector where a curvature costs one with themselves. A fit started from another takes over its factor, bordered by
   what is new; the factor is replaced when the decrement falls too slowly. What the gradient did along the last step corrects it
   (a BFGS update of one pair), which saves a step in seven.
-* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. Only where it does
-  not, the maximum along the step having been passed, is the likelihood looked at, and the step halved until it grows.
+* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. So it has where the
+  maximum along the step was passed, but not by far (``OVERSHOT``). Only otherwise is the likelihood looked at, and the step halved
+  until it grows.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ EXACT, PASSING = 1e-16, 1e-13
 #: A factor that is not fresh is replaced when the decrement does not fall at least to this fraction from step to step.
 SLOW = 0.05
 
+#: A step that moves no linear predictor by more than the first, and ends past the maximum along it with a slope of at most this share
+#: of the slope at its start, has gained. Where a predictor moves by t, the variances of both families change by no more than the
+#: factor e^t, and so does the curvature along a step. Of all functions with slope 1 at 0 and -s at 1, the one that gains least bends
+#: as early as that allows, and gains 1 - 0.582 (1 + s): nothing at s = 0.718.
+SMALL, OVERSHOT = 1.0, 0.5
+
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
 MAX_STEPS = 200
 
@@ -57,6 +64,8 @@ class Coefficients:
         Linear predictor; weighted residual.
     factor : (d, d) float64, optional
         Upper Cholesky factor of a penalised curvature that is nearly the one there.
+    left : float
+        The decrement they were fitted to, as a fraction of the total weight.
     """
 
     intercept: float
@@ -64,11 +73,12 @@ class Coefficients:
     eta: Float64Array
     residual: Float64Array
     factor: Float64Array | None = None
+    left: float = np.inf
 
 
 def implementation() -> str:
-    """Return what names the last bits of fits by the families of this package: ``c-2`` or ``python-2``."""
-    return "python-2" if native is None else "c-2"
+    """Return what names the last bits of fits by the families of this package: ``c-3`` or ``python-3``."""
+    return "python-3" if native is None else "c-3"
 
 
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
@@ -93,7 +103,7 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     eta, residual = start.eta.copy(), np.empty(len(start.eta))
     climb = _climb if native is None or family.native is None else _climb_in_c
     factor = climb(family, design, beta, eta, residual, start.factor, left * family.total)
-    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor)
+    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
 
 
 class Growing:
@@ -112,7 +122,7 @@ class Growing:
         self._eta, self._residual = start.eta.copy(), start.residual.copy()
         self._factor = np.empty(0) if start.factor is None else start.factor.T.reshape(-1)  # in order, one row after the other
         self._factored = start.factor is not None
-        self._settings = (family.ridge, PASSING * family.total, SLOW, MAX_STEPS, family.centred)
+        self._settings = (family.ridge, PASSING * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred)
 
     @property
     def at(self) -> Coefficients:
@@ -120,7 +130,7 @@ class Growing:
         size, first = self._size, self._first
         factor = self._factor[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
         intercept = float(self._beta[0]) if first else 0.0
-        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor)
+        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor, PASSING)
 
     def advance(self, design: Float64Array, *arguments: Any) -> tuple[int, int]:
         """Add candidates: ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first.
@@ -167,7 +177,7 @@ def _climb_in_c(
 ) -> Float64Array | None:
     """Do what ``_climb`` does."""
     factor = np.empty((len(design), len(design)))
-    settings = (family.ridge, tolerance, SLOW, MAX_STEPS, family.centred)
+    settings = (family.ridge, tolerance, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred)
     found = native.maximise(
         family.native,
         design,
@@ -218,7 +228,8 @@ def _climb(
         before, old = decrement, gradient
         gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
         pair = (step, old - gradient)
-        if not gradient @ step >= 0.0:
+        slope = float(gradient @ step)
+        if not (slope >= 0.0 or (slope >= -OVERSHOT * decrement and np.abs(move[family.weights > 0.0]).max(initial=0.0) <= SMALL)):
             pair = None
             beta -= step
             eta -= move
