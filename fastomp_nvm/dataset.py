@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from fastomp_nvm.stores import BLOCK_COLUMNS, ColumnStatistics, FeatureStore, Me
 from fastomp_nvm.sweep import Traffic, aligned_empty
 
 __all__ = ["Dataset"]
+
+# What moments make without weights, as long as these are there: a store that stays open serves many selections.
+_unweighted: WeakKeyDictionary[ColumnStatistics, Standardisation] = WeakKeyDictionary()
 
 # Of columns taken as they are: squares of longer ones, or of shorter ones than its inverse, leave the range of float64.
 _LARGEST_NORM = 1e150
@@ -136,10 +139,14 @@ class Dataset:
         """Features."""
         return len(self.offsets) - 1
 
-    @cached_property
+    @property
     def _standardisation(self) -> Standardisation:
         """The unweighted standardisation."""
-        return _standardisation_of(self.offsets, self.statistics, float(self.n_obs), self.statistics.grams)
+        known = _unweighted.get(self.statistics)
+        if known is None:
+            known = _standardisation_of(self.offsets, self.statistics, float(self.n_obs), self.statistics.grams)
+            _unweighted[self.statistics] = known
+        return known
 
     def design(self, standardize: bool = True, weights: Float64Array | None = None, traffic: Traffic | None = None) -> Design:
         """Return the design under a standardisation.

@@ -178,7 +178,8 @@ class ExactGradients(Gradients):
         self._products = products
         self._standardisation = standardisation
         self._candidates = candidates
-        self._scores = standardisation.scores(products[:, None])[candidates, 0]
+        scores = standardisation.scores(products[:, None])[:, 0]
+        self._scores = scores if len(candidates) == len(scores) else scores[candidates]  # ascending: as many are all
 
     def top_mean(self, count: int) -> float:
         """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
@@ -192,7 +193,7 @@ class ExactGradients(Gradients):
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""
-        return np.asarray(self._candidates[self._scores >= threshold])
+        return np.asarray(self._candidates[np.flatnonzero(self._scores >= threshold)])
 
     def argmax(self) -> int:
         """Return the candidate with the largest score; the lowest index among equals."""

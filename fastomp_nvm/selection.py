@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -220,7 +221,8 @@ def _prepare(
     """Bind a request to the data, with a ``budget`` of bytes to gather where it names none; return its run and target."""
     counters = Counters()
     response, target, excluded = resolve_response(dataset, request, y)
-    excluded = np.union1d(excluded, _excluded(dataset, request))
+    if len(request.exclude):
+        excluded = np.union1d(excluded, _excluded(dataset, request))
     weights = _training_weights(dataset, request)
     if weights is not request.weights:
         request = replace(request, weights=weights)
@@ -317,8 +319,6 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: Any) -> tup
 
 def _excluded(dataset: Dataset, request: SelectionRequest) -> IndexArray:
     """Return the features that the request excludes by name."""
-    if not len(request.exclude):
-        return np.empty(0, dtype=np.int64)
     places = {name: index for index, name in enumerate(dataset.names)}
     for name in request.exclude:
         if name not in places:
@@ -398,7 +398,7 @@ def _finish(
     fit = problem.objective.refit(columns)
     with np.errstate(over="ignore", invalid="ignore"):
         coef, shift = columns.standardisation.coefficients(fit.coef)
-    if not np.isfinite([*coef, fit.intercept + shift, fit.score]).all():
+    if not (np.isfinite(coef).all() and math.isfinite(fit.intercept + shift) and math.isfinite(fit.score)):
         raise DataError("the fit left the range of float64: scale the columns and the target to moderate sizes")
     positions = column_index(dataset.offsets, indices)
     offsets = columns.standardisation.offsets.tolist()

@@ -117,12 +117,12 @@ class StoreLayout:
         return int(self.offsets[-1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ColumnStatistics:
     """Per-column moments, each (n_columns,) float64, computed in float64 when the store was built.
 
     ``norm`` is the Euclidean norm of the *centred* column. ``grams`` holds, for each feature of several columns in feature
-    order, the (d, d) Gram matrix of its centred columns.
+    order, the (d, d) Gram matrix of its centred columns. Equal only to itself: what follows from it is kept as long as it is there.
     """
 
     mean: Float64Array

@@ -110,7 +110,8 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
     while parameters.until == "full" or outer < math.ceil(1.0 / epsilon):
         counters.independence_rounds += 1
         counters.independence_calls += len(candidates)
-        candidates = candidates[constraint.extensions(selected, candidates)]  # line 3: X = Cond(S), which only shrinks
+        extends = constraint.extensions(selected, candidates)
+        candidates = candidates if extends.all() else candidates[extends]  # line 3: X = Cond(S), which only shrinks
         if not candidates.size:
             break
         answers = yield Query(len(selected), model.value, (Ask(model.residual, candidates),))

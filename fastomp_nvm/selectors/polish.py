@@ -26,7 +26,7 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     if not features.size:
         return selected
     full = problem.parameters.until == "full"
-    tracker = problem.objective.gains(problem.pool.columns(features), np.flatnonzero(np.isin(features, selected)))
+    tracker = problem.objective.gains(problem.pool.columns(features), np.sort(np.searchsorted(features, selected)))
     room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # nothing larger is independent: no need to ask
     open_, size, promised = np.ones(len(features), dtype=np.bool_), 0, 0.0
     least = -1.0 if full else NOTHING
