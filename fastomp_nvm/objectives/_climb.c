@@ -17,9 +17,7 @@ void (*dgemv)(const char *, const int *, const int *, const double *, const doub
 void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *, const double *,
               double *, const int *);
 void (*dpotrf)(const char *, const int *, double *, const int *, int *);
-void (*dpotrs)(const char *, const int *, const int *, const double *, const int *, double *, const int *, int *);
-void (*dtrtrs)(const char *, const char *, const char *, const int *, const int *, const double *, const int *, double *,
-               const int *, int *);
+void (*dtrsv)(const char *, const char *, const char *, const int *, const double *, const int *, double *, const int *);
 
 static const double ZERO = 0.0, ONE = 1.0, MINUS_ONE = -1.0;
 static const int STRIDE = 1;
@@ -41,21 +39,15 @@ static inline double exponential(double x)
     const double shifted = x * 0x1.71547652b82fep0 + 0x1.8p52; /* the low bits are the nearest whole number to x / log 2 */
     const double whole = shifted - 0x1.8p52;
     const double rest = (x - whole * 0x1.62e42feep-1) - whole * 0x1.a39ef35793c76p-33; /* log 2 in two parts */
-    double sum = 1.0 / 6227020800.0, power; /* 1 / 13!, and so on to 1 / 0! */
+    const double rest2 = rest * rest, rest4 = rest2 * rest2;
+    /* The power series to rest^13, in pairs (Estrin): sums that wait for each other are what takes time. */
+    const double low = (1.0 + rest) + rest2 * (0.5 + rest * (1.0 / 6.0));
+    const double middle = (1.0 / 24.0 + rest * (1.0 / 120.0)) + rest2 * (1.0 / 720.0 + rest * (1.0 / 5040.0));
+    const double high = (1.0 / 40320.0 + rest * (1.0 / 362880.0)) + rest2 * (1.0 / 3628800.0 + rest * (1.0 / 39916800.0));
+    const double top = 1.0 / 479001600.0 + rest * (1.0 / 6227020800.0);
+    const double sum = (low + rest4 * middle) + (rest4 * rest4) * (high + rest4 * top);
+    double power;
     uint64_t bits;
-    sum = sum * rest + 1.0 / 479001600.0;
-    sum = sum * rest + 1.0 / 39916800.0;
-    sum = sum * rest + 1.0 / 3628800.0;
-    sum = sum * rest + 1.0 / 362880.0;
-    sum = sum * rest + 1.0 / 40320.0;
-    sum = sum * rest + 1.0 / 5040.0;
-    sum = sum * rest + 1.0 / 720.0;
-    sum = sum * rest + 1.0 / 120.0;
-    sum = sum * rest + 1.0 / 24.0;
-    sum = sum * rest + 1.0 / 6.0;
-    sum = sum * rest + 0.5;
-    sum = sum * rest + 1.0;
-    sum = sum * rest + 1.0;
     memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + 1023) << 52; /* 2^whole: nothing but an exponent */
     memcpy(&power, &bits, sizeof power);
@@ -193,6 +185,9 @@ WIDE static int bordered(const struct problem *p, const double *known, int size)
     const int added = p->d - size;
     const size_t d = (size_t)p->d;
     int failed;
+    for (int j = 0; j < size; j++)
+        if (!(known[(size_t)j * (size_t)(size + 1)] != 0.0))
+            return 0;
     for (int j = 0; j < size; j++) {
         memcpy(p->factor + (size_t)j * d, known + (size_t)j * (size_t)size, (size_t)(j + 1) * sizeof(double));
         memset(p->factor + (size_t)j * d + j + 1, 0, (d - (size_t)j - 1) * sizeof(double));
@@ -206,10 +201,8 @@ WIDE static int bordered(const struct problem *p, const double *known, int size)
             p->scale[i] = column[i] * p->weights[i] * p->variance[i];
         across(p, p->scale, above + (size_t)j * d);
         below[(size_t)j * (d + 1)] += penalty(p, size + j);
+        dtrsv("U", "T", "N", &size, p->factor, &p->d, above + (size_t)j * d, &STRIDE);
     }
-    dtrtrs("U", "T", "N", &size, &added, p->factor, &p->d, above, &p->d, &failed);
-    if (failed)
-        return 0;
     dsyrk("U", "T", &added, &size, &MINUS_ONE, above, &p->d, &ONE, below, &p->d);
     dpotrf("U", &added, below, &p->d, &failed);
     return !failed;
@@ -236,10 +229,10 @@ static void corrected(const struct problem *p, int has_last)
 {
     const double product = has_last ? inner(p->d, p->last, p->fall) : 0.0;
     const double along = product > 0.0 ? inner(p->d, p->last, p->gradient) / product : 0.0;
-    int failed;
     for (int j = 0; j < p->d; j++)
         p->step[j] = product > 0.0 ? p->gradient[j] - along * p->fall[j] : p->gradient[j];
-    dpotrs("U", &p->d, &STRIDE, p->factor, &p->d, p->step, &p->d, &failed);
+    dtrsv("U", "T", "N", &p->d, p->factor, &p->d, p->step, &STRIDE);
+    dtrsv("U", "N", "N", &p->d, p->factor, &p->d, p->step, &STRIDE);
     if (product > 0.0) {
         const double rest = along - inner(p->d, p->fall, p->step) / product;
         for (int j = 0; j < p->d; j++)
@@ -270,12 +263,19 @@ WIDE static double farthest(const struct problem *p)
     return most;
 }
 
-static int climb_uncentred(const struct problem *p, const double *known, int size)
+static int climb_uncentred(const struct problem *p, const double *known, int size, int settled)
 {
     double before = INFINITY;
     int has_factor, has_last = 0;
-    look(p);
-    slope(p);
+    if (settled) {
+        const int added = p->d - size;
+        memset(p->gradient, 0, (size_t)size * sizeof(double));
+        dgemv("T", &p->n, &added, &ONE, p->design + (size_t)size * (size_t)p->n, &p->n, p->residual, &STRIDE, &ZERO,
+              p->gradient + size, &STRIDE);
+    } else {
+        look(p);
+        slope(p);
+    }
     has_factor = known && 3 * size >= 2 * p->d && bordered(p, known, size);
     for (int count = 0; count < p->with.max_steps; count++) {
         const int fresh = !has_factor;
@@ -321,12 +321,17 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
     return has_factor ? FACTORED : NO_FACTOR;
 }
 
-int climb(const struct problem *p, const double *known, int size)
+int climb(const struct problem *p, const double *known, int size, int settled)
 {
-    const int found = climb_uncentred(p, known, size);
+    const int found = climb_uncentred(p, known, size, settled);
     if (p->with.intercept)
         centre(p);
     return found;
+}
+
+void take_moments(const struct problem *p)
+{
+    p->family->moments(p->n, p->eta, p->mean, p->variance);
 }
 
 unsigned long long work_space(int n, int d)

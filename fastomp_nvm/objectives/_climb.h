@@ -49,9 +49,13 @@ const struct family *family_named(const char *name);
 unsigned long long work_space(int n, int d);
 void lay_out(struct problem *p, double *room);
 
-/* Goes to the maximum from beta and eta, with the factor `known` (size x size) of the first columns or NULL. The residual sums to
- * zero where there is an intercept. Returns FACTORED where `factor` is of use to go on from. */
-int climb(const struct problem *p, const double *known, int size);
+/* Goes to the maximum from beta and eta, with the factor `known` of the first `size` columns or NULL. `settled`: these are fitted as
+ * well as is asked for, the others are zero, and the moments and the residual are those at eta. The residual sums to zero, where there
+ * is an intercept. Returns FACTORED where `factor` is of use to go on from. */
+int climb(const struct problem *p, const double *known, int size, int settled);
+
+/* Fills mean and variance with those at eta. */
+void take_moments(const struct problem *p);
 
 /* BLAS and LAPACK: SciPy's, found when the module loads. */
 extern void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *,
@@ -59,9 +63,7 @@ extern void (*dgemv)(const char *, const int *, const int *, const double *, con
 extern void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *,
                      const double *, double *, const int *);
 extern void (*dpotrf)(const char *, const int *, double *, const int *, int *);
-extern void (*dpotrs)(const char *, const int *, const int *, const double *, const int *, double *, const int *, int *);
-extern void (*dtrtrs)(const char *, const char *, const char *, const int *, const int *, const double *, const int *, double *,
-                      const int *, int *);
+extern void (*dtrsv)(const char *, const char *, const char *, const int *, const double *, const int *, double *, const int *);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

@@ -192,6 +192,7 @@ static int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
 {
     const size_t n = (size_t)p->n;
     x->left = -1;
+    take_moments(p);
     for (x->added = 0; x->added < x->count && x->left < 0; x->added++) {
         const int64_t position = x->positions[x->added];
         if (x->skip_weak && x->added && x->gradient[position] * x->gradient[position] < x->threshold)
@@ -202,7 +203,7 @@ static int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
         standardised(&x->candidates, position, x->design + (size_t)size * n);
         p->beta[size] = 0.0;
         p->d = size + 1;
-        has_factor = climb(p, has_factor ? x->known : NULL, size);
+        has_factor = climb(p, has_factor ? x->known : NULL, size, 1);
         if (has_factor == NOT_DEFINITE)
             return NOT_DEFINITE;
         products(&x->candidates, p->residual, x->gradient, 1);
@@ -314,16 +315,19 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
     struct problem p;
     Py_buffer design, response, weights, known, beta, eta, residual, factor;
     const char *name;
+    Py_ssize_t settled;
     PyObject *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "sy*y*y*(dddddip)z*w*w*w*w*", &name, &design, &response, &weights, &p.with.ridge,
-                          &p.with.tolerance, &p.with.slow, &p.with.small, &p.with.overshot, &p.with.max_steps, &p.with.intercept, &known, &beta, &eta, &residual,
-                          &factor))
+    if (!PyArg_ParseTuple(arguments, "sy*y*y*(dddddip)z*w*w*w*w*n", &name, &design, &response, &weights, &p.with.ridge,
+                          &p.with.tolerance, &p.with.slow, &p.with.small, &p.with.overshot, &p.with.max_steps, &p.with.intercept,
+                          &known, &beta, &eta, &residual, &factor, &settled))
         return NULL;
+    const int size = (int)sqrt((double)doubles(&known));
     p.family = family_named(name);
     if (!p.family)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
-    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor))
+    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor) || settled > doubles(&beta) ||
+             (settled >= 0 && known.buf && settled != size))
         PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
     else {
         p.n = (int)doubles(&response), p.d = (int)doubles(&beta);
@@ -334,7 +338,9 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
             int found;
             lay_out(&p, room);
             Py_BEGIN_ALLOW_THREADS
-            found = climb(&p, known.buf, (int)sqrt((double)doubles(&known)));
+            if (settled >= 0)
+                take_moments(&p);
+            found = climb(&p, known.buf, settled >= 0 ? (int)settled : size, settled >= 0);
             Py_END_ALLOW_THREADS
             result = PyLong_FromLong(found);
         } else
@@ -354,8 +360,9 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
 }
 
 PyDoc_STRVAR(maximise_doc,
-             "maximise(family, design, response, weights, settings, known, beta, eta, residual, factor, /)\n--\n\n"
+             "maximise(family, design, response, weights, settings, known, beta, eta, residual, factor, settled, /)\n--\n\n"
              "Move beta and eta to the maximum; fill residual and factor; return 1, or 0 where the factor is not of use.\n\n"
+             "This many coefficients are settled, with the residual given, and the others zero; -1: none is, and no residual given.\n"
              "-1: the curvature is not positive definite. Settings are ridge, tolerance, slow, small, overshot,\n"
              "max_steps, intercept.");
 
@@ -371,8 +378,8 @@ static PyObject *advance(PyObject *module, PyObject *arguments)
     (void)module;
     /* No buffer within a tuple: CPython keeps no room to give those back. */
     if (!PyArg_ParseTuple(arguments, "sw*y*y*w*w*w*w*p(dddddip)Ow*w*w*w*w*w*y*z*w*(ddp)", &name, &design, &response, &weights, &beta,
-                          &eta, &residual, &factor, &has_factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.small, &p.with.overshot, &p.with.max_steps,
-                          &p.with.intercept, &given, &places, &mean, &scale, &wide, &gradient, &in_model, &positions, &blocked, &kept,
+                          &eta, &residual, &factor, &has_factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.small,
+                          &p.with.overshot, &p.with.max_steps, &p.with.intercept, &given, &places, &mean, &scale, &wide, &gradient, &in_model, &positions, &blocked, &kept,
                           &x.threshold, &x.enough, &x.skip_weak))
         return NULL;
     const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word, most = doubles(&beta);
@@ -476,8 +483,7 @@ static int fill_module(PyObject *module)
     if (find_routine("scipy.linalg.cython_blas", "dgemv", &dgemv) < 0 ||
         find_routine("scipy.linalg.cython_blas", "dsyrk", &dsyrk) < 0 ||
         find_routine("scipy.linalg.cython_lapack", "dpotrf", &dpotrf) < 0 ||
-        find_routine("scipy.linalg.cython_lapack", "dpotrs", &dpotrs) < 0 ||
-        find_routine("scipy.linalg.cython_lapack", "dtrtrs", &dtrtrs) < 0)
+        find_routine("scipy.linalg.cython_blas", "dtrsv", &dtrsv) < 0)
         return -1;
     return 0;
 }

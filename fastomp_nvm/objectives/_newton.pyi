@@ -11,6 +11,7 @@ def maximise(
     eta: Float64Array,
     residual: Float64Array,
     factor: Float64Array,
+    settled: int,
     /,
 ) -> int: ...
 def gradients(

@@ -100,9 +100,10 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     beta = np.zeros(len(design))
     beta[:first] = start.intercept
     beta[first : first + len(start.coef)] = start.coef
-    eta, residual = start.eta.copy(), np.empty(len(start.eta))
+    eta, residual = start.eta.copy(), start.residual.copy()
     climb = _climb if native is None or family.native is None else _climb_in_c
-    factor = climb(family, design, beta, eta, residual, start.factor, left * family.total)
+    settled = first + len(start.coef) if start.left <= left else -1
+    factor = climb(family, design, beta, eta, residual, start.factor, left * family.total, settled)
     return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
 
 
@@ -174,6 +175,7 @@ def _climb_in_c(
     residual: Float64Array,
     known: Float64Array | None,
     tolerance: float,
+    settled: int,
 ) -> Float64Array | None:
     """Do what ``_climb`` does."""
     factor = np.empty((len(design), len(design)))
@@ -189,6 +191,7 @@ def _climb_in_c(
         eta,
         residual,
         factor,
+        settled,
     )
     if found == UNBOUNDED:
         raise np.linalg.LinAlgError(NOT_DEFINITE)
@@ -203,12 +206,19 @@ def _climb(
     residual: Float64Array,
     known: Float64Array | None,
     tolerance: float,
+    settled: int,
 ) -> Float64Array | None:
-    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the factor last used, if it is any good."""
+    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the factor last used, if it is any good.
+
+    The first ``settled`` coefficients are fitted as well as is asked for, with this residual; -1: none is, and the residual unknown.
+    """
     first, penalty = int(family.centred), family.penalty(len(design))
     mean, variance = family.moments(eta)
     factor, before = _bordered(known, design, family.weights * variance, penalty), np.inf
-    gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
+    if settled < 0:
+        gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
+    else:
+        gradient = np.concatenate((np.zeros(settled), design[settled:] @ residual))
     pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and how the gradient fell along it
     for _ in range(MAX_STEPS):
         fresh = factor is None

@@ -503,6 +503,7 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
         "eta": np.zeros(n),
         "residual": np.zeros(n),
         "factor": np.zeros((d, d)),
+        "settled": 0,
     }
     wrong_fits: list[tuple[str, Any]] = [
         ("family", "gamma"),
@@ -514,6 +515,7 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
         ("eta", np.zeros(n - 1)),
         ("residual", np.zeros(n + 1)),
         ("factor", np.zeros(d)),
+        ("settled", d + 1),
     ]
     for name, wrong in wrong_fits:
         with pytest.raises(ValueError, match=r"no family|do not fit"):
