@@ -31,11 +31,14 @@ __all__ = ["GLM", "GLMGains"]
 #: The greedy's quadratic model is good while what it promises is what a fit then gains, up to this share.
 TRUST = 0.05
 
-#: The greedy fits again at the latest when its set has grown by this share, and by this many features.
-LONGEST, FEWEST = 1.0, 4
+#: The greedy fits for the first time with this many features, and again at the latest when its set has grown by this share, and by
+#: this many features.
+FIRST, LONGEST, FEWEST = 3, 1.0, 4
 
 #: Candidates the greedy's quadratic model has: this many, and as many for each feature to be added before the next fit.
 LEAST_NEAR, NEAR_PER_ADDITION = 32, 3
+
+SMALLEST_NUMBER = float(np.finfo(np.float64).tiny)
 
 #: Gain of other candidates as a share of what their score would make it: they come after all that the model has.
 NOT_NEAR = 1e-6
@@ -373,7 +376,7 @@ class GLMGains(GainTracker):
         self._model = objective.null()
         self._added: list[int] = []  # features; the model has the first ``_fitted`` of them
         self._fitted = 0
-        self._ahead, self._promised, self._reached = 1, 0.0, 0.0  # features until the next fit; gains since the last; f there
+        self._ahead, self._promised, self._reached = FIRST, 0.0, 0.0  # features until the next fit; gains since the last; f there
         self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or of no use to who adds
         self._lengths = self._squared_lengths()
         self._scaled = np.empty((0, len(objective.response)), dtype=np.float32)
@@ -482,25 +485,28 @@ class GLMGains(GainTracker):
         """
         objective, design = self._objective, self._model.design
         self._next_fit = self._fitted + self._ahead
+        standardisation = self._columns.standardisation
         variances = objective.weights * objective.moments(self._model.at.eta)[1]
-        largest = max(float(variances.max(initial=0.0)) + objective.ridge, np.finfo(np.float64).tiny)
+        largest = max(float(variances.max()) + objective.ridge, SMALLEST_NUMBER)
         gradient = self._columns.products(self._model.residual[:, None])
-        scores = self._columns.standardisation.scores(gradient)[:, 0] / self._lengths
+        scores = standardisation.scores(gradient)[:, 0] / self._lengths
         self._near = self._nearest(scores)
-        self._standardisation = self._columns.standardisation.subset(self._near)
+        self._standardisation = standardisation.subset(self._near)
         gram, size = self._gram(design, np.sqrt(variances)), len(design)
         curvature = gram[size:, size:]
-        curvature.flat[:: len(curvature) + 1] += objective.ridge
         if size:
-            factor, failed = lapack.dpotrf(gram[:size, :size] + np.diag(objective.penalty(size)))
+            selected = gram[:size, :size].copy()
+            selected.reshape(-1)[:: size + 1] += objective.penalty(size)
+            factor, failed = lapack.dpotrf(selected)
             if failed:  # nearly dependent: not to be told in float32
                 factor = curvature_at(design, variances, objective.penalty(size))
             used = lapack.dtrtrs(factor, gram[:size, size:], trans=1)[0]
             curvature -= used.T @ used
         self._curvature = curvature / largest
+        self._curvature.reshape(-1)[:: len(curvature) + 1] += objective.ridge / largest
         wide = [group.columns for group in self._standardisation.whiteners]
         blocks = [self._curvature[columns[:, :, None], columns[:, None, :]] for columns in wide]
-        near = gradient[column_index(self._columns.standardisation.offsets, self._near), 0] / math.sqrt(largest)
+        near = gradient[column_index(standardisation.offsets, self._near), 0] / math.sqrt(largest)
         smallest = np.full(len(near), SMALLEST_PIVOT)
         self._quadratic = FollowedGains(self._standardisation, near, self._curvature.diagonal().copy(), blocks, smallest)
         self._others = scores * (NOT_NEAR / largest)
@@ -524,7 +530,7 @@ class GLMGains(GainTracker):
         best = np.arange(len(scores))
         if count < len(scores):  # few of many: only these are sorted
             best = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
-        best = best[np.argsort(-scores[best], kind="stable")][:count]
+        best = best[(-scores[best]).argsort(kind="stable")][:count]
         fitting, offsets = min(MOST_COLUMNS, MOST_ENTRIES // len(self._objective.response)), self._columns.standardisation.offsets
         if self._columns.standardisation.whiteners:
             fitting = int(np.searchsorted(np.cumsum(offsets[best + 1] - offsets[best]), fitting, side="right"))
@@ -537,5 +543,5 @@ class GLMGains(GainTracker):
             single = np.flatnonzero(np.diff(self._columns.standardisation.offsets) == 1)
             for position in single.tolist():
                 column = self._columns.dense(np.array([position]))[:, 0]
-                lengths[position] = max(float(column * column @ self._objective.weights), np.finfo(np.float64).tiny)
+                lengths[position] = max(float(column * column @ self._objective.weights), SMALLEST_NUMBER)
         return lengths

@@ -114,7 +114,7 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
         candidates = candidates if extends.all() else candidates[extends]  # line 3: X = Cond(S), which only shrinks
         if not candidates.size:
             break
-        answers = yield Query(len(selected), model.value, (Ask(model.residual, candidates),))
+        answers = yield Query(len(selected), lambda: model.value, (Ask(model.residual, candidates),))
         assert answers is not None
         gradients = answers[0]
         counters.gradient_rounds += 1
