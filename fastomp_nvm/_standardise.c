@@ -1,7 +1,8 @@
-/* Columns picked by number, standardised on the way: what NumPy does in three passes over memory that is made for each.
+/* Columns picked by number, standardised on the way, and products of raw columns that become those of standardised ones: what NumPy
+ * does in three passes over memory that is made for each.
  *
  * out[i][j] = (rows[index[i]][j] - mean[i]) * scale[i], times factors[j] where there are any. Every entry by itself, in float64 and
- * in this order, and rounded once to what out holds: the bits are NumPy's. */
+ * in this order, and rounded once to what out holds: the bits are NumPy's. So are those of products. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -96,7 +97,53 @@ release_arguments:
 PyDoc_STRVAR(fill_doc, "fill(rows, index, mean, scale, factors, out, /)\n--\n\n"
                        "Fill out[i] with (rows[index[i]] - mean[i]) * scale[i], times factors unless that is None.");
 
+/* n x m products; sums are those of the m vectors, as columns that are wide or not saw them. */
+WIDE static void apply_to(Py_ssize_t n, Py_ssize_t m, double *restrict products, const double *restrict mean,
+                          const double *restrict scale, const char *restrict wide, const double *restrict sums,
+                          const double *restrict wide_sums)
+{
+    if (m == 1) {
+        for (Py_ssize_t i = 0; i < n; i++)
+            products[i] = (products[i] - mean[i] * (wide[i] ? wide_sums[0] : sums[0])) * scale[i];
+        return;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const double *chosen = wide[i] ? wide_sums : sums;
+        for (Py_ssize_t j = 0; j < m; j++)
+            products[i * m + j] = (products[i * m + j] - mean[i] * chosen[j]) * scale[i];
+    }
+}
+
+static PyObject *apply(PyObject *module, PyObject *arguments)
+{
+    Py_buffer products, mean, scale, wide, sums, wide_sums;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "w*y*y*y*y*y*", &products, &mean, &scale, &wide, &sums, &wide_sums))
+        return NULL;
+    const Py_ssize_t entry = (Py_ssize_t)sizeof(double), n = wide.len, m = sums.len / entry;
+    if (mean.len == n * entry && scale.len == n * entry && wide_sums.len == m * entry && products.len == n * m * entry) {
+        Py_BEGIN_ALLOW_THREADS
+        apply_to(n, m, products.buf, mean.buf, scale.buf, wide.buf, sums.buf, wide_sums.buf);
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c, m), (c,), (c,), bool of (c,), and "
+                                          "float64 of (m,) twice");
+    PyBuffer_Release(&products);
+    PyBuffer_Release(&mean);
+    PyBuffer_Release(&scale);
+    PyBuffer_Release(&wide);
+    PyBuffer_Release(&sums);
+    PyBuffer_Release(&wide_sums);
+    return result;
+}
+
+PyDoc_STRVAR(apply_doc, "apply(products, mean, scale, wide, sums, wide_sums, /)\n--\n\n"
+                        "Make products[i, j] (products[i, j] - mean[i] * sums[j]) * scale[i], with wide_sums where wide[i].");
+
 static PyMethodDef METHODS[] = {
+    {"apply", apply, METH_VARARGS, apply_doc},
     {"fill", fill, METH_VARARGS, fill_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -111,7 +158,7 @@ static PyModuleDef_Slot SLOTS[] = {
 static struct PyModuleDef DEFINITION = {
     PyModuleDef_HEAD_INIT,
     .m_name = "fastomp_nvm._standardise",
-    .m_doc = "Rows picked by number and standardised, in C.",
+    .m_doc = "Rows, and products of rows, standardised in C.",
     .m_methods = METHODS,
     .m_slots = SLOTS,
 };

@@ -202,11 +202,11 @@ class Standardisation:
             Sum of each vector as the kernel saw it: rounded for the fast columns, in float64 for the wide ones.
         """
         # Elementwise only: the same operations on a number whatever its company.
-        if sums is not wide_sums and self.wide.any():
-            products -= self.mean[:, None] * np.where(self.wide[:, None], wide_sums, sums)
+        if native is not None and products.flags.c_contiguous:
+            native.apply(products, self.mean, self.scale, self.wide, sums, wide_sums)
         else:
-            products -= self.mean[:, None] * sums
-        products *= self.scale[:, None]
+            products -= self.mean[:, None] * np.where(self.wide[:, None], wide_sums, sums)
+            products *= self.scale[:, None]
         for group in self.whiteners:
             for vector in range(len(sums)):
                 raw = products[group.columns, vector]

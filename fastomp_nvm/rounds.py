@@ -40,6 +40,10 @@ __all__ = [
 ]
 
 
+#: About how many scores are looked at first, to tell which of all may be among the largest.
+SAMPLE = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Knobs of the algorithms, as in ``SelectionRequest``."""
@@ -188,8 +192,7 @@ class ExactGradients(Gradients):
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""
-        count = min(count, len(self._scores))
-        return np.partition(self._scores, len(self._scores) - count)[len(self._scores) - count :] if count else np.empty(0)
+        return largest(self._scores, count)
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""
@@ -202,6 +205,17 @@ class ExactGradients(Gradients):
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
         return self._products[column_index(self._standardisation.offsets, features)]
+
+
+def largest(values: Float64Array, count: int) -> Float64Array:
+    """Return the ``count`` largest of ``values`` (n,), all when there are fewer, in no order."""
+    sample = values[:: max(len(values) // SAMPLE, 1)]
+    likely = 2 * count * len(sample) // max(len(values), 1) + 8
+    if likely < len(sample) < len(values):  # few of many: all but a few are below what some of a sample reach
+        some = values[values >= np.partition(sample, len(sample) - likely)[len(sample) - likely]]
+        values = some if len(some) >= count else values
+    count = min(count, len(values))
+    return np.partition(values, len(values) - count)[len(values) - count :] if count else np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,12 @@ void take_moments(const struct problem *p)
     p->family->moments(p->n, p->eta, p->mean, p->variance);
 }
 
+void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = response[i] * eta[i] - family->partition(eta[i]);
+}
+
 unsigned long long work_space(int n, int d)
 {
     return 4ULL * (unsigned)n + (4ULL + (unsigned)(n < BLOCK ? n : BLOCK)) * (unsigned)d;

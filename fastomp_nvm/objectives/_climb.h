@@ -57,6 +57,9 @@ int climb(const struct problem *p, const double *known, int size, int settled);
 /* Fills mean and variance with those at eta. */
 void take_moments(const struct problem *p);
 
+/* Fills out with the log-likelihood of each of n observations, up to what no model changes. */
+void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out);
+
 /* BLAS and LAPACK: SciPy's, found when the module loads. */
 extern void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *,
                      const int *, const double *, double *, const int *);

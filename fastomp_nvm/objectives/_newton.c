@@ -366,6 +366,32 @@ PyDoc_STRVAR(maximise_doc,
              "-1: the curvature is not positive definite. Settings are ridge, tolerance, slow, small, overshot,\n"
              "max_steps, intercept.");
 
+static PyObject *log_likelihood(PyObject *module, PyObject *arguments)
+{
+    const char *name;
+    Py_buffer eta, response, out;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "sy*y*w*", &name, &eta, &response, &out))
+        return NULL;
+    const struct family *family = family_named(name);
+    if (!family)
+        PyErr_Format(PyExc_ValueError, "no family is called %s", name);
+    else if (eta.len != out.len || response.len != out.len || doubles(&out) >= INT_MAX)
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (n,) three times");
+    else {
+        take_likelihoods(family, (int)doubles(&out), eta.buf, response.buf, out.buf);
+        result = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&eta);
+    PyBuffer_Release(&response);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+PyDoc_STRVAR(log_likelihood_doc, "log_likelihood(family, eta, response, out, /)\n--\n\n"
+                                 "Fill out with response * eta - b(eta).");
+
 static PyObject *advance(PyObject *module, PyObject *arguments)
 {
     struct problem p;
@@ -452,6 +478,7 @@ static PyMethodDef METHODS[] = {
     {"maximise", maximise, METH_VARARGS, maximise_doc},
     {"gradients", gradients, METH_VARARGS, gradients_doc},
     {"advance", advance, METH_VARARGS, advance_doc},
+    {"log_likelihood", log_likelihood, METH_VARARGS, log_likelihood_doc},
     {NULL, NULL, 0, NULL},
 };
 

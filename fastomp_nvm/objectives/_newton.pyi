@@ -24,6 +24,7 @@ def gradients(
     out: Float64Array,
     /,
 ) -> None: ...
+def log_likelihood(family: str, eta: Float64Array, response: Float64Array, out: Float64Array, /) -> None: ...
 def advance(
     family: str,
     design: Float64Array,

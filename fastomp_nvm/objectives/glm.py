@@ -4,7 +4,7 @@ r"""Generalised linear models with canonical link: penalised maximum likelihood.
 :math:`b'' = v` the variance. The intercept is fitted and never penalised; the null model is the intercept alone. The gradient
 with respect to an unselected column is ``A_std @ (w * (y - mu))``: the penalty is zero there.
 
-Each family is a small class giving ``moments`` (mean and variance) and ``log_likelihood``. Prefix models are fitted one after the
+Each family is a small class giving ``moments`` (mean and variance) and ``partition`` (``b``). Prefix models are fitted one after the
 other, each started from the one before (:mod:`fastomp_nvm.objectives.newton`).
 """
 
@@ -94,8 +94,16 @@ class GLM(Objective):
         return self.moments(eta)[0]
 
     @abstractmethod
+    def partition(self, eta: Float64Array) -> Float64Array:
+        """Return ``b`` at ``eta`` (n_obs,), whose derivative is the mean."""
+
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return each observation's log-likelihood at ``eta`` (n_obs,)."""
+        if newton.native is None or self.native is None:
+            return self.response * eta - self.partition(eta)
+        out = np.empty(len(self.response))
+        newton.native.log_likelihood(self.native, np.ascontiguousarray(eta), self.response, out)
+        return out
 
     def best_likelihood(self) -> float:
         """Return what the total log-likelihood of no model exceeds: 0, because the probability of an observation is at most 1."""
@@ -433,7 +441,7 @@ class GLMGains(GainTracker):
         """Add the best of the open features ``count`` times over, all at once that come before the next fit."""
         taken: list[tuple[int, float]] = []
         while len(taken) < count:
-            self._fit_when_due()
+            self._fit_when_due(count - len(taken))
             batch = min(count - len(taken), self._next_fit - len(self._added))
             bound = 2.0 * max(least, self._most_of_others)
             found = self._quadratic.grow(self._curvature, open_[self._near], batch, bound)
@@ -453,11 +461,12 @@ class GLMGains(GainTracker):
                 taken += one
         return taken
 
-    def _fit_when_due(self) -> None:
-        """Fit again once as many features were added as the quadratic model is trusted with."""
+    def _fit_when_due(self, wanted: int | None = None) -> None:
+        """Fit again once as many features were added as the quadratic model is trusted with; ``wanted``: no more will follow."""
         if len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
+            self._ahead = self._ahead if wanted is None else min(self._ahead, wanted)
             self._linearise()
 
     def _refit(self, left: float = PASSING) -> None:

@@ -33,9 +33,9 @@ class Logistic(GLM):
         mean = expit(eta)
         return mean, mean * (1.0 - mean)
 
-    def log_likelihood(self, eta: Float64Array) -> Float64Array:
-        """Return y eta - log(1 + exp(eta))."""
-        return np.asarray(self.response * eta - np.logaddexp(0.0, eta))
+    def partition(self, eta: Float64Array) -> Float64Array:
+        """Return log(1 + exp(eta))."""
+        return np.asarray(np.logaddexp(0.0, eta))
 
     def null_intercept(self) -> float:
         """Return the log odds of the response."""

@@ -2,6 +2,8 @@ r"""Poisson regression with log link: :math:`l = \sum_i y_i \eta_i - e^{\eta_i} 
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from scipy.special import gammaln, xlogy
 
@@ -30,13 +32,22 @@ class Poisson(GLM):
         mean = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
         return mean, mean
 
+    def partition(self, eta: Float64Array) -> Float64Array:
+        """Return exp(eta)."""
+        return self.mean(eta)
+
+    @cached_property
+    def _log_factorials(self) -> Float64Array:
+        """(n_obs,) log(y!)."""
+        return np.asarray(gammaln(self.response + 1.0))
+
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return y eta - exp(eta) - log(y!)."""
-        return np.asarray(self.response * eta - self.mean(eta) - gammaln(self.response + 1.0))
+        return super().log_likelihood(eta) - self._log_factorials
 
     def best_likelihood(self) -> float:
         """Return the total log-likelihood with every count as its own mean."""
-        return float(self.weights @ (xlogy(self.response, self.response) - self.response - gammaln(self.response + 1.0)))
+        return float(self.weights @ (xlogy(self.response, self.response) - self.response - self._log_factorials))
 
     def null_intercept(self) -> float:
         """Return the log of the mean count."""
