@@ -441,7 +441,7 @@ class GLMGains(GainTracker):
         """Add the best of the open features ``count`` times over, all at once that come before the next fit."""
         taken: list[tuple[int, float]] = []
         while len(taken) < count:
-            self._fit_when_due(count - len(taken))
+            self._fit_when_due()
             batch = min(count - len(taken), self._next_fit - len(self._added))
             bound = 2.0 * max(least, self._most_of_others)
             found = self._quadratic.grow(self._curvature, open_[self._near], batch, bound)
@@ -461,12 +461,11 @@ class GLMGains(GainTracker):
                 taken += one
         return taken
 
-    def _fit_when_due(self, wanted: int | None = None) -> None:
-        """Fit again once as many features were added as the quadratic model is trusted with; ``wanted``: no more will follow."""
+    def _fit_when_due(self) -> None:
+        """Fit again once as many features were added as the quadratic model is trusted with."""
         if len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
-            self._ahead = self._ahead if wanted is None else min(self._ahead, wanted)
             self._linearise()
 
     def _refit(self, left: float = PASSING) -> None:
