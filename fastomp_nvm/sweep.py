@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,6 +33,19 @@ TASK_BYTES = 4 << 20
 
 #: Below this many multiply-adds a sweep is done by the calling thread: waking another costs more.
 INLINE_PRODUCTS = 1 << 23
+
+
+#: Threads there are at most for all sweeps of this process together; who finds none free sweeps alone.
+MOST_HELPERS = 256
+
+
+@lru_cache(maxsize=1)
+def _helpers() -> ThreadPoolExecutor:
+    """Return the threads that help with sweeps: as many as were ever needed at once, kept, for starting one takes longer than many a sweep."""
+    return ThreadPoolExecutor(MOST_HELPERS, "fastomp-sweep")
+
+
+os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of its parent's threads
 
 
 @dataclass(slots=True)
@@ -139,13 +153,10 @@ class Sweeper:
     ) -> None:
         self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
         self.kernel = implementation if implementation is not None else kernel()
-        self._executor = ThreadPoolExecutor(self.threads - 1, "fastomp-sweep") if self.threads > 1 else None
         self._reader = Reader(files, io, self.threads)
 
     def close(self) -> None:
-        """End the worker threads, which have nothing left to do: every call waits for what it gave them."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        """End the threads that read; those that multiply are everyone's, and wait for the next sweep."""
         self._reader.close()
 
     def products(self, rows: AnyArray, standardisation: Standardisation, vectors: Float64Array) -> Float64Array:
@@ -275,12 +286,13 @@ class Sweeper:
 
     def _together(self, work: Callable[[], None], others: int) -> None:
         """Have ``work`` called by the calling thread and as many ``others``."""
-        helpers = [self._executor.submit(work) for _ in range(others)] if self._executor is not None else []
+        helpers = [_helpers().submit(work) for _ in range(others)]
         try:
             work()
         finally:
             for helper in helpers:
-                helper.result()
+                if not helper.cancel():  # what never began has nothing left to do
+                    helper.result()
 
     def _range(self, block: AnyArray, vectors: Vectors, wide: IndexArray, out: Float64Array, first: int, last: int) -> None:
         """Fill ``out[first:last]`` with the products of ``block``, these rows of the matrix."""
