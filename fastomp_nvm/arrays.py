@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AnyArray", "BoolArray", "Float64Array", "IndexArray"]
+__all__ = ["AnyArray", "BoolArray", "Float32Array", "Float64Array", "IndexArray"]
 
 AnyArray = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
+Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]

@@ -329,9 +329,9 @@ int climb(const struct problem *p, const double *known, int size, int settled)
     return found;
 }
 
-void take_moments(const struct problem *p)
+void moments_of(const struct family *family, int n, const double *eta, double *mean, double *variance)
 {
-    p->family->moments(p->n, p->eta, p->mean, p->variance);
+    family->moments(n, eta, mean, variance);
 }
 
 void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out)

@@ -54,8 +54,8 @@ void lay_out(struct problem *p, double *room);
  * is an intercept. Returns FACTORED where `factor` is of use to go on from. */
 int climb(const struct problem *p, const double *known, int size, int settled);
 
-/* Fills mean and variance with those at eta. */
-void take_moments(const struct problem *p);
+/* Fills mean and variance (n) with those at eta. */
+void moments_of(const struct family *family, int n, const double *eta, double *mean, double *variance);
 
 /* Fills out with the log-likelihood of each of n observations, up to what no model changes. */
 void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "_climb.h"
+#include "_quadratic.h"
 
 /* ---- Gradients -------------------------------------------------------------------------------------------------------------- */
 
@@ -192,7 +193,7 @@ static int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
 {
     const size_t n = (size_t)p->n;
     x->left = -1;
-    take_moments(p);
+    moments_of(p->family, p->n, p->eta, p->mean, p->variance);
     for (x->added = 0; x->added < x->count && x->left < 0; x->added++) {
         const int64_t position = x->positions[x->added];
         if (x->skip_weak && x->added && x->gradient[position] * x->gradient[position] < x->threshold)
@@ -339,7 +340,7 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
             lay_out(&p, room);
             Py_BEGIN_ALLOW_THREADS
             if (settled >= 0)
-                take_moments(&p);
+                moments_of(p.family, p.n, p.eta, p.mean, p.variance);
             found = climb(&p, known.buf, settled >= 0 ? (int)settled : size, settled >= 0);
             Py_END_ALLOW_THREADS
             result = PyLong_FromLong(found);
@@ -474,7 +475,79 @@ PyDoc_STRVAR(advance_doc,
              "-1 left: enough still are, and all stay. Otherwise kept lists those that are, and places, mean, scale, wide,\n"
              "gradient and added begin with what belongs to them.");
 
+static PyObject *roots(PyObject *module, PyObject *arguments)
+{
+    const char *name;
+    Py_buffer eta, weights, out;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "sy*y*w*", &name, &eta, &weights, &out))
+        return NULL;
+    const struct family *family = family_named(name);
+    const Py_ssize_t n = doubles(&out);
+    if (!family)
+        PyErr_Format(PyExc_ValueError, "no family is called %s", name);
+    else if (eta.len != out.len || weights.len != out.len || n >= INT_MAX)
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (n,) three times");
+    else {
+        double *mean = PyMem_Malloc((size_t)(n + 1) * sizeof(double));
+        if (mean)
+            result = PyFloat_FromDouble(take_roots(family, (int)n, eta.buf, weights.buf, mean, out.buf));
+        else
+            PyErr_NoMemory();
+        PyMem_Free(mean);
+    }
+    PyBuffer_Release(&eta);
+    PyBuffer_Release(&weights);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+PyDoc_STRVAR(roots_doc, "roots(family, eta, weights, out, /)\n--\n\n"
+                        "Fill out with the roots of the weighted variances at eta; return the largest of these.");
+
+static PyObject *curvature(PyObject *module, PyObject *arguments)
+{
+    struct quadratic q;
+    Py_buffer design, given_roots, scaled, out;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "y*y*w*(ddp)w*", &design, &given_roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out))
+        return NULL;
+    const Py_ssize_t n = doubles(&given_roots), size = n ? doubles(&design) / n : 0;
+    const Py_ssize_t near = (n ? scaled.len / (Py_ssize_t)sizeof(float) / n : 0) - size;
+    if (n > 0 && n < INT_MAX && near >= 0 && size + near < INT_MAX / 2 && doubles(&design) == n * size &&
+        scaled.len == n * (size + near) * (Py_ssize_t)sizeof(float) && doubles(&out) == near * near) {
+        double *room = PyMem_RawMalloc((size_t)(quadratic_space((int)size, (int)near) + 1) * sizeof(double));
+        if (room) {
+            int failed = 0;
+            q.n = (int)n, q.size = (int)size, q.near = (int)near;
+            q.design = design.buf, q.roots = given_roots.buf, q.scaled = scaled.buf, q.out = out.buf;
+            Py_BEGIN_ALLOW_THREADS
+            if (near)
+                failed = curvature_left(&q, room);
+            Py_END_ALLOW_THREADS
+            result = PyBool_FromLong(!failed);
+        } else
+            PyErr_NoMemory();
+        PyMem_RawFree(room);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (d, n), (n,), float32 of (d + c, n) and "
+                                          "float64 of (c, c)");
+    PyBuffer_Release(&design);
+    PyBuffer_Release(&given_roots);
+    PyBuffer_Release(&scaled);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+PyDoc_STRVAR(curvature_doc, "curvature(design, roots, scaled, (ridge, unit, intercept), out, /)\n--\n\n"
+                            "Fill out with the penalised curvature of the last rows of scaled that those of design leave, in units.\n\n"
+                            "The first rows of scaled are room for those of design. False: these are all but dependent.");
+
 static PyMethodDef METHODS[] = {
+    {"roots", roots, METH_VARARGS, roots_doc},
+    {"curvature", curvature, METH_VARARGS, curvature_doc},
     {"maximise", maximise, METH_VARARGS, maximise_doc},
     {"gradients", gradients, METH_VARARGS, gradients_doc},
     {"advance", advance, METH_VARARGS, advance_doc},
@@ -510,7 +583,9 @@ static int fill_module(PyObject *module)
     if (find_routine("scipy.linalg.cython_blas", "dgemv", &dgemv) < 0 ||
         find_routine("scipy.linalg.cython_blas", "dsyrk", &dsyrk) < 0 ||
         find_routine("scipy.linalg.cython_lapack", "dpotrf", &dpotrf) < 0 ||
-        find_routine("scipy.linalg.cython_blas", "dtrsv", &dtrsv) < 0)
+        find_routine("scipy.linalg.cython_blas", "dtrsv", &dtrsv) < 0 ||
+        find_routine("scipy.linalg.cython_blas", "dtrsm", &dtrsm) < 0 ||
+        find_routine("scipy.linalg.cython_blas", "ssyrk", &ssyrk) < 0)
         return -1;
     return 0;
 }

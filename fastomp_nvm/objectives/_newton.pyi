@@ -1,4 +1,4 @@
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
 
 def maximise(
     family: str,
@@ -24,6 +24,10 @@ def gradients(
     out: Float64Array,
     /,
 ) -> None: ...
+def roots(family: str, eta: Float64Array, weights: Float64Array, out: Float64Array, /) -> float: ...
+def curvature(
+    design: Float64Array, roots: Float64Array, scaled: Float32Array, units: tuple[float, float, bool], out: Float64Array, /
+) -> bool: ...
 def log_likelihood(family: str, eta: Float64Array, response: Float64Array, out: Float64Array, /) -> None: ...
 def advance(
     family: str,

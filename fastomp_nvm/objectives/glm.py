@@ -15,16 +15,15 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.linalg import lapack
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import CandidateBlocks, Fit, GainTracker, Model, Objective
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains
-from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, curvature_at, maximise
+from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
 
 __all__ = ["GLM", "GLMGains"]
 
@@ -494,24 +493,13 @@ class GLMGains(GainTracker):
         objective, design = self._objective, self._model.design
         self._next_fit = self._fitted + self._ahead
         standardisation = self._columns.standardisation
-        variances = objective.weights * objective.moments(self._model.at.eta)[1]
-        largest = max(float(variances.max()) + objective.ridge, SMALLEST_NUMBER)
+        roots, most = newton.roots(objective, self._model.at.eta)
+        largest = max(most + objective.ridge, SMALLEST_NUMBER)
         gradient = self._columns.products(self._model.residual[:, None])
         scores = standardisation.scores(gradient)[:, 0] / self._lengths
         self._near = self._nearest(scores)
         self._standardisation = standardisation.subset(self._near)
-        gram, size = self._gram(design, np.sqrt(variances)), len(design)
-        curvature = gram[size:, size:]
-        if size:
-            selected = gram[:size, :size].copy()
-            selected.reshape(-1)[:: size + 1] += objective.penalty(size)
-            factor, failed = lapack.dpotrf(selected)
-            if failed:  # nearly dependent: not to be told in float32
-                factor = curvature_at(design, variances, objective.penalty(size))
-            used = lapack.dtrtrs(factor, gram[:size, size:], trans=1)[0]
-            curvature -= used.T @ used
-        self._curvature = curvature / largest
-        self._curvature.reshape(-1)[:: len(curvature) + 1] += objective.ridge / largest
+        self._curvature = newton.curvature_left(objective, design, roots, self._scaled_rows(len(design), roots), largest)
         wide = [group.columns for group in self._standardisation.whiteners]
         blocks = [self._curvature[columns[:, :, None], columns[:, None, :]] for columns in wide]
         near = gradient[column_index(standardisation.offsets, self._near), 0] / math.sqrt(largest)
@@ -520,17 +508,13 @@ class GLMGains(GainTracker):
         self._others = scores * (NOT_NEAR / largest)
         self._most_of_others = float(self._others.max(initial=0.0))
 
-    def _gram(self, design: Float64Array, roots: Float64Array) -> Float64Array:
-        """Return the products with each other of the rows of ``design`` and the near columns, each observation scaled by ``roots``.
-
-        In float32: products of float32 columns carry no more digits, and this is most of the work.
-        """
-        size = len(design) + int(self._standardisation.offsets[-1])
+    def _scaled_rows(self, first: int, roots: Float64Array) -> Float32Array:
+        """Return room for ``first`` rows, and the near columns as rows, each observation times its ``roots`` (n_obs,)."""
+        size = first + int(self._standardisation.offsets[-1])
         if size > len(self._scaled):  # the same memory every time: fresh pages cost as much as what is written to them
             self._scaled = np.empty((2 * size, len(roots)), dtype=np.float32)
-        np.multiply(design, roots, out=self._scaled[: len(design)], casting="same_kind")
-        self._columns.fill(self._near, self._scaled[len(design) : size], roots)
-        return (self._scaled[:size] @ self._scaled[:size].T).astype(np.float64)
+        self._columns.fill(self._near, self._scaled[first:size], roots)
+        return self._scaled[:size]
 
     def _nearest(self, scores: Float64Array) -> IndexArray:
         """Return positions, ascending: the features with the largest scores (f,), no more columns than are quickly multiplied."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.linalg import lapack
 
-from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.arrays import Float32Array, Float64Array
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
@@ -28,7 +28,7 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["EXACT", "PASSING", "Coefficients", "Growing", "curvature_at", "implementation", "maximise"]
+__all__ = ["EXACT", "PASSING", "Coefficients", "Growing", "curvature_left", "implementation", "maximise", "roots"]
 
 #: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
 #: falls once more as it just fell: a fit whose coefficients are told, and one that only serves to go on from.
@@ -266,6 +266,45 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
     along = float(last @ gradient) / product
     step = lapack.dpotrs(factor, gradient - along * fall)[0]
     return np.asarray(step + (along - float(fall @ step) / product) * last)
+
+
+def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
+    """Return the roots of the weighted variances at ``eta`` (n_obs,), and the largest of these."""
+    if native is None or family.native is None:
+        variances = family.weights * family.moments(eta)[1]
+        return np.sqrt(variances), float(variances.max())
+    out = np.empty(len(eta))
+    return out, native.roots(family.native, eta, family.weights, out)
+
+
+def curvature_left(
+    family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float
+) -> Float64Array:
+    """Return (c, c): the penalised curvature of columns that the rows of ``design`` (d, n_obs) leave, in units of ``unit``.
+
+    ``roots`` (n_obs,) are those of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of ``design``, then the
+    columns, each observation times its root: in float32, because products of float32 columns carry no more digits, and this is
+    most of the work.
+    """
+    size = len(design)
+    if native is not None:
+        out = np.empty((len(scaled) - size, len(scaled) - size))
+        if native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out):
+            return out
+    np.multiply(design, roots, out=scaled[:size], casting="same_kind")
+    gram = (scaled @ scaled.T).astype(np.float64)
+    left = gram[size:, size:]
+    if size:
+        selected = gram[:size, :size].copy()
+        selected.reshape(-1)[:: size + 1] += family.penalty(size)
+        factor, failed = lapack.dpotrf(selected)
+        if failed:  # nearly dependent: not to be told in float32
+            factor = curvature_at(design, roots * roots, family.penalty(size))
+        used = lapack.dtrtrs(factor, gram[:size, size:], trans=1)[0]
+        left -= used.T @ used
+    left = left / unit
+    left.reshape(-1)[:: len(left) + 1] += family.ridge / unit
+    return left
 
 
 def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Float64Array:
