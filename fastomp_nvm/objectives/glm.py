@@ -156,7 +156,7 @@ class GLM(Objective):
         return self._told(self.newton(columns.dense(np.arange(len(columns.features))), start))
 
     def refit_score(self, columns: Columns) -> float:
-        """Return the score of a fit, that of a model remembered if there is one: its likelihood is the maximum, to all digits."""
+        """Return the score of a fit, that of a model remembered if there is one: its likelihood is the maximum, to twelve digits."""
         at = self._remembered.get(columns.features.tobytes())
         return self.refit(columns).score if at is None else self.score(at.eta, self.weights)
 

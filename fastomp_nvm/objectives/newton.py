@@ -32,7 +32,7 @@ __all__ = ["EXACT", "PASSING", "Coefficients", "Growing", "curvature_left", "imp
 
 #: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
 #: falls once more as it just fell: a fit whose coefficients are told, and one that only serves to go on from.
-EXACT, PASSING = 1e-16, 1e-13
+EXACT, PASSING = 1e-16, 1e-12
 
 #: A factor that is not fresh is replaced when the decrement does not fall at least to this fraction from step to step.
 SLOW = 0.05

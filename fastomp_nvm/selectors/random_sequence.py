@@ -91,6 +91,8 @@ class RandomSequence:
         self._constraint, self._name = constraint, (seed, outer, inner)
         self._union, self._candidates = selected, candidates
         self._left: IndexArray | None = None  # candidates that may still fit, by place; None: all
+        room = min(max(constraint.rank - len(selected), 0), len(candidates))
+        self._length = room if 0 < room <= constraint.free(selected) else None  # of the whole, where whatever is drawn fits
 
     @property
     def drawn(self) -> IndexArray:
@@ -100,6 +102,12 @@ class RandomSequence:
     def reach(self, length: int | None = None) -> bool:
         """Draw on until there are ``length`` members (None: to the end); tell whether there are more than before."""
         before = len(self.places)
+        if self._length is not None:  # one iteration, of which no more is drawn than is looked at
+            self.rounds, self.calls = 1, 2 * len(self._candidates) - self._length
+            wanted = self._length if length is None else min(length, self._length)
+            if wanted > before:
+                self.places = first_of((*self._name, 0), self._candidates, wanted)
+            return wanted > before
         while length is None or len(self.places) < length:
             features = self._candidates if self._left is None else self._candidates[self._left]
             if self.rounds:
