@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.design import Standardisation
+from fastomp_nvm.helpers import together
 from fastomp_nvm.kernels import Kernel, kernel
 from fastomp_nvm.pacing import Pace
 from fastomp_nvm.pieces import PiecedRows, parts
@@ -33,19 +32,6 @@ TASK_BYTES = 4 << 20
 
 #: Below this many multiply-adds a sweep is done by the calling thread: waking another costs more.
 INLINE_PRODUCTS = 1 << 23
-
-
-#: Threads there are at most for all sweeps of this process together; who finds none free sweeps alone.
-MOST_HELPERS = 256
-
-
-@lru_cache(maxsize=1)
-def _helpers() -> ThreadPoolExecutor:
-    """Return the threads that help with sweeps: as many as were ever needed at once, kept, for starting one takes longer than many a sweep."""
-    return ThreadPoolExecutor(MOST_HELPERS, "fastomp-sweep")
-
-
-os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of its parent's threads
 
 
 @dataclass(slots=True)
@@ -272,7 +258,7 @@ class Sweeper:
                     fill(start, min(start + step, last))
 
         # One thread goes piece by piece as well: who watches a sweep sees it move.
-        self._together(unless_others_fail(work, waiting), self.threads - 1)
+        together(unless_others_fail(work, waiting), self.threads - 1)
 
     def share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Have every one of ``tasks`` called once, on the calling thread and the workers."""
@@ -282,17 +268,7 @@ class Sweeper:
             for task in waiting:
                 task()
 
-        self._together(work, min(self.threads, len(tasks)) - 1)
-
-    def _together(self, work: Callable[[], None], others: int) -> None:
-        """Have ``work`` called by the calling thread and as many ``others``."""
-        helpers = [_helpers().submit(work) for _ in range(others)]
-        try:
-            work()
-        finally:
-            for helper in helpers:
-                if not helper.cancel():  # what never began has nothing left to do
-                    helper.result()
+        together(work, min(self.threads, len(tasks)) - 1)
 
     def _range(self, block: AnyArray, vectors: Vectors, wide: IndexArray, out: Float64Array, first: int, last: int) -> None:
         """Fill ``out[first:last]`` with the products of ``block``, these rows of the matrix."""
