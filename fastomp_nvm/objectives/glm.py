@@ -30,9 +30,9 @@ __all__ = ["GLM", "GLMGains"]
 #: The greedy's quadratic model is good while what it promises is what a fit then gains, up to this share.
 TRUST = 0.05
 
-#: The greedy fits for the first time with this many features, and again at the latest when its set has grown by this share, and by
-#: this many features.
-FIRST, LONGEST, FEWEST = 3, 1.0, 4
+#: The greedy fits for the first time with this many features, and again, as long as its quadratic model is good, when as many times
+#: what it has were added, or this many.
+FIRST, LONGEST, FEWEST = 3, 2, 4
 
 #: Candidates the greedy's quadratic model has: this many, and as many for each feature to be added before the next fit.
 LEAST_NEAR, NEAR_PER_ADDITION = 32, 3
@@ -440,7 +440,7 @@ class GLMGains(GainTracker):
         """Add the best of the open features ``count`` times over, all at once that come before the next fit."""
         taken: list[tuple[int, float]] = []
         while len(taken) < count:
-            self._fit_when_due()
+            self._fit_when_due(count - len(taken))
             batch = min(count - len(taken), self._next_fit - len(self._added))
             bound = 2.0 * max(least, self._most_of_others)
             found = self._quadratic.grow(self._curvature, open_[self._near], batch, bound)
@@ -460,11 +460,12 @@ class GLMGains(GainTracker):
                 taken += one
         return taken
 
-    def _fit_when_due(self) -> None:
-        """Fit again once as many features were added as the quadratic model is trusted with."""
+    def _fit_when_due(self, wanted: int | None = None) -> None:
+        """Fit again once as many features were added as the quadratic model is trusted with; no more than ``wanted`` will follow."""
         if len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
+            self._ahead = self._ahead if wanted is None else min(self._ahead, wanted)
             self._linearise()
 
     def _refit(self, left: float = PASSING) -> None:
@@ -482,7 +483,7 @@ class GLMGains(GainTracker):
         value = self._model.value
         gained = value - self._reached
         kept = abs(self._promised - gained) <= TRUST * gained
-        self._ahead = min(2 * self._ahead, max(int(LONGEST * self._fitted), FEWEST)) if kept else max(self._ahead // 2, 1)
+        self._ahead = max(LONGEST * self._fitted, FEWEST) if kept else max(self._ahead // 2, 1)
         self._promised, self._reached = 0.0, value
 
     def _linearise(self) -> None:
