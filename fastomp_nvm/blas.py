@@ -56,5 +56,7 @@ def blas_libraries() -> list[str]:
     controller = _controller()
     if controller is None:
         return []
-    described = (f"{library['internal_api']} {library['version']} {library.get('architecture', '')}" for library in controller.info())
+    described = (
+        f"{library['internal_api']} {library['version']} {library.get('architecture', '')}" for library in controller.info()
+    )
     return sorted(each.strip() for each in described)

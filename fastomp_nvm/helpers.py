@@ -1,8 +1,8 @@
 """Threads that share the work of a sweep: kept from one to the next, and kept off the processor of who calls them.
 
-Starting a thread takes longer than many a sweep, so none is ended. And a thread that waits is woken, after the machine was idle for a
-moment, on the processor of who wakes it more often than not, where it waits again until the caller has done all the work; the
-kernel takes some milliseconds to notice, in which a sweep runs at half its speed. So that processor is forbidden to it.
+Starting a thread takes longer than many a sweep, so none is ended. And when a machine was idle for a moment, a thread is woken on
+the processor of who wakes it more often than not, where it waits again for the caller to be done; the kernel takes milliseconds to
+notice, in which a sweep runs at half its speed (``bench kernels`` shows it). So that processor is forbidden to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 
 __all__ = ["together"]
 
@@ -44,8 +44,7 @@ class _Helper:
         return future
 
     def _serve(self, begun: Event) -> None:
-        from threading import get_native_id
-
+        """Call, one after the other, for as long as the process lives."""
         self._native_id = get_native_id()
         begun.set()
         while True:

@@ -30,7 +30,7 @@ struct family {
     double (*partition)(double eta); /* b with b' = mean */
 };
 
-/* e^x to the last bit or the one before, for x up to 700 in size: what is beyond counts as 700. Without a branch or a call, so that
+/* e^x to two units in the last place, for x up to 700 in size: what is beyond counts as 700. Without a branch or a call, so that
  * loops around it become vector code: it is most of what a step costs where there are few coefficients. */
 static inline double exponential(double x)
 {

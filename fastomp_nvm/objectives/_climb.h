@@ -1,4 +1,4 @@
-/* Newton's method for canonical-link GLMs: what _climb.c offers to the module in _newton.c. */
+/* Newton's method for canonical-link GLMs: what _climb.c offers to the others behind the module in _newton.c. */
 
 #ifndef FASTOMP_CLIMB_H
 #define FASTOMP_CLIMB_H

@@ -37,10 +37,10 @@ EXACT, PASSING = 1e-16, 1e-12
 #: A factor that is not fresh is replaced when the decrement does not fall at least to this fraction from step to step.
 SLOW = 0.05
 
-#: A step that moves no linear predictor by more than the first, and ends past the maximum along it with a slope of at most this share
-#: of the slope at its start, has gained. Where a predictor moves by t, the variances of both families change by no more than the
-#: factor e^t, and so does the curvature along a step. Of all functions with slope 1 at 0 and -s at 1, the one that gains least bends
-#: as early as that allows, and gains 1 - 0.582 (1 + s): nothing at s = 0.718.
+#: A step that moves no linear predictor by more than the first, and ends past the maximum along it with a slope of at most this
+#: share of the slope at its start, has gained. Where a predictor moves by t, the variances of a family change by no more than the
+#: factor e^t, and so does the curvature along a step. Of all functions with slope 1 at 0 and -s at 1, the one that gains least
+#: bends as early as that allows, and gains 1 - 0.582 (1 + s): nothing at s = 0.718.
 SMALL, OVERSHOT = 1.0, 0.5
 
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
@@ -210,7 +210,7 @@ def _climb(
 ) -> Float64Array | None:
     """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the factor last used, if it is any good.
 
-    The first ``settled`` coefficients are fitted as well as is asked for, with this residual; -1: none is, and the residual unknown.
+    The first ``settled`` coefficients are fitted as well as is asked for, with this residual; -1: none is, and it is not known.
     """
     first, penalty = int(family.centred), family.penalty(len(design))
     mean, variance = family.moments(eta)
@@ -277,9 +277,7 @@ def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
     return out, native.roots(family.native, eta, family.weights, out)
 
 
-def curvature_left(
-    family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float
-) -> Float64Array:
+def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float) -> Float64Array:
     """Return (c, c): the penalised curvature of columns that the rows of ``design`` (d, n_obs) leave, in units of ``unit``.
 
     ``roots`` (n_obs,) are those of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of ``design``, then the

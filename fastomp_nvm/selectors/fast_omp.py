@@ -175,7 +175,7 @@ def _adopt_prefix(
 
 
 def _blocked(problem: Problem, selected: IndexArray, X: IndexArray, places: IndexArray, first: int) -> IndexArray | None:
-    """Return how many additions of the sequence at ``places`` of X, beyond the ``first``, block each member of X; None: they do not."""
+    """Return how many additions of those at ``places`` of X, beyond the ``first``, block each member of X; None: none does."""
     if problem.constraint.free(selected) > len(places):
         return None
     return problem.constraint.blocking(selected, X[places], X) - first

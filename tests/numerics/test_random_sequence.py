@@ -118,6 +118,24 @@ def test_rounds_grow_with_the_root_of_the_rank():
         assert np.mean(rounds) <= 3 * math.sqrt(n_groups)
 
 
+@pytest.mark.parametrize("room", [0, 1, 40, 130, 300])
+def test_a_sequence_that_nothing_limits_is_the_same_in_pieces(room):
+    """Drawn bit by bit it grows into the whole, which is the beginning of one permutation, and counts as one round."""
+    constraint, selected = fc.Cardinality(1000, 50 + room), np.arange(50)
+    candidates = np.arange(100, 350)
+    whole = sequences.RandomSequence(constraint, selected, candidates, seed=2, outer=1, inner=3)
+    whole.reach()
+    expected = sequences.permutation(2, 1, 3, 0, candidates)[: min(room, 250)]
+    assert whole.drawn.tolist() == expected.tolist()
+    pieces = sequences.RandomSequence(constraint, selected, candidates, seed=2, outer=1, inner=3)
+    reached = 0
+    for length in (1, 7, 8, 60, 200, 400):
+        assert pieces.reach(length) == (min(length, len(expected)) > reached)
+        reached = len(pieces.drawn)
+        assert pieces.drawn.tolist() == expected[:length].tolist()
+    assert (pieces.rounds, pieces.calls) == (whole.rounds, whole.calls) == (1, 500 - len(expected))
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compiled):
     """The first features by key are those of sorting all keys, whichever way they are found, for few and for many."""

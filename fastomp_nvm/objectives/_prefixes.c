@@ -1,0 +1,183 @@
+/* Products of candidates with a residual, and FAST_OMP's prefixes of fits: what glm_candidates.py says, in C. Knows no Python. */
+
+#include "_prefixes.h"
+
+#include <string.h>
+
+/* ---- Gradients -------------------------------------------------------------------------------------------------------------- */
+
+/* Four numbers that are added up apart from each other: the same sums whether the processor adds four or two at a time. */
+#if defined(__GNUC__)
+typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
+typedef float FourSingle __attribute__((vector_size(16), aligned(4), may_alias));
+#define WIDENED(FROM) __builtin_convertvector(*(const FourSingle *)(FROM), Four)
+#define TAKEN(FROM) (*(const Four *)(FROM))
+#define LANES 16
+#endif
+
+/* Dot product with a row; its bits depend on the two alone. */
+#if defined(__GNUC__)
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double EightWide __attribute__((vector_size(64)));
+#define EIGHT(FROM) (*(const Eight *)(FROM))
+#define SINGLES 32  /* numbers a turn takes */
+#define CARRIED 512 /* numbers, a multiple of the former, after which sums are carried over to double */
+
+/* Both in single precision, as sweeps have them: half the bytes, and twice as many at a time. */
+WIDE static double dot_fast(int n, const float *row, const float *vector)
+{
+    double sum = 0.0;
+    int i = 0;
+    while (i + SINGLES <= n) {
+        const int whole = n - i < CARRIED ? (n - i) / SINGLES * SINGLES : CARRIED, end = i + whole;
+        Eight a = {0}, b = {0}, c = {0}, d = {0};
+        for (; i < end; i += SINGLES) {
+            a += EIGHT(row + i) * EIGHT(vector + i);
+            b += EIGHT(row + i + 8) * EIGHT(vector + i + 8);
+            c += EIGHT(row + i + 16) * EIGHT(vector + i + 16);
+            d += EIGHT(row + i + 24) * EIGHT(vector + i + 24);
+        }
+        const EightWide all = __builtin_convertvector((a + b) + (c + d), EightWide);
+        sum += ((all[0] + all[1]) + (all[2] + all[3])) + ((all[4] + all[5]) + (all[6] + all[7]));
+    }
+    for (; i < n; i++)
+        sum += (double)row[i] * (double)vector[i];
+    return sum;
+}
+
+#define DOT(NAME, ROW, LOADED)                                                                                                     \
+    WIDE static double NAME(int n, const ROW *row, const double *vector)                                                          \
+    {                                                                                                                              \
+        Four a = {0}, b = {0}, c = {0}, d = {0};                                                                                   \
+        int i = 0;                                                                                                                 \
+        for (; i + LANES <= n; i += LANES) {                                                                                       \
+            a += LOADED(row + i) * TAKEN(vector + i);                                                                              \
+            b += LOADED(row + i + 4) * TAKEN(vector + i + 4);                                                                      \
+            c += LOADED(row + i + 8) * TAKEN(vector + i + 8);                                                                      \
+            d += LOADED(row + i + 12) * TAKEN(vector + i + 12);                                                                    \
+        }                                                                                                                          \
+        a = (a + b) + (c + d);                                                                                                     \
+        double sum = (a[0] + a[1]) + (a[2] + a[3]);                                                                                \
+        for (; i < n; i++)                                                                                                         \
+            sum += (double)row[i] * vector[i];                                                                                     \
+        return sum;                                                                                                                \
+    }
+DOT(dot_single, float, WIDENED)
+DOT(dot_double, double, TAKEN)
+#else
+static double dot_fast(int n, const float *row, const float *vector)
+{
+    double sum = 0.0;
+    for (int i = 0; i < n; i++)
+        sum += (double)row[i] * (double)vector[i];
+    return sum;
+}
+
+#define DOT(NAME, ROW)                                                                                                             \
+    static double NAME(int n, const ROW *row, const double *vector)                                                               \
+    {                                                                                                                              \
+        double sum = 0.0;                                                                                                          \
+        for (int i = 0; i < n; i++)                                                                                                \
+            sum += (double)row[i] * vector[i];                                                                                     \
+        return sum;                                                                                                                \
+    }
+DOT(dot_single, float)
+DOT(dot_double, double)
+#endif
+
+/* Fills out[i * step] with the product of the i-th column, standardised, with a vector. */
+void products(const struct columns *x, const double *vector, double *out, int step)
+{
+    double sum = 0.0, single_sum = 0.0;
+    for (int i = 0; i < x->n; i++)
+        sum += vector[i];
+    for (int i = 0; x->single && i < x->n; i++) {
+        x->single[i] = (float)vector[i];
+        single_sum += x->single[i];
+    }
+    for (int i = 0; i < x->count; i++) {
+        const char *row = x->rows + x->places[i] * x->stride;
+        double raw, total = sum;
+        if (x->kind == 'd')
+            raw = dot_double(x->n, (const double *)row, vector);
+        else if (x->wide[i])
+            raw = dot_single(x->n, (const float *)row, vector);
+        else {
+            raw = dot_fast(x->n, (const float *)row, x->single);
+            total = single_sum;
+        }
+        out[(size_t)i * (size_t)step] = (raw - x->mean[i] * total) * x->scale[i];
+    }
+}
+
+/* Fills out (n) with the column at a position, standardised. */
+WIDE static void standardised(const struct columns *x, int64_t position, double *restrict out)
+{
+    const char *row = x->rows + x->places[position] * x->stride;
+    const double mean = x->mean[position], scale = x->scale[position];
+    if (x->kind == 'f')
+        for (int i = 0; i < x->n; i++)
+            out[i] = ((double)((const float *)row)[i] - mean) * scale;
+    else
+        for (int i = 0; i < x->n; i++)
+            out[i] = (((const double *)row)[i] - mean) * scale;
+}
+
+/* ---- Prefixes --------------------------------------------------------------------------------------------------------------- */
+
+/* Lists the candidates whose score reaches the threshold, that are not in the model, and that `added` additions do not block.
+ * Returns how many. */
+static int alive(const struct prefixes *x, int64_t added)
+{
+    int count = 0;
+    for (int i = 0; i < x->candidates.count; i++) {
+        const double squared = x->gradient[i] * x->gradient[i];
+        x->kept[count] = i;
+        count += (squared >= x->threshold) & !x->in_model[i] & (!x->blocked || x->blocked[i] > added);
+    }
+    return count;
+}
+
+/* Goes on with the first `count` of x->kept, which is ascending: what is written has been read. */
+static void keep(struct prefixes *x, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const int64_t from = x->kept[i];
+        x->gradient[i] = x->gradient[from];
+        x->candidates.places[i] = x->candidates.places[from];
+        x->candidates.mean[i] = x->candidates.mean[from];
+        x->candidates.scale[i] = x->candidates.scale[from];
+        x->candidates.wide[i] = x->candidates.wide[from];
+    }
+    memset(x->in_model, 0, (size_t)count);
+}
+
+/* Adds candidates to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`. Returns what climb does. */
+int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
+{
+    const size_t n = (size_t)p->n;
+    x->left = -1;
+    moments_of(p->family, p->n, p->eta, p->mean, p->variance);
+    for (x->added = 0; x->added < x->count && x->left < 0; x->added++) {
+        const int64_t position = x->positions[x->added];
+        if (x->skip_weak && x->added && x->gradient[position] * x->gradient[position] < x->threshold)
+            break;
+        const int size = p->d;
+        if (has_factor)
+            memcpy(x->known, p->factor, (size_t)size * (size_t)size * sizeof(double));
+        standardised(&x->candidates, position, x->design + (size_t)size * n);
+        p->beta[size] = 0.0;
+        p->d = size + 1;
+        has_factor = climb(p, has_factor ? x->known : NULL, size, 1);
+        if (has_factor == NOT_DEFINITE)
+            return NOT_DEFINITE;
+        products(&x->candidates, p->residual, x->gradient, 1);
+        x->in_model[position] = 1;
+        const int still = alive(x, x->added + 1);
+        if (still < x->enough) {
+            x->left = still;
+            keep(x, still);
+        }
+    }
+    return has_factor;
+}

@@ -1,0 +1,130 @@
+"""Candidates of a GLM: their gradients along a sequence of additions, each prefix fitted from the one before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.columns import Columns
+from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.objectives import newton
+from fastomp_nvm.objectives.base import CandidateBlocks
+from fastomp_nvm.objectives.newton import Coefficients, maximise
+
+if TYPE_CHECKING:
+    from fastomp_nvm.objectives.glm import GLMModel
+
+__all__ = ["GLMCandidates"]
+
+
+class GLMCandidates(CandidateBlocks):
+    """Candidates whose gradient at each prefix is their product with that prefix model's residual.
+
+    Where fits are compiled, prefixes are: fits, products and decisions in one call as long as the columns are in memory; where they
+    are read again the same functions are called for one block of them after the other.
+    """
+
+    def __init__(self, model: GLMModel, columns: Columns, gradient: Float64Array) -> None:
+        self.features = columns.features
+        self._columns, self._left = columns, np.arange(len(columns.features))  # the latter: positions of the features in the former
+        self._gradient, self._added = gradient, np.zeros(len(columns.features), dtype=np.bool_)
+        self._model = model
+        self._fits: list[tuple[int, Coefficients]] = []
+        self._prefixes = np.empty((0, 0))  # gradients at these
+        self._compiled = (
+            newton.native is not None
+            and model.objective.native is not None
+            and not columns.standardisation.whiteners
+            and columns.dtype in (np.float32, np.float64)
+        )
+        # Where the columns are in memory (an array, rows of it, means, scales, which are wide), as of which change of that memory.
+        self._here: tuple[AnyArray, IndexArray, Float64Array, Float64Array, BoolArray] | None = None
+        self._as_of = -1
+
+    @property
+    def columns(self) -> Columns:
+        """Those of the features, and no others."""
+        if len(self._columns.features) > len(self._left):
+            self._columns, self._left = self._columns.keep(self._left), np.arange(len(self._left))
+        return self._columns
+
+    @property
+    def standardisation(self) -> Standardisation:
+        """Of these features, by position."""
+        return self.columns.standardisation
+
+    def at_once(self) -> int:
+        """Return 1 where columns are in memory, because a fit costs more than their product with its residual; else all."""
+        return 1 if self.columns.held else len(self.features)
+
+    def gradients(self, positions: IndexArray) -> Float64Array:
+        """Fit each prefix, started from the one before, and multiply with all residuals at once."""
+        model, offsets = self._model, self.standardisation.offsets
+        widths = offsets[positions + 1] - offsets[positions]
+        size, at = len(model.design), model.at
+        design = model.extended(int(widths.sum()))
+        self.columns.fill(positions, design[size:])
+        self._fits = []
+        for width in widths.tolist():
+            size += width
+            at = maximise(model.objective, design[:size], at)
+            self._fits.append((size, at))
+        self._prefixes = self._products(np.array([fit.residual for _, fit in self._fits]))
+        return self._prefixes
+
+    def _products(self, residuals: Float64Array) -> Float64Array:
+        """Return (n_columns, m): the columns times ``residuals`` (m, n_obs), with the bits that compiled prefixes have."""
+        if not self._compiled:
+            return self.columns.products(residuals.T)
+        mean, scale, wide = self.standardisation.mean, self.standardisation.scale, self.standardisation.wide
+        out = np.empty((len(mean), len(residuals)))
+        for local, array, places in self.columns.pieces():
+            found = np.empty((len(local), len(residuals)))
+            newton.native.gradients(array, places, mean[local], scale[local], wide[local], residuals, found)
+            out[local] = found
+        return out
+
+    def advance(
+        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
+    ) -> tuple[int, bool]:
+        """Add one after the other, in C where that is possible."""
+        if not self._locate():
+            return super().advance(positions, blocked, threshold, enough, skip_weak)
+        assert self._here is not None
+        kept = np.empty(len(self.features), dtype=np.int64)
+        mine = (*self._here, self._gradient, self._added)  # which all begin with what is left, afterwards
+        added, left = self._model.advance(positions, *mine, positions, blocked, kept, (threshold, enough, skip_weak))
+        if left < 0:
+            return added, False
+        self.features, self._left = self.features[kept[:left]], self._left[kept[:left]]
+        rows, places, mean, scale, wide = self._here
+        self._here = rows, places[:left], mean[:left], scale[:left], wide[:left]
+        self._gradient, self._added = self._gradient[:left], self._added[:left]
+        return added, True
+
+    def _locate(self) -> bool:
+        """Find where the columns are in memory, unless that is known; tell whether all are, and compiled code can have them."""
+        if not self._compiled:
+            return False
+        if self._here is None or self._as_of != self._columns.drops:
+            here, standardisation = self.columns.located(), self.standardisation
+            self._as_of, self._here = self._columns.drops, None
+            if here is not None:  # copies: compiled code drops those that are out
+                mean, scale, wide = standardisation.mean, standardisation.scale, standardisation.wide
+                self._here = here[0], here[1].copy(), mean.copy(), scale.copy(), wide.copy()
+                self._gradient = self._gradient.copy()
+        return self._here is not None
+
+    def adopt(self, prefixes: int) -> None:
+        """Take over the fit of that prefix."""
+        self._model.move(*self._fits[prefixes - 1])
+        self._gradient = self._prefixes[:, prefixes - 1]
+
+    def keep(self, positions: IndexArray) -> None:
+        """Drop the others."""
+        self._gradient = self._gradient[column_index(self.standardisation.offsets, positions)]
+        self._added, self._here = self._added[positions], None
+        self._columns, self._left = self.columns.keep(positions), np.arange(len(positions))
+        self.features = self._columns.features

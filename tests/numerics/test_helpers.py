@@ -1,0 +1,150 @@
+"""Threads that share work: all of it done, errors told, none kept waiting for, and off the processor of who calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import fastomp_nvm as fo
+from fastomp_nvm import helpers
+from fastomp_nvm.helpers import together
+
+
+def sharing(tasks: int, each: Callable[[int], None]) -> Callable[[], None]:
+    """Return work that calls ``each`` for every task once, whoever takes it."""
+    waiting = iter(range(tasks))
+
+    def work() -> None:
+        for task in waiting:
+            each(task)
+
+    return work
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_all_of_it_is_done_once(others) -> None:
+    """By the calling thread and by others, again and again, with no more threads than were ever needed."""
+    before = {thread.name for thread in threading.enumerate()}
+    for _ in range(20):
+        done: list[int] = []
+        together(sharing(50, done.append), others)
+        assert sorted(done) == list(range(50))
+    helping = [thread for thread in threading.enumerate() if thread.name == "fastomp-help"]
+    assert len(helping) <= max(others, sum(name == "fastomp-help" for name in before)) + 4
+
+
+def test_others_take_their_share() -> None:
+    """While the calling thread is busy with one task, another thread does the rest."""
+    taken: dict[int, int] = {}
+    done = threading.Event()
+
+    def each(task: int) -> None:
+        taken[task] = threading.get_ident()
+        if threading.get_ident() == caller:
+            done.wait(30.0)
+        elif len(taken) == 10:
+            done.set()
+
+    caller = threading.get_ident()
+    together(sharing(10, each), 1)
+    assert list(taken.values()).count(caller) <= 1
+    assert sorted(taken) == list(range(10))
+
+
+@pytest.mark.parametrize("who", ["caller", "other"])
+def test_an_error_is_told_when_nobody_is_at_it_any_more(who) -> None:
+    """Of whoever raised it; afterwards the thread serves the next."""
+    caller, at_it = threading.get_ident(), []
+
+    def work() -> None:
+        at_it.append(1)
+        mine = threading.get_ident() == caller
+        try:
+            deadline = time.monotonic() + 30.0
+            while len(at_it) < 2 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if mine == (who == "caller"):
+                raise OSError("the disk is gone")
+        finally:
+            at_it.append(-1)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        together(work, 1)
+    assert sum(at_it) == 0
+    done: list[int] = []
+    together(sharing(5, done.append), 1)
+    assert sorted(done) == list(range(5))
+
+
+def test_what_never_began_is_not_waited_for() -> None:
+    """Who has done all the work itself returns, whatever keeps the others from beginning."""
+    blocked, let_go = threading.Event(), threading.Event()
+    helper = helpers._Helper()
+
+    def block() -> None:
+        blocked.set()
+        let_go.wait(30.0)
+
+    busy = helper.give(block)
+    assert blocked.wait(30.0)
+    idle = list(helpers._idle)
+    helpers._idle.clear()
+    helpers._idle.append(helper)
+    try:
+        done: list[int] = []
+        together(sharing(5, done.append), 1)
+        assert done == list(range(5))
+        assert not busy.done()
+    finally:
+        let_go.set()
+        busy.result(30.0)
+        helpers._idle.extendleft(idle)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_others_keep_off_the_processor_of_the_caller() -> None:
+    """Not one of them may run there, and the caller may run where it could before."""
+    allowed = os.sched_getaffinity(0)
+    one = min(allowed)
+    try:
+        os.sched_setaffinity(0, {one})  # so that it is known where the caller is
+        os.sched_setaffinity(0, allowed)
+        seen: list[set[int]] = []
+        done, caller = threading.Event(), threading.get_ident()
+
+        def work() -> None:
+            if threading.get_ident() == caller:
+                done.wait(30.0)
+            else:
+                seen.append(os.sched_getaffinity(0))
+                done.set()
+
+        together(work, 1)
+        assert len(seen[0]) == len(allowed) - 1
+        assert os.sched_getaffinity(0) == allowed
+        os.sched_setaffinity(0, {one})  # where there is one processor alone, it is shared
+        done.clear()
+        together(work, 1)
+        assert seen[1] == {one}
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # that it has threads, which is the point
+def test_a_child_process_has_threads_of_its_own() -> None:
+    """A process forked after a selection selects the same, with as many threads, and ends."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 16_000))
+    y = X[:, :3].sum(axis=1)
+    expected = fo.select(X, y, k=3, threads=2).indices.tolist()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends it should it hang
+        os._exit(0 if fo.select(X, y, k=3, threads=2).indices.tolist() == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
