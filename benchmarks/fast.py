@@ -267,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
             _show_linear(console, runs[-1])
             bars += _linear_bars(runs[-1])
     if PARTS[-1] in parts:
-        classes = logistic(*((200, 1000, 8, 1, 1) if arguments.quick else (800, 20_000, 50, 5, 3)))
+        classes = logistic(*((200, 1000, 8, 1, 1) if arguments.quick else (800, 20_000, 50, 5, 7)))
         _show_logistic(console, classes)
         bars += _logistic_bars(classes)
     show_bars(console, bars)

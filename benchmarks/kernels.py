@@ -1,7 +1,9 @@
 """Every bar of the sweep kernels in one run: against BLAS, of float16 and int8 against float32, of the tier, and of constraints.
 
 ``fastomp bench kernels`` prints ratios of medians, measured in turn on the same arrays, and ends with 1 when a bar is missed. BLAS
-gets all cores. The last table is the time that the blocking indices of a sequence take, next to a sweep over as many columns.
+gets all cores. A short sweep after an idle moment is timed with the threads that help kept off the processor of who sweeps, as they
+are, and left to the kernel. The last table is the time that the blocking indices of a sequence take, next to a sweep over as many
+columns.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,6 +23,7 @@ from rich.table import Table
 
 import fastomp_nvm as fo
 from benchmarks.machine import Bar, fingerprint, interleaved, show_bars
+from fastomp_nvm import helpers
 from fastomp_nvm.constraints import (
     Bounds,
     Cardinality,
@@ -76,6 +80,30 @@ def sweeps(rows: int, n_obs: int, repeats: int) -> dict[str, float]:
         statistics.median,
     )
     sweeper.close()
+    return seconds
+
+
+def after_a_pause(rows: int, n_obs: int, repeats: int) -> dict[str, float]:
+    """Return the median seconds of a sweep by a machine that was idle, its threads kept off the caller's processor, and not."""
+    rng = np.random.default_rng(0)
+    single, narrow = rng.standard_normal((rows, n_obs), dtype=np.float32), np.zeros(rows, dtype=np.bool_)
+    vectors, sweeper = Vectors(rng.standard_normal((n_obs, 1)), single.dtype), Sweeper()
+    keeping_off = helpers._keep_off
+
+    def left_to_the_kernel(threads: Sequence[Any]) -> None:
+        for thread in threads:
+            thread.keep_to(os.sched_getaffinity(0))
+
+    def sweep(keep: Callable[[Sequence[Any]], None]) -> None:
+        helpers._keep_off = keep
+        sweeper.dots(single, vectors, narrow)
+
+    ways = {"kept off": lambda: sweep(keeping_off), "left to the kernel": lambda: sweep(left_to_the_kernel)}
+    try:
+        seconds, _ = interleaved(ways, repeats, statistics.median)
+    finally:
+        helpers._keep_off = keeping_off
+        sweeper.close()
     return seconds
 
 
@@ -150,6 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     candidates = 20_000 if arguments.quick else 10**6
     seconds = sweeps(rows, n_obs, repeats)
     gc.collect()
+    woken = after_a_pause(*((2000, 500, 2) if arguments.quick else (20_000, 800, 25)))
     tiers = tier(*((300, 3000, 10, 1) if arguments.quick else (2000, 20_000, 100, 5)))
     asked = blocking(candidates, seconds["float32"] * candidates / rows, min(repeats, 5))
     bars = [
@@ -160,10 +189,17 @@ def main(argv: list[str] | None = None) -> int:
         Bar("answers that the tier changes", sum(not row["same_answer"] for row in tiers), 0, at_most=True),
     ]
     if arguments.json:
-        figures = {"shape": [rows, n_obs], "sweeps": seconds, "tier": tiers, "blocking": asked, "bars": list(map(asdict, bars))}
+        figures = {
+            "shape": [rows, n_obs],
+            "sweeps": seconds,
+            "after_a_pause": woken,
+            "tier": tiers,
+            "blocking": asked,
+            "bars": list(map(asdict, bars)),
+        }
         print(json.dumps({"machine": fingerprint(), **figures}))
     else:
-        _show(rows, n_obs, candidates, seconds, tiers, asked, bars)
+        _show(rows, n_obs, candidates, seconds, woken, tiers, asked, bars)
     return 0 if arguments.quick or all(bar.met for bar in bars) else 1
 
 
@@ -172,6 +208,7 @@ def _show(
     n_obs: int,
     candidates: int,
     seconds: dict[str, float],
+    woken: dict[str, float],
     tiers: list[dict[str, Any]],
     asked: list[dict[str, Any]],
     bars: list[Bar],
@@ -192,6 +229,10 @@ def _show(
         took = seconds[name]
         table.add_row(name, f"{took:.4f}", f"{rows / took / 1e6:.2f}", f"{rows * n_obs * size / took / 1e9:.1f}")
     console.print(table)
+    faster = woken["left to the kernel"] / woken["kept off"]
+    console.print(
+        f"64 MB after an idle moment, threads kept off the caller's processor: {faster:.2f} times as fast as left to the kernel"
+    )
     table = Table("algorithm", "seconds", "times faster", "times fewer bytes", "same answer", title="the int8 tier, all in memory")
     for row in tiers:
         figures = (f"{row['seconds']:.4f}", f"{row['times_faster']:.2f}", f"{row['times_fewer_bytes']:.2f}")

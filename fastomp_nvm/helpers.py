@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread, get_native_id
 
@@ -32,9 +33,10 @@ class _Helper:
         begun.wait()
 
     def keep_to(self, processors: Set[int]) -> None:
-        """Let it run on these alone."""
+        """Let it run on these alone, where this process may decide that."""
         if processors != self._allowed:
-            os.sched_setaffinity(self._native_id, processors)
+            with suppress(OSError):  # a sandbox that forbids it, or one that just took some of these away
+                os.sched_setaffinity(self._native_id, processors)
             self._allowed = processors
 
     def give(self, work: Callable[[], None]) -> Future[None]:

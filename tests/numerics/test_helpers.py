@@ -136,6 +136,22 @@ def test_others_keep_off_the_processor_of_the_caller() -> None:
         os.sched_setaffinity(0, allowed)
 
 
+def test_a_sandbox_that_forbids_it_is_no_error(monkeypatch) -> None:
+    """Where threads may not be told where to run, they run where the kernel puts them."""
+
+    def forbidden(thread: int, processors: object) -> None:
+        asked.append(thread)
+        raise PermissionError(1, "not here")
+
+    asked: list[int] = []
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    monkeypatch.setattr(helpers, "_idle", type(helpers._idle)())
+    done: list[int] = []
+    together(sharing(5, done.append), 1)
+    assert sorted(done) == list(range(5))
+    assert len(asked) == 1
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # that it has threads, which is the point
 def test_a_child_process_has_threads_of_its_own() -> None:
     """A process forked after a selection selects the same, with as many threads, and ends."""
