@@ -54,6 +54,8 @@ void lay_out(struct problem *p, double *room);
  * is an intercept. Returns FACTORED where `factor` is of use to go on from. */
 int climb(const struct problem *p, const double *known, int size, int settled);
 
+double sum_of(int n, const double *vector);
+
 /* Fills mean and variance (n) with those at eta. */
 void moments_of(const struct family *family, int n, const double *eta, double *mean, double *variance);
 

@@ -85,16 +85,24 @@ DOT(dot_single, float)
 DOT(dot_double, double)
 #endif
 
+/* Fills out with a vector in single precision. Returns the sum of that. */
+static double rounded(int n, const double *vector, float *out)
+{
+    double even = 0.0, odd = 0.0;
+    for (int i = 0; i < n; i++) {
+        out[i] = (float)vector[i];
+        if (i % 2)
+            odd += (double)out[i];
+        else
+            even += (double)out[i];
+    }
+    return even + odd;
+}
+
 /* Fills out[i * step] with the product of the i-th column, standardised, with a vector. */
 void products(const struct columns *x, const double *vector, double *out, int step)
 {
-    double sum = 0.0, single_sum = 0.0;
-    for (int i = 0; i < x->n; i++)
-        sum += vector[i];
-    for (int i = 0; x->single && i < x->n; i++) {
-        x->single[i] = (float)vector[i];
-        single_sum += x->single[i];
-    }
+    const double sum = sum_of(x->n, vector), single_sum = x->single ? rounded(x->n, vector, x->single) : 0.0;
     for (int i = 0; i < x->count; i++) {
         const char *row = x->rows + x->places[i] * x->stride;
         double raw, total = sum;
