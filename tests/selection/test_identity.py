@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.rounds import SAMPLE, largest
 from fastomp_nvm.synthetic import PaperDesign
 
 N_OBS, N_FEATURES = 333, 1500
@@ -193,3 +197,32 @@ def test_a_store_opens_again_after_the_process_that_built_it(tmp_path: Path) -> 
     subprocess.run([sys.executable, "-c", script, f"pmem://{tmp_path}/s"], check=True)
     with fo.open_store(f"pmem://{tmp_path}/s") as left, fo.open_store(f"mmap://{tmp_path}/s") as right:
         assert bits(fo.select(left, k=5)) == bits(fo.select(right, k=5))
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 1023, 1024, 1100, 5000, 40_000])
+@pytest.mark.parametrize("shape", ["random", "sorted", "equal", "few large"])
+def test_the_largest_scores_are_those_of_sorting_all(size, shape) -> None:
+    """However many there are, in whatever order, and however misleading a sample of them is."""
+    rng = np.random.default_rng(size)
+    values = {
+        "random": rng.exponential(size=size),
+        "sorted": np.sort(rng.exponential(size=size)),
+        "equal": np.ones(size),
+        # A sample takes every so many: here it sees next to nothing of what is large.
+        "few large": np.where(np.arange(size) % max(size // SAMPLE, 1) == 1, 1.0 + rng.random(size), rng.random(size) / 9.0),
+    }[shape]
+    for count in (0, 1, 2, 40, 700, size, size + 5):
+        assert np.sort(largest(values, count)).tolist() == np.sort(values)[::-1][:count][::-1].tolist()
+
+
+def test_what_moments_make_is_kept_as_long_as_they_are(tmp_path) -> None:
+    """Selections from a store that stays open share its standardisation; when the store is gone, so is that."""
+    rng = np.random.default_rng(0)
+    store = fo.create_store(f"mmap://{tmp_path}/moments", rng.normal(size=(30, 6)), rng.normal(size=30))
+    first, second = (Dataset.of_store(store).design().standardisation for _ in range(2))
+    assert first is second
+    gone = weakref.ref(store.statistics)
+    store.close()
+    del store, first, second
+    gc.collect()
+    assert gone() is None
