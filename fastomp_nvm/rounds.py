@@ -37,6 +37,7 @@ __all__ = [
     "Problem",
     "Query",
     "Round",
+    "largest",
 ]
 
 
@@ -187,8 +188,8 @@ class ExactGradients(Gradients):
 
     def top_mean(self, count: int) -> float:
         """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
-        largest = self.largest(count)
-        return math.fsum(largest.tolist()) / len(largest) if len(largest) else 0.0
+        scores = self.largest(count)
+        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""

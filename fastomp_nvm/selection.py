@@ -357,9 +357,10 @@ def encode_response(y: Any, objective: str) -> tuple[Float64Array, tuple[str, ..
     if objective == "logistic":
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise DataError(f"the target holds a NaN or infinity at row {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}")
-        ones = values == 1 if values.dtype.kind in "fiu" else values
-        if values.dtype.kind in "fiu" and (ones | (values == 0)).all() and ones.any() and not ones.all():
-            return ones.astype(np.float64), ("0", "1")
+        if values.dtype.kind in "fiu":
+            ones = values == 1
+            if (ones | (values == 0)).all() and ones.any() and not ones.all():  # as mostly: nothing to sort
+                return ones.astype(np.float64), ("0", "1")
         labels, codes = labelled(values)
         return codes.astype(np.float64), labels
     try:

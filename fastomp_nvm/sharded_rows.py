@@ -33,7 +33,7 @@ from fastomp_nvm.candidate_sets import Bits, ShardedCandidates, Slot, packed
 from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.design import Standardisation, Whitener, column_index
 from fastomp_nvm.remote_rows import RemoteRows
-from fastomp_nvm.rounds import Ask, Gradients, Query
+from fastomp_nvm.rounds import Ask, Gradients, Query, largest
 from fastomp_nvm.shard import Answer, ForgottenError, ShardAddress, SweepRequest, View
 from fastomp_nvm.stores import Sidecars
 
@@ -338,7 +338,7 @@ class _ShardedGradients(Gradients):
             return 0.0
         self._reaching = self._decide("largest", (count, self._shares.likely))
         scores = np.concatenate([found.largest for found in self._reaching.values()])
-        self._mean = math.fsum(np.partition(scores, len(scores) - count)[len(scores) - count :].tolist()) / count
+        self._mean = math.fsum(largest(scores, count).tolist()) / count
         return self._mean
 
     def at_least(self, threshold: float) -> IndexArray:

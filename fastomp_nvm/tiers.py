@@ -27,7 +27,7 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT
-from fastomp_nvm.rounds import Ask, Gradients
+from fastomp_nvm.rounds import Ask, Gradients, largest
 from fastomp_nvm.stores import ColumnStatistics, Tier
 from fastomp_nvm.sweep import Sweeper, Vectors
 
@@ -263,16 +263,13 @@ class TierGradients(Gradients):
 
     def top_mean(self, count: int) -> float:
         """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
-        largest = self.largest(count)
-        return math.fsum(largest.tolist()) / len(largest) if len(largest) else 0.0
+        scores = self.largest(count)
+        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""
         count = min(count, len(self._candidates))
-        if count == 0:
-            return np.empty(0)
-        scores = self._below[self._leaders(count)]
-        return np.partition(scores, len(scores) - count)[len(scores) - count :]
+        return largest(self._below[self._leaders(count)], count) if count else np.empty(0)
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""
