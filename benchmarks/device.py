@@ -15,7 +15,7 @@ from fastomp_nvm.reading import MatrixFile
 __all__ = ["direct_bandwidth", "evict", "resident_share"]
 
 #: Of the raw reads that others are measured against: the quickest of those tried, whatever the reader of the package uses.
-THREADS, BLOCK_BYTES = 4, 4 << 20
+THREADS, BLOCK_BYTES = 8, 1 << 20
 
 
 def evict(path: Path) -> float:
@@ -35,14 +35,17 @@ def resident_share(path: Path) -> float:
     return MatrixFile(whole, 0, lambda flags: os.open(path, flags)).resident_share()
 
 
-def direct_bandwidth(path: Path) -> float:
-    """Read a whole file from its device, past the page cache and without using it for anything; return bytes per second."""
-    size = path.stat().st_size
+def direct_bandwidth(path: Path, first: int = 0, size: int | None = None) -> float:
+    """Read a file, or ``size`` bytes of it from ``first`` on, past the page cache and for nothing; return bytes per second.
+
+    ``first`` must be a multiple of a page.
+    """
+    size = min(path.stat().st_size - first, path.stat().st_size if size is None else size)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:  # a file system in memory
         descriptor = os.open(path, os.O_RDONLY)
-    starts = iter(range(0, size, BLOCK_BYTES))
+    starts = iter(range(first, first + size, BLOCK_BYTES))
 
     def work() -> None:
         buffer = mmap.mmap(-1, BLOCK_BYTES)

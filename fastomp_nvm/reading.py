@@ -51,10 +51,10 @@ __all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "ranges", "refuse_
 WAYS = ("auto", "mmap", "direct")
 
 #: Bytes a thread reads at a time, at least one column.
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 
 #: Threads beyond those that compute: as many reads wait for the device while every core is busy.
-WAITING_THREADS = 2
+WAITING_THREADS = 6
 
 #: Bytes of columns a thread picks from here and there at a time, at least one column.
 PICKED_BYTES = 1 << 20
