@@ -117,9 +117,11 @@ class Columns:
     def keep(self, positions: IndexArray) -> Columns:
         """Return the features at ``positions`` alone; those that had no room may have it now."""
         features = self.features[positions]
-        if not self._pool.holds(features):
-            return self._pool.columns(features)
-        return Columns(self._pool, features, self.standardisation.subset(positions))
+        return self.only(positions) if self._pool.holds(features) else self._pool.columns(features)
+
+    def only(self, positions: IndexArray) -> Columns:
+        """Return the features at ``positions`` alone, held or not as they are."""
+        return Columns(self._pool, self.features[positions], self.standardisation.subset(positions))
 
 
 class ColumnPool:

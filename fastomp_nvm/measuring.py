@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.constraints.partition import Partition
 from fastomp_nvm.errors import MediumError
 from fastomp_nvm.kernels import kernel
 from fastomp_nvm.machine_profiles import Machine, Medium, Network, Profile
@@ -214,7 +215,8 @@ def _driver(products_per_second: float) -> tuple[float, float, float, float]:
     """Return the seconds of the polish per column and k^2 and per column and k, of an inner round, and of a start."""
     small = PaperDesign(64, 2000)
     X, y = small.matrix().T, small.response()
-    requests = [{"k": 1, "epsilon": 0.5, "polish": "none"}, {"k": 40, "polish": "none"}]
+    halves = Partition(2000, np.arange(2000) % 2, [20, 20])  # which must be asked: otherwise rounds are gone through at once, in C
+    requests = [{"k": 1, "epsilon": 0.5, "polish": "none"}, {"k": 40, "polish": "none", "constraint": halves}]
     (start, _, _), (seconds, _, rounds) = _best_selections(X, y, requests)
     inner_round = max(seconds - start, 1e-6) / rounds
     n_features, n_obs = POLISHED

@@ -26,7 +26,6 @@ import numpy as np
 from fastomp_nvm.columns import LARGEST_BUDGET
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.machine_profiles import Machine, Medium, Network
-from fastomp_nvm.objectives.linear_gains import GRAM_BLOCK
 from fastomp_nvm.rehearsal import KINDS, rehearse
 from fastomp_nvm.stores import BLOCK_COLUMNS
 
@@ -40,10 +39,10 @@ DRIVER_BYTES, NODE_BYTES, NODE_TIER_BYTES = 150, 150, 185
 #: Share of memory that the system lets a mapping fill, as in ``reading``; and how much slower a first pass through it is.
 FILLABLE, FIRST_PASS = 0.5, 2.0
 
-#: Columns of the Gram matrix the polish computes for each it uses, in blocks of ``GRAM_BLOCK`` likely ones: 2.3 to 5.0 of the
-#: paper's design (500 to 2000 observations, k 50 to 300, 16 November 2026), the more the fewer observations, and 1.6 to 3.6 of the
-#: sparse one.
-GRAM_WASTE = 3.5
+#: Columns of the Gram matrix the polish computes for each it uses, in blocks of ``GRAM_BLOCK`` at most: 1.0 to 1.9 of the paper's
+#: design (500 and 1000 observations, k 50 and 300, 17 November 2026), the more the fewer observations, and 1.0 to 2.2 of the sparse
+#: one; and how many are in a block, 6 to 22.
+GRAM_WASTE, GRAM_COLUMNS = 1.4, 17
 
 ALGORITHMS = ("fast_omp", "sds_omp")
 
@@ -301,7 +300,7 @@ def _fast_omp(request: PlanRequest) -> _Work:
     products = sum((outer.prefix_columns + outer.survivors * outer.selected) * n_obs for outer in played.outers)
     dense = sum(outer.prefix_columns * (outer.selected + outer.adopted / 2) for outer in played.outers)
     if request.polish:
-        walked += gathered * GRAM_WASTE * k / GRAM_BLOCK
+        walked += gathered * GRAM_WASTE * k / GRAM_COLUMNS
         products += gathered * n_obs * GRAM_WASTE * k
     return _Work(
         passes=len(played.outers),

@@ -8,7 +8,9 @@ GLM with canonical link the gradient is ``A_std @ residual``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,7 +18,10 @@ from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation
 
-__all__ = ["CandidateBlocks", "Candidates", "Fit", "GainTracker", "Model", "Objective"]
+__all__ = ["CandidateBlocks", "Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective", "Walk"]
+
+#: Which of some features may be added to others, (o,) bool: given what was added (a,) and the features in question (o,).
+Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,23 @@ class Fit:
     intercept: float
     value: float
     score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Inner iterations of FAST_OMP that were gone through at once.
+
+    Attributes
+    ----------
+    added : (a,) int64
+        Features that were added to the model, in this order.
+    sizes, lengths : (i,) int64
+        Candidates before, and additions in, each iteration.
+    """
+
+    added: IndexArray
+    sizes: IndexArray
+    lengths: IndexArray
 
 
 class Candidates(ABC):
@@ -75,6 +97,21 @@ class Candidates(ABC):
         int, bool
             How many were added; whether fewer than ``enough`` are left.
         """
+
+    def walk(self, name: tuple[int, int, int], room: int, threshold: float, share: float) -> Walk | None:
+        """Go through inner iterations at once, at least one; None where they are to be gone through one by one.
+
+        Each adds candidates as ``advance`` does, in the order of its draw, until fewer than ``share`` of them are left.
+
+        Parameters
+        ----------
+        name : (seed, outer, inner)
+            Names the draw of the first; the others follow.
+        room : int
+            Additions, of whichever candidates, after which the set is full and nothing extends it.
+        threshold, share : float
+        """
+        return None
 
     @abstractmethod
     def scores(self) -> Float64Array:
@@ -245,8 +282,9 @@ class Objective(ABC):
         """Return further figures of a fit for the result (``pseudo_r2`` for GLMs)."""
 
     @abstractmethod
-    def gains(self, columns: Columns, likely: IndexArray) -> GainTracker:
+    def gains(self, columns: Columns, extends: Extends | None = None) -> GainTracker:
         """Return a tracker of the gains of ``columns``, starting from the empty set.
 
-        ``likely`` are positions that will probably be added: a hint to work in larger blocks, without effect on the answer.
+        ``extends(added, others)`` tells who works ahead which of ``others`` may be added to what was added, all by position: a
+        hint, without effect on the answer.
         """

@@ -18,7 +18,7 @@ import numpy as np
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.objectives import newton
-from fastomp_nvm.objectives.base import Fit, Model, Objective
+from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates
 from fastomp_nvm.objectives.glm_gains import GLMGains
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
@@ -163,7 +163,7 @@ class GLM(Objective):
         null = self.null_likelihood / self.total
         return {"pseudo_r2": 1.0 - fit.score / null if null else 0.0, "null_score": null}
 
-    def gains(self, columns: Columns, likely: IndexArray) -> GLMGains:
+    def gains(self, columns: Columns, extends: Extends | None = None) -> GLMGains:
         """Return a tracker of second-order gains over ``columns``, starting from the empty set."""
         return GLMGains(self, columns)
 
@@ -202,11 +202,21 @@ class GLMModel(Model):
 
     def advance(self, positions: IndexArray, *arguments: Any) -> tuple[int, int]:
         """Add candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.advance`."""
-        if self._growing is None:
-            self._growing = newton.Growing(self.objective, self._at)
-        added, left = self._growing.advance(self.extended(len(positions)), *arguments)
+        added, left = self._grow_in_c().advance(self.extended(len(positions)), *arguments)
         self._size += added
         return added, left
+
+    def walk(self, room: int, *arguments: Any) -> tuple[int, int, int]:
+        """Go through inner iterations, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.walk`."""
+        added, left, iterations = self._grow_in_c().walk(self.extended(room), *arguments)
+        self._size += added
+        return added, left, iterations
+
+    def _grow_in_c(self) -> newton.Growing:
+        """Return the fit as compiled code goes on with it."""
+        if self._growing is None:
+            self._growing = newton.Growing(self.objective, self._at)
+        return self._growing
 
     @property
     def residual(self) -> Float64Array:

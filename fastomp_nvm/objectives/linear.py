@@ -18,7 +18,7 @@ from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.objectives.base import Fit, Model, Objective
+from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
 from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.objectives.known_columns import KnownColumns
 from fastomp_nvm.objectives.linear_candidates import FewLinearCandidates, LinearCandidates, ManyLinearCandidates
@@ -146,9 +146,9 @@ class Linear(Objective):
         """Return nothing beyond the score."""
         return {}
 
-    def gains(self, columns: Columns, likely: IndexArray) -> LinearGains:
+    def gains(self, columns: Columns, extends: Extends | None = None) -> LinearGains:
         """Return a tracker of exact gains over ``columns``."""
-        return LinearGains(self, columns, likely)
+        return LinearGains(self, columns, extends)
 
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
         """Return what no selection has explained yet of the features of ``standardisation``, the ridge included.

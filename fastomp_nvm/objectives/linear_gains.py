@@ -11,7 +11,7 @@ import numpy as np
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
-from fastomp_nvm.objectives.base import GainTracker
+from fastomp_nvm.objectives.base import Extends, GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 from fastomp_nvm.objectives.linear_candidates import native
 
@@ -23,9 +23,15 @@ __all__ = ["SMALLEST_PIVOT", "FollowedGains", "LinearGains", "exact_gains"]
 #: Share of its squared length below which the remainder of a column has no exact gain: products in float32 do not carry it.
 SMALLEST_PIVOT = 1e-6
 
-#: Columns of the Gram matrix computed at once when the greedy meets one it does not have: few where they cost only time, many where
-#: every product reads columns again.
-GRAM_BLOCK, READING_BLOCK = 16, 48
+#: Columns of the Gram matrix computed at once when the greedy meets one it does not have, at most: more where every product reads
+#: columns again.
+GRAM_BLOCK, READING_BLOCK = 32, 64
+
+#: The features among which it is foreseen what these will be: this share of all, but no fewer and no more for each of them.
+NEAR_SHARE, FEWEST_NEAR, MOST_NEAR = 1 / 16, 2, 8
+
+#: Nothing is foreseen that gains less than this share of what the best of the others gains now: one of them would come first.
+LEAST_FORESEEN = 0.75
 
 
 def exact_gains(
@@ -155,6 +161,19 @@ class FollowedGains:
         self.value += float(found[:taken].sum())  # 0 for dependent ones
         return list(zip(places[:taken].tolist(), found[:taken].tolist(), strict=True))
 
+    def among(self, positions: IndexArray) -> FollowedGains:
+        """Return the features at ``positions``, ascending, as they are now; they follow further additions by themselves."""
+        columns = column_index(self._standardisation.offsets, positions)
+        groups = []
+        for group, pivots in zip(self._standardisation.whiteners, self._groups, strict=True):
+            here = pivots[np.isin(group.features, positions, assume_unique=True)]
+            groups += [here] if len(here) else []
+        few = FollowedGains(
+            self._standardisation.subset(positions), self._gradient[columns], self._pivot[columns], groups, self._smallest[columns]
+        )
+        few._directions, few._size = self._directions[: self._size, columns], self._size
+        return few
+
     def _make_room(self, count: int) -> None:
         """See to it that there is room for ``count`` more directions."""
         if self._size + count > len(self._directions):
@@ -164,19 +183,25 @@ class FollowedGains:
 
 
 class LinearGains(GainTracker):
-    """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks."""
+    """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks.
 
-    def __init__(self, objective: Linear, columns: Columns, likely: IndexArray) -> None:
-        self._objective, self._columns = objective, columns
+    A block is what the greedy will probably add next. That is found out by letting it go ahead among the few features that gain
+    most at the moment, whose products with each other cost little. Where all it then adds is among these, as it mostly is, no
+    column is computed that is not used; where it is not, the next block is due earlier. The answer is the same.
+    """
+
+    def __init__(self, objective: Linear, columns: Columns, extends: Extends | None) -> None:
+        self._objective, self._columns, self._extends = objective, columns, extends
         self._offsets = columns.standardisation.offsets
         self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns, as far as they are needed
         self._whole: Float64Array | None = None  # the same of all columns, where they are known
+        self._added: list[int] = []
+        self._open = np.ones(len(columns.features), dtype=np.bool_)  # as who adds last said
         known, places = objective.known, objective.known.places(columns)
         if places is not None:
             gradient, self._whole = known.moves[places], known.gram(places, places)
         else:
             gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
-            self._compute(likely)
         pivot, groups = objective.remainders(columns.standardisation, columns)
         self._followed = FollowedGains(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
 
@@ -191,6 +216,7 @@ class LinearGains(GainTracker):
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
         """Return the first of the best."""
+        self._open = open_
         return self._followed.best(open_)
 
     def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
@@ -206,20 +232,56 @@ class LinearGains(GainTracker):
                 self._followed.add(column, self._whole[column])
             return
         if first not in self._gram:
-            block = GRAM_BLOCK if self._columns.held else READING_BLOCK
-            gains = self.gains()
-            best = [other for other in np.argsort(-gains, kind="stable")[: 2 * block].tolist() if gains[other] > 0]
-            others = [other for other in best if int(self._offsets[other]) not in self._gram and other != position]
-            self._compute(np.array([position, *others[: block - 1]]))
+            coming = [each for each in self._foreseen(position) if int(self._offsets[each]) not in self._gram]
+            products = self._products(self._columns, np.array(coming))
+            self._gram.update(zip(column_index(self._offsets, np.array(coming)).tolist(), products, strict=True))
         for column in range(first, last):
             self._followed.add(column, self._gram.pop(column))
+        self._added.append(position)
 
-    def _compute(self, positions: IndexArray) -> None:
-        """Compute the Gram columns of the features at ``positions``: products of all columns with theirs."""
-        entries = min(MOST_ENTRIES, self._columns.budget // 8)  # where memory is short, no more at a time than is gathered
-        at_once = max(entries // len(self._objective.response), 1)
+    def _foreseen(self, position: int) -> list[int]:
+        """Return the features that will probably be added next, one after the other: first the one at ``position``."""
+        count = GRAM_BLOCK if self._columns.held else READING_BLOCK
+        gains = np.where(self._open, self.gains(), -1.0)
+        gains[position] = np.inf
+        width = min(max(int(NEAR_SHARE * len(gains)), FEWEST_NEAR * count), MOST_NEAR * count, len(gains))
+        near = np.sort(np.argpartition(-gains, width - 1)[:width])
+        near = near[gains[near] > 0.0]
+        least = LEAST_FORESEEN * float(np.delete(gains, near).max(initial=0.0))
+        few, columns = self._followed.among(near), self._columns.only(near)
+        gram = self._products(columns, np.arange(len(near)))
+        offsets, open_, coming = columns.standardisation.offsets, np.ones(len(near), dtype=np.bool_), list[int]()
+        place = int(np.searchsorted(near, position))
+        while True:
+            coming.append(int(near[place]))
+            open_[place] = False
+            if len(coming) == count:
+                break
+            for column in range(int(offsets[place]), int(offsets[place + 1])):
+                few.add(column, gram[column])
+            place, gain = few.best(open_)
+            while gain > least and not self._extended_by(coming, near[place : place + 1])[0]:
+                left = np.flatnonzero(open_)
+                open_[left] = self._extended_by(coming, near[left])
+                place, gain = few.best(open_)
+            if not gain > least:
+                break
+        return coming
+
+    def _extended_by(self, coming: list[int], others: IndexArray) -> BoolArray:
+        """Tell which of ``others`` may be added to what was added and is ``coming``."""
+        if self._extends is None:
+            return np.ones(len(others), dtype=np.bool_)
+        return self._extends(np.array(self._added + coming), others)
+
+    def _products(self, columns: Columns, positions: IndexArray) -> Float64Array:
+        """Return columns of a Gram matrix, as rows: the products of all ``columns`` with those of the features at ``positions``."""
+        offsets, weighted = columns.standardisation.offsets, self._objective.weighted
+        out = np.empty((int((offsets[positions + 1] - offsets[positions]).sum()), int(offsets[-1])))
+        entries = min(MOST_ENTRIES, columns.budget // 8)  # where memory is short, no more at a time than is gathered
+        at_once, done = max(entries // len(self._objective.response), 1), 0
         for first in range(0, len(positions), at_once):
-            some = positions[first : first + at_once]
-            dense = self._objective.weighted(self._objective.weighted(self._columns.dense(some)))
-            products = np.ascontiguousarray(self._columns.products(dense).T)
-            self._gram.update(zip(column_index(self._offsets, some).tolist(), products, strict=True))
+            dense = weighted(weighted(columns.dense(positions[first : first + at_once])))
+            out[done : done + dense.shape[1]] = columns.products(dense).T
+            done += dense.shape[1]
+        return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.rounds import Problem
 
 __all__ = ["polish"]
@@ -26,7 +26,11 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     if not features.size:
         return selected
     full = problem.parameters.until == "full"
-    tracker = problem.objective.gains(problem.pool.columns(features), np.sort(np.searchsorted(features, selected)))
+
+    def extends(added: IndexArray, others: IndexArray) -> BoolArray:
+        return constraint.extensions(features[added], features[others])
+
+    tracker = problem.objective.gains(problem.pool.columns(features), extends)
     room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # nothing larger is independent: no need to ask
     open_, size, promised = np.ones(len(features), dtype=np.bool_), 0, 0.0
     least = -1.0 if full else NOTHING

@@ -252,7 +252,7 @@ def test_linear_gains_are_differences_of_fits(ridge, weighted, centred) -> None:
     """``g^2 / d`` is what a refit with the column adds, after any additions."""
     case = make("linear", ridge, weighted, centred)
     objective, columns = case.objective(), case.columns()
-    tracker = objective.gains(columns, np.array([3, 1]))
+    tracker = objective.gains(columns)
     chosen: list[int] = []
     for position in (3, 1, 6):
         base = objective.fit(columns.dense(np.array(chosen, dtype=np.int64))).value
@@ -278,7 +278,7 @@ def test_growing_is_adding_the_best_again_and_again(name, grouped) -> None:
         open_ = np.ones(8 - grouped, dtype=np.bool_)
         open_[closed] = False
         left, wanted = open_.copy(), []
-        slow = case.objective().gains(columns, np.empty(0, dtype=np.int64))
+        slow = case.objective().gains(columns)
         while len(wanted) < count:
             place, gain = slow.best(left)
             if gain < 0.0 or gain <= least:
@@ -286,7 +286,7 @@ def test_growing_is_adding_the_best_again_and_again(name, grouped) -> None:
             slow.add(place)
             left[place] = False
             wanted.append((place, gain))
-        quick = case.objective().gains(columns, np.empty(0, dtype=np.int64))
+        quick = case.objective().gains(columns)
         found = quick.grow(open_, count, least)
         assert [place for place, _ in found] == [place for place, _ in wanted]
         assert [gain for _, gain in found] == pytest.approx([gain for _, gain in wanted], rel=1e-9, abs=1e-12)
@@ -316,7 +316,7 @@ def test_glm_gains_are_right_to_second_order(name, ridge, weighted, centred) -> 
     """For a column that adds little, the predicted gain is the gain; for any, it is of its size."""
     case = make(name, ridge, weighted, centred)
     objective, columns = case.objective(), case.columns()
-    tracker = objective.gains(columns, np.empty(0, dtype=np.int64))
+    tracker = objective.gains(columns)
     for position in (0, 1, 2):  # then it fits
         tracker.add(position)
     base = objective.fit(columns.dense(np.array([0, 1, 2]))).value
@@ -341,7 +341,7 @@ def test_glm_gains_follow_the_quadratic_model_between_fits(monkeypatch, name, gr
     columns = ColumnPool(dataset.design(centred, case.weights), Sweeper(1), Traffic(), 1 << 30).columns(np.arange(8 - grouped))
     members = [[0], [1], [2], [3], [4, 5], [6], [7]] if grouped else [[column] for column in range(8)]
     A, objective = columns.dense(np.arange(len(members))), case.objective()
-    tracker = objective.gains(columns, np.empty(0, dtype=np.int64))
+    tracker = objective.gains(columns)
     for position in (0, 4, 2, 5):  # fits after the third
         tracker.gains()
         tracker.add(position)
