@@ -7,18 +7,12 @@
 
 #include <stdint.h>
 
+#include "_mixing.h"
+
 struct drawn {
     uint64_t key;
     int64_t place;
 };
-
-static uint64_t mixed(uint64_t state, uint64_t word)
-{
-    uint64_t z = (state ^ word) + 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
 
 /* Lets the entry at `place` sink to where neither of the two below it is smaller. */
 static void sink(struct drawn *heap, Py_ssize_t place, Py_ssize_t count)

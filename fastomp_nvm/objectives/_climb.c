@@ -16,6 +16,8 @@ void (*dgemv)(const char *, const int *, const int *, const double *, const doub
               const double *, double *, const int *);
 void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *, const double *,
               double *, const int *);
+void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *, float *,
+              const int *);
 void (*dpotrf)(const char *, const int *, double *, const int *, int *);
 void (*dtrsv)(const char *, const char *, const char *, const int *, const double *, const int *, double *, const int *);
 
@@ -27,7 +29,7 @@ static const int STRIDE = 1;
 struct family {
     const char *name;
     void (*moments)(int n, const double *restrict eta, double *restrict mean, double *restrict variance);
-    double (*partition)(double eta); /* b with b' = mean */
+    void (*partition)(int n, const double *restrict eta, double *restrict out); /* b with b' = mean */
 };
 
 /* e^x to two units in the last place, for x up to 700 in size: what is beyond counts as 700. Without a branch or a call, so that
@@ -62,9 +64,21 @@ WIDE static void logistic_moments(int n, const double *restrict eta, double *res
     }
 }
 
-static double logistic_partition(double eta)
+/* log(1 + x) to a few units in the last place, for x from 0 to 1, as 2 artanh(x / (2 + x)); without a branch or a call, as above. */
+static inline double log_of_one_and(double x)
 {
-    return (eta > 0.0 ? eta : 0.0) + log1p(exponential(-fabs(eta)));
+    const double z = x / (2.0 + x), z2 = z * z, z4 = z2 * z2, z8 = z4 * z4; /* z is at most 1/3: 3^-35 is nothing beside 1 */
+    const double a = (1.0 + z2 * (1.0 / 3.0)) + z4 * (1.0 / 5.0 + z2 * (1.0 / 7.0));
+    const double b = (1.0 / 9.0 + z2 * (1.0 / 11.0)) + z4 * (1.0 / 13.0 + z2 * (1.0 / 15.0));
+    const double c = (1.0 / 17.0 + z2 * (1.0 / 19.0)) + z4 * (1.0 / 21.0 + z2 * (1.0 / 23.0));
+    const double d = (1.0 / 25.0 + z2 * (1.0 / 27.0)) + z4 * (1.0 / 29.0 + z2 * (1.0 / 31.0));
+    return 2.0 * z * ((a + z8 * b) + (z8 * z8) * (c + z8 * (d + z8 * (1.0 / 33.0))));
+}
+
+WIDE static void logistic_partition(int n, const double *restrict eta, double *restrict out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = (eta[i] > 0.0 ? eta[i] : 0.0) + log_of_one_and(exponential(-fabs(eta[i])));
 }
 
 WIDE static void poisson_moments(int n, const double *restrict eta, double *restrict mean, double *restrict variance)
@@ -73,9 +87,10 @@ WIDE static void poisson_moments(int n, const double *restrict eta, double *rest
         mean[i] = variance[i] = exponential(eta[i] < 600.0 ? eta[i] : 600.0); /* poisson.py: LARGEST_PREDICTOR */
 }
 
-static double poisson_partition(double eta)
+WIDE static void poisson_partition(int n, const double *restrict eta, double *restrict out)
 {
-    return exponential(eta < 600.0 ? eta : 600.0);
+    for (int i = 0; i < n; i++)
+        out[i] = exponential(eta[i] < 600.0 ? eta[i] : 600.0);
 }
 
 static const struct family FAMILIES[] = {
@@ -110,14 +125,15 @@ static void along(const struct problem *p, const double *coefficients, double *o
     dgemv("N", &p->n, &p->d, &ONE, p->design, &p->n, coefficients, &STRIDE, &ZERO, out, &STRIDE);
 }
 
-/* Penalised log-likelihood at eta + length * move, up to what does not depend on the coefficients. */
+/* Penalised log-likelihood at eta + length * move, up to what does not depend on the coefficients. Overwrites the moments. */
 static double likelihood(const struct problem *p, double length)
 {
     double sum = 0.0, squares = 0.0;
-    for (int i = 0; i < p->n; i++) {
-        const double eta = p->eta[i] + length * p->move[i];
-        sum += p->weights[i] * (p->response[i] * eta - p->family->partition(eta));
-    }
+    for (int i = 0; i < p->n; i++)
+        p->mean[i] = p->eta[i] + length * p->move[i];
+    p->family->partition(p->n, p->mean, p->variance);
+    for (int i = 0; i < p->n; i++)
+        sum += p->weights[i] * (p->response[i] * p->mean[i] - p->variance[i]);
     for (int j = p->with.intercept; j < p->d; j++) {
         const double coefficient = p->beta[j] + length * p->step[j];
         squares += coefficient * coefficient;
@@ -154,14 +170,10 @@ WIDE static void walk(const struct problem *p, double length)
         p->eta[i] += length * p->move[i];
 }
 
-/* Fills factor with that of the curvature here. Returns 0, or -1 when it is not positive definite. */
-WIDE static int curvature_here(const struct problem *p)
+/* Fills factor with the products of the columns, each observation times its scale. */
+WIDE static void scaled_products(const struct problem *p)
 {
-    double trace = 0.0;
-    int failed;
     memset(p->factor, 0, (size_t)p->d * (size_t)p->d * sizeof(double));
-    for (int i = 0; i < p->n; i++)
-        p->scale[i] = sqrt(p->weights[i] * p->variance[i]);
     for (int start = 0; start < p->n; start += BLOCK) {
         const int count = p->n - start < BLOCK ? p->n - start : BLOCK;
         for (int j = 0; j < p->d; j++) {
@@ -171,6 +183,41 @@ WIDE static int curvature_here(const struct problem *p)
         }
         dsyrk("U", "T", &p->d, &count, &ONE, p->scaled, &count, &ONE, p->factor, &p->d);
     }
+}
+
+/* The same in single precision, in half the time. Needs as many observations as there are coefficients, which BLOCK must be, too:
+ * `scaled` then has room for both a block and the products. */
+WIDE static void scaled_products_in_single(const struct problem *p)
+{
+    const float one = 1.0f, nothing = 0.0f;
+    const size_t d = (size_t)p->d;
+    float *scaled = (float *)p->scaled, *gram = scaled + (size_t)(p->n < BLOCK ? p->n : BLOCK) * d;
+    for (int start = 0; start < p->n; start += BLOCK) {
+        const int count = p->n - start < BLOCK ? p->n - start : BLOCK;
+        for (size_t j = 0; j < d; j++) {
+            const double *column = p->design + j * (size_t)p->n + start;
+            for (int i = 0; i < count; i++)
+                scaled[j * (size_t)count + (size_t)i] = (float)(column[i] * p->scale[start + i]);
+        }
+        ssyrk("U", "T", &p->d, &count, &one, scaled, &count, start ? &one : &nothing, gram, &p->d);
+    }
+    memset(p->factor, 0, d * d * sizeof(double));
+    for (size_t j = 0; j < d; j++)
+        for (size_t i = 0; i <= j; i++)
+            p->factor[j * d + i] = (double)gram[j * d + i];
+}
+
+/* Fills factor with that of the curvature here. Returns 0, or -1 when it is not positive definite. */
+WIDE static int curvature_here(const struct problem *p, int single)
+{
+    double trace = 0.0;
+    int failed;
+    for (int i = 0; i < p->n; i++)
+        p->scale[i] = sqrt(p->weights[i] * p->variance[i]);
+    if (single && p->d <= BLOCK && p->d <= p->n)
+        scaled_products_in_single(p);
+    else
+        scaled_products(p);
     for (int j = 0; j < p->d; j++)
         trace += p->factor[(size_t)j * (size_t)(p->d + 1)];
     for (int j = 0; j < p->d; j++)
@@ -277,7 +324,7 @@ WIDE static double farthest(const struct problem *p)
 static int climb_uncentred(const struct problem *p, const double *known, int size, int settled)
 {
     double before = INFINITY;
-    int has_factor, has_last = 0;
+    int has_factor, has_last = 0, single = 1, made = -2; /* the last: at which step, in single precision */
     if (settled) {
         const int added = p->d - size;
         memset(p->gradient, 0, (size_t)size * sizeof(double));
@@ -291,14 +338,18 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
     for (int count = 0; count < p->with.max_steps; count++) {
         const int fresh = !has_factor;
         if (fresh) {
-            if (curvature_here(p) < 0)
+            if (single && curvature_here(p, 1) < 0)
+                single = 0;
+            if (!single && curvature_here(p, 0) < 0)
                 return NOT_DEFINITE;
+            made = single ? count : -2;
             has_factor = 1;
             has_last = 0;
         }
         corrected(p, has_last);
         const double decrement = inner(p->d, p->gradient, p->step);
         if (decrement > p->with.slow * before && !fresh) {
+            single = single && count > made + 1; /* it was of little use: the columns may be all but dependent */
             has_factor = 0;
             continue;
         }
@@ -322,8 +373,9 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
             look(p);
             slope(p);
             if (length == 0.0) {
-                if (fresh)
+                if (fresh && !single)
                     break;
+                single = single && !fresh;
                 has_factor = 0;
                 before = INFINITY;
             }
@@ -347,8 +399,9 @@ void moments_of(const struct family *family, int n, const double *eta, double *m
 
 void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out)
 {
+    family->partition(n, eta, out);
     for (int i = 0; i < n; i++)
-        out[i] = response[i] * eta[i] - family->partition(eta[i]);
+        out[i] = response[i] * eta[i] - out[i];
 }
 
 unsigned long long work_space(int n, int d)

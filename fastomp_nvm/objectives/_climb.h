@@ -67,6 +67,8 @@ extern void (*dgemv)(const char *, const int *, const int *, const double *, con
                      const int *, const double *, double *, const int *);
 extern void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *,
                      const double *, double *, const int *);
+extern void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *,
+                     float *, const int *);
 extern void (*dpotrf)(const char *, const int *, double *, const int *, int *);
 extern void (*dtrsv)(const char *, const char *, const char *, const int *, const double *, const int *, double *, const int *);
 

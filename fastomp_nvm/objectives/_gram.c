@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_walk.h"
+
 /* A loop compiled twice, the better one chosen when the module loads. What it computes entry by entry has the same bits in both,
  * as long as nothing is fused: build with -ffp-contract=off. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -136,6 +138,24 @@ static void keep(struct candidates *x, int count, double *directions, int direct
     x->columns = left;
 }
 
+/* Adds a feature; *found directions become more, and *gain what the model gained. */
+static void add(struct candidates *x, const struct rule *by, int64_t feature, double *directions, int *found, double *gain)
+{
+    for (int64_t column = x->offsets[feature]; column < x->offsets[feature + 1]; column++) {
+        double *direction = directions + (size_t)*found * (size_t)x->columns;
+        remainder_of(x->columns, x->gram + (size_t)column * (size_t)x->columns, directions, *found, (int)column, direction);
+        const double pivot = direction[column] + by->ridge;
+        const double length = x->lengths ? x->lengths[column] : 1.0;
+        if (!(pivot > by->tolerance * length * length))
+            continue; /* dependent: it moves nothing */
+        const double root = sqrt(pivot), move = x->gradient[column] / root;
+        move_along(x->columns, direction, root, move, x->gradient);
+        *gain += move * move;
+        ++*found;
+    }
+    x->added[feature] = 1;
+}
+
 /* Adds the candidates at `positions` one after the other. Returns how many were added; *left is how many candidates remain once
  * fewer than enough do, and -1 where that did not happen; *gain is what the model gained. */
 static int advance_prefixes(struct candidates *x, const struct rule *by, const int64_t *positions, int count,
@@ -145,23 +165,9 @@ static int advance_prefixes(struct candidates *x, const struct rule *by, const i
     *left = -1;
     *gain = 0.0;
     while (added < count) {
-        const int64_t feature = positions[added];
-        if (by->skip_weak && added && score(x, feature) < by->threshold)
+        if (by->skip_weak && added && score(x, positions[added]) < by->threshold)
             break;
-        for (int64_t column = x->offsets[feature]; column < x->offsets[feature + 1]; column++) {
-            double *direction = directions + (size_t)found * (size_t)x->columns;
-            remainder_of(x->columns, x->gram + (size_t)column * (size_t)x->columns, directions, found, (int)column, direction);
-            const double pivot = direction[column] + by->ridge;
-            const double length = x->lengths ? x->lengths[column] : 1.0;
-            if (!(pivot > by->tolerance * length * length))
-                continue; /* dependent: it moves nothing */
-            const double root = sqrt(pivot), move = x->gradient[column] / root;
-            move_along(x->columns, direction, root, move, x->gradient);
-            *gain += move * move;
-            found++;
-        }
-        x->added[feature] = 1;
-        added++;
+        add(x, by, positions[added++], directions, &found, gain);
         const int still = alive(x, by, blocked, added);
         if (still < by->enough) {
             *left = still;
@@ -171,6 +177,25 @@ static int advance_prefixes(struct candidates *x, const struct rule *by, const i
     }
     explain(x->columns, x->gram, directions, found);
     return added;
+}
+
+/* Goes through all inner iterations: each adds candidates in the order of its draw. */
+static void walk_prefixes(struct candidates *x, const struct rule *by, struct walk *w, double *directions, int *columns, double *gain)
+{
+    w->total = w->iterations = 0;
+    *gain = 0.0;
+    while (x->features && w->total < w->room) {
+        const int size = x->features, before = w->total;
+        int still = size, found = 0;
+        draw(w, size);
+        while (!(still < w->share * size)) { /* at the latest when all are in the model, or no more fit */
+            add(x, by, next_drawn(w, x->added, size), directions, &found, gain);
+            still = w->total < w->room ? alive(x, by, NULL, 0) : 0;
+        }
+        end_iteration(w, size, before, x->kept, still);
+        keep(x, still, directions, found, columns);
+        explain(x->columns, x->gram, directions, found);
+    }
 }
 
 /* ---- Python ----------------------------------------------------------------------------------------------------------------- */
@@ -254,6 +279,70 @@ PyDoc_STRVAR(advance_doc,
              "Add candidates until fewer than enough are left; return how many were added, features and columns left, and the gain.\n\n"
              "-1 features left: enough still are, and all stay. Otherwise kept lists those that do, and all arrays begin with what\n"
              "belongs to them.");
+
+static PyObject *walk(PyObject *module, PyObject *arguments)
+{
+    struct candidates x;
+    struct rule by = {0};
+    struct walk w;
+    Py_buffer gram, gradient, lengths, offsets, in_model, names, origin, drawn, sizes, additions;
+    unsigned long long seed, outer, inner; /* modulo 2^64 */
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "w*w*z*w*w*y*w*w*w*w*(KKK)(dddd)", &gram, &gradient, &lengths, &offsets, &in_model, &names,
+                          &origin, &drawn, &sizes, &additions, &seed, &outer, &inner, &by.threshold, &w.share, &by.ridge,
+                          &by.tolerance))
+        return NULL;
+    const Py_ssize_t features = in_model.len, columns = doubles(&gradient), room = integers(&drawn);
+    x.gram = gram.buf, x.gradient = gradient.buf, x.lengths = lengths.buf, x.offsets = offsets.buf, x.added = in_model.buf;
+    w.features = names.buf, w.origin = origin.buf, w.added = drawn.buf, w.sizes = sizes.buf, w.lengths = additions.buf;
+    w.name = mixed(mixed(0, seed), outer), w.inner = (int64_t)inner, w.room = (int)room;
+    int fits = columns < INT_MAX && features < INT_MAX && room < INT_MAX && integers(&offsets) == features + 1 &&
+               doubles(&gram) == columns * columns && (!lengths.buf || doubles(&lengths) == columns) &&
+               integers(&names) == features && integers(&origin) == features && integers(&sizes) == room &&
+               integers(&additions) == room && w.share > 0.0 &&
+               (x.features = (int)features, x.columns = (int)columns, consistent(&x, NULL, 0));
+    for (Py_ssize_t i = 0; fits && i < features; i++)
+        fits = w.origin[i] == i && !x.added[i];
+    if (fits) {
+        double gain, *directions = PyMem_Malloc((size_t)(columns + 1) * (size_t)(columns + 1) * sizeof(double));
+        int *space = PyMem_Malloc((size_t)(columns + 1) * sizeof(int));
+        w.keys = PyMem_Malloc((size_t)(features + 1) * sizeof *w.keys);
+        x.kept = PyMem_Malloc((size_t)(features + 1) * sizeof *x.kept);
+        if (directions && space && w.keys && x.kept) {
+            walk_prefixes(&x, &by, &w, directions, space, &gain);
+            result = Py_BuildValue("iiidi", w.total, x.features, x.columns, gain, w.iterations);
+        } else
+            PyErr_NoMemory();
+        PyMem_Free(directions);
+        PyMem_Free(space);
+        PyMem_Free(w.keys);
+        PyMem_Free(x.kept);
+    } else
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c, c), (c,), (c,) and int64 of "
+                                          "(f + 1,), bool of (f,), none of it true, int64 of (f,), 0 to f - 1, and (b,) three times");
+    PyBuffer_Release(&gram);
+    PyBuffer_Release(&gradient);
+    if (lengths.buf)
+        PyBuffer_Release(&lengths);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&in_model);
+    PyBuffer_Release(&names);
+    PyBuffer_Release(&origin);
+    PyBuffer_Release(&drawn);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&additions);
+    return result;
+}
+
+PyDoc_STRVAR(walk_doc,
+             "walk(gram, gradient, lengths, offsets, added, features, origin, drawn, sizes, additions, (seed, outer, inner), "
+             "(threshold, share, ridge, tolerance), /)\n--\n\n"
+             "Go through inner iterations until no candidate is left; return how many were added, features and columns left, the gain, "
+             "and how many iterations there were.\n\n"
+             "Each adds candidates in the order of its draw until fewer than this share of them are left. Nothing fits when as many were\n"
+             "added as drawn has room for. It gets them, by position; origin the positions of those left; sizes and additions how many\n"
+             "candidates, and additions, each iteration had. All other arrays begin with what belongs to those left.");
 
 /* Entry by entry, so that the divisions become vector code; what is dependent or not open gains nothing. */
 WIDE static void gains_of(int n, const double *restrict gradient, const double *restrict pivot, const double *restrict smallest,
@@ -396,6 +485,7 @@ PyDoc_STRVAR(grow_doc, "grow(gram, directions, size, gradient, pivot, smallest, 
 static PyMethodDef METHODS[] = {
     {"grow", grow, METH_VARARGS, grow_doc},
     {"advance", advance, METH_VARARGS, advance_doc},
+    {"walk", walk, METH_VARARGS, walk_doc},
     {"best", best, METH_VARARGS, best_doc},
     {"follow", follow, METH_VARARGS, follow_doc},
     {NULL, NULL, 0, NULL},

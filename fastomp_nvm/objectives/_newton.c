@@ -8,6 +8,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -190,76 +191,130 @@ static PyObject *log_likelihood(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(log_likelihood_doc, "log_likelihood(family, eta, response, out, /)\n--\n\n"
                                  "Fill out with response * eta - b(eta).");
 
-static PyObject *advance(PyObject *module, PyObject *arguments)
-{
+/* A fit that candidates are added to: what `advance` and `walk` are given alike. */
+struct growth {
     struct problem p;
     struct prefixes x;
-    Py_buffer design, response, weights, beta, eta, residual, factor, rows, places, mean, scale, wide, gradient, in_model, positions,
-        blocked, kept;
-    PyObject *given, *result = NULL;
-    const char *name;
     int has_factor;
-    (void)module;
+    Py_ssize_t most; /* coefficients there is room for */
+    double *room;    /* work space */
+    Py_buffer design, response, weights, beta, eta, residual, factor, places, mean, scale, wide, gradient, in_model, rows;
+};
+
+#define GROWTH_ARGUMENTS 17
+
+static void release_growth(struct growth *g)
+{
+    PyBuffer_Release(&g->design);
+    PyBuffer_Release(&g->response);
+    PyBuffer_Release(&g->weights);
+    PyBuffer_Release(&g->beta);
+    PyBuffer_Release(&g->eta);
+    PyBuffer_Release(&g->residual);
+    PyBuffer_Release(&g->factor);
+    PyBuffer_Release(&g->places);
+    PyBuffer_Release(&g->mean);
+    PyBuffer_Release(&g->scale);
+    PyBuffer_Release(&g->wide);
+    PyBuffer_Release(&g->gradient);
+    PyBuffer_Release(&g->in_model);
+}
+
+static void close_growth(struct growth *g)
+{
+    PyMem_RawFree(g->room);
+    close_columns(&g->x.candidates, &g->rows);
+    release_growth(g);
+}
+
+/* Opens the first GROWTH_ARGUMENTS of `arguments`. Returns 0, or -1 with an exception set. */
+static int open_growth(PyObject *arguments, struct growth *g)
+{
+    PyObject *given, *head = PyTuple_GetSlice(arguments, 0, GROWTH_ARGUMENTS);
+    struct settings *with = &g->p.with;
+    const char *name;
     /* No buffer within a tuple: CPython keeps no room to give those back. */
-    if (!PyArg_ParseTuple(arguments, "sw*y*y*w*w*w*w*p(dddddip)Ow*w*w*w*w*w*y*z*w*(ddp)", &name, &design, &response, &weights, &beta,
-                          &eta, &residual, &factor, &has_factor, &p.with.ridge, &p.with.tolerance, &p.with.slow, &p.with.small,
-                          &p.with.overshot, &p.with.max_steps, &p.with.intercept, &given, &places, &mean, &scale, &wide, &gradient, &in_model, &positions, &blocked, &kept,
-                          &x.threshold, &x.enough, &x.skip_weak))
-        return NULL;
-    const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word, most = doubles(&beta);
-    p.family = family_named(name);
-    if (!p.family)
+    const int parsed = head && PyArg_ParseTuple(head, "sw*y*y*w*w*w*w*p(dddddip)Ow*w*w*w*w*w*", &name, &g->design, &g->response,
+                                                &g->weights, &g->beta, &g->eta, &g->residual, &g->factor, &g->has_factor,
+                                                &with->ridge, &with->tolerance, &with->slow, &with->small, &with->overshot,
+                                                &with->max_steps, &with->intercept, &given, &g->places, &g->mean, &g->scale,
+                                                &g->wide, &g->gradient, &g->in_model);
+    Py_XDECREF(head); /* `arguments` keeps what it held */
+    if (!parsed)
+        return -1;
+    g->most = doubles(&g->beta);
+    g->p.family = family_named(name);
+    if (!g->p.family)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
-    else if (!fit_is_sound(&design, &response, &weights, NULL, &beta, &eta, &residual, &factor) || count > most)
+    else if (!fit_is_sound(&g->design, &g->response, &g->weights, NULL, &g->beta, &g->eta, &g->residual, &g->factor))
         PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
-    else if (open_columns(given, &places, &mean, &scale, &wide, &rows, &x.candidates) == 0) {
-        int fits = x.candidates.n == doubles(&response) && doubles(&gradient) == x.candidates.count &&
-                   in_model.len == x.candidates.count && (!blocked.buf || blocked.len / word == x.candidates.count) &&
-                   kept.len / word == x.candidates.count;
-        x.positions = positions.buf, x.blocked = blocked.buf, x.kept = kept.buf, x.in_model = in_model.buf, x.count = (int)count;
-        for (int i = 0; fits && i < x.count; i++)
-            fits = x.positions[i] >= 0 && x.positions[i] < x.candidates.count;
-        double *room = fits ? PyMem_RawMalloc(((size_t)work_space((int)doubles(&response), (int)most) + (size_t)(most * most)) *
-                                              sizeof(double))
-                            : NULL;
-        if (room) {
-            int found;
-            p.n = x.candidates.n, p.d = (int)most;
-            p.design = x.design = design.buf, p.response = response.buf, p.weights = weights.buf;
-            p.beta = beta.buf, p.eta = eta.buf, p.residual = residual.buf, p.factor = factor.buf;
-            x.gradient = gradient.buf;
-            lay_out(&p, room);
-            x.known = room + work_space(p.n, p.d);
-            p.d = (int)(most - count);
-            Py_BEGIN_ALLOW_THREADS
-            found = advance_fits(&x, &p, has_factor);
-            Py_END_ALLOW_THREADS
-            result = Py_BuildValue("iii", x.added, x.left, found);
-        } else if (fits)
+    else if (open_columns(given, &g->places, &g->mean, &g->scale, &g->wide, &g->rows, &g->x.candidates) == 0) {
+        const int fits = g->x.candidates.n == doubles(&g->response) && doubles(&g->gradient) == g->x.candidates.count &&
+                         g->in_model.len == g->x.candidates.count;
+        const size_t space = (size_t)work_space((int)doubles(&g->response), (int)g->most);
+        g->room = fits ? PyMem_RawMalloc((space + (size_t)(g->most * g->most)) * sizeof(double)) : NULL;
+        if (g->room) {
+            g->p.n = g->x.candidates.n, g->p.d = (int)g->most;
+            g->p.design = g->x.design = g->design.buf, g->p.response = g->response.buf, g->p.weights = g->weights.buf;
+            g->p.beta = g->beta.buf, g->p.eta = g->eta.buf, g->p.residual = g->residual.buf, g->p.factor = g->factor.buf;
+            g->x.gradient = g->gradient.buf, g->x.in_model = g->in_model.buf, g->x.known = g->room + space;
+            lay_out(&g->p, g->room);
+            return 0;
+        }
+        if (fits)
             PyErr_NoMemory();
         else
-            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), bool of (c,), int64 of (b,) "
-                                              "below c, and (c,) twice beside the columns");
-        PyMem_RawFree(room);
-        close_columns(&x.candidates, &rows);
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), bool of (c,) beside the columns");
+        close_columns(&g->x.candidates, &g->rows);
     }
-    PyBuffer_Release(&design);
-    PyBuffer_Release(&response);
-    PyBuffer_Release(&weights);
-    PyBuffer_Release(&beta);
-    PyBuffer_Release(&eta);
-    PyBuffer_Release(&residual);
-    PyBuffer_Release(&factor);
-    PyBuffer_Release(&places);
-    PyBuffer_Release(&mean);
-    PyBuffer_Release(&scale);
-    PyBuffer_Release(&wide);
-    PyBuffer_Release(&gradient);
-    PyBuffer_Release(&in_model);
-    PyBuffer_Release(&positions);
-    if (blocked.buf)
-        PyBuffer_Release(&blocked);
-    PyBuffer_Release(&kept);
+    release_growth(g);
+    return -1;
+}
+
+/* Parses the arguments behind those of a growth. Returns whether it could. */
+static int parse_rest(PyObject *arguments, const char *format, ...)
+{
+    PyObject *tail = PyTuple_GetSlice(arguments, GROWTH_ARGUMENTS, PyTuple_GET_SIZE(arguments));
+    va_list targets;
+    va_start(targets, format);
+    const int parsed = tail && PyArg_VaParse(tail, format, targets);
+    va_end(targets);
+    Py_XDECREF(tail);
+    return parsed;
+}
+
+static PyObject *advance(PyObject *module, PyObject *arguments)
+{
+    struct growth g;
+    struct prefixes *x = &g.x;
+    Py_buffer positions, blocked, kept;
+    PyObject *result = NULL;
+    (void)module;
+    if (open_growth(arguments, &g) < 0)
+        return NULL;
+    if (parse_rest(arguments, "y*z*w*(ddp)", &positions, &blocked, &kept, &x->threshold, &x->enough, &x->skip_weak)) {
+        const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word;
+        int fits = count <= g.most && (!blocked.buf || blocked.len / word == x->candidates.count) &&
+                   kept.len / word == x->candidates.count;
+        x->positions = positions.buf, x->blocked = blocked.buf, x->kept = kept.buf, x->count = (int)count;
+        for (int i = 0; fits && i < x->count; i++)
+            fits = x->positions[i] >= 0 && x->positions[i] < x->candidates.count;
+        if (fits) {
+            int found;
+            g.p.d = (int)(g.most - count);
+            Py_BEGIN_ALLOW_THREADS
+            found = advance_fits(x, &g.p, g.has_factor);
+            Py_END_ALLOW_THREADS
+            result = Py_BuildValue("iii", x->added, x->left, found);
+        } else
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected int64 of (b,) below c, and (c,) twice beside c "
+                                              "columns, b no more than there is room for");
+        PyBuffer_Release(&positions);
+        if (blocked.buf)
+            PyBuffer_Release(&blocked);
+        PyBuffer_Release(&kept);
+    }
+    close_growth(&g);
     return result;
 }
 
@@ -271,6 +326,64 @@ PyDoc_STRVAR(advance_doc,
              "Design, beta and factor have room for all of them; what belongs to the fit lies at their beginning, before and after.\n"
              "-1 left: enough still are, and all stay. Otherwise kept lists those that are, and places, mean, scale, wide,\n"
              "gradient and added begin with what belongs to them.");
+
+static PyObject *walk(PyObject *module, PyObject *arguments)
+{
+    struct growth g;
+    struct walk w;
+    double effort;
+    Py_buffer features, origin, drawn, sizes, lengths;
+    unsigned long long seed, outer, inner; /* modulo 2^64 */
+    PyObject *result = NULL;
+    (void)module;
+    if (open_growth(arguments, &g) < 0)
+        return NULL;
+    if (parse_rest(arguments, "y*w*w*w*w*(KKK)(ddd)", &features, &origin, &drawn, &sizes, &lengths, &seed, &outer, &inner,
+                   &g.x.threshold, &w.share, &effort)) {
+        const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = g.x.candidates.count, room = drawn.len / word;
+        int fits = room <= g.most && sizes.len / word == room && lengths.len / word == room && features.len / word == count &&
+                   origin.len / word == count && w.share > 0.0;
+        w.features = features.buf, w.origin = origin.buf, w.added = drawn.buf, w.sizes = sizes.buf, w.lengths = lengths.buf;
+        w.name = mixed(mixed(0, (uint64_t)seed), (uint64_t)outer), w.inner = (int64_t)inner, w.room = (int)room;
+        for (Py_ssize_t i = 0; fits && i < count; i++)
+            fits = w.origin[i] == i && !g.x.in_model[i];
+        w.keys = fits ? PyMem_RawMalloc((size_t)(count + 1) * sizeof *w.keys) : NULL;
+        g.x.kept = fits ? PyMem_RawMalloc((size_t)(count + 1) * sizeof *g.x.kept) : NULL;
+        if (fits && w.keys && g.x.kept) {
+            int found;
+            g.p.d = (int)(g.most - room);
+            Py_BEGIN_ALLOW_THREADS
+            found = walk_fits(&g.x, &g.p, g.has_factor, &w, effort);
+            Py_END_ALLOW_THREADS
+            result = Py_BuildValue("iiii", w.total, g.x.candidates.count, found, w.iterations);
+        } else if (fits)
+            PyErr_NoMemory();
+        else
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected int64 of (c,), 0 to c - 1, (b,) three times, b no "
+                                              "more than there is room for, and no candidate in the model");
+        if (fits) {
+            PyMem_RawFree(w.keys);
+            PyMem_RawFree(g.x.kept);
+        }
+        PyBuffer_Release(&features);
+        PyBuffer_Release(&origin);
+        PyBuffer_Release(&drawn);
+        PyBuffer_Release(&sizes);
+        PyBuffer_Release(&lengths);
+    }
+    close_growth(&g);
+    return result;
+}
+
+PyDoc_STRVAR(walk_doc,
+             "walk(family, design, response, weights, beta, eta, residual, factor, has_factor, settings, rows, places, mean, scale, "
+             "wide, gradient, added, features, origin, drawn, sizes, lengths, (seed, outer, inner), (threshold, share, effort), /)"
+             "\n--\n\n"
+             "Go through inner iterations, at least one, and no further one after this effort; return how many candidates were added, how "
+             "many are left, what maximise does, and how many iterations there were.\n\n"
+             "Each adds candidates in the order of the draw until fewer than this share of them are left. Nothing fits when as many were\n"
+             "added as drawn has room for. It gets them, by position; origin the positions of those left; sizes and lengths how many\n"
+             "candidates, and additions, each iteration had. The rest is as for advance.");
 
 static PyObject *roots(PyObject *module, PyObject *arguments)
 {
@@ -348,6 +461,7 @@ static PyMethodDef METHODS[] = {
     {"maximise", maximise, METH_VARARGS, maximise_doc},
     {"gradients", gradients, METH_VARARGS, gradients_doc},
     {"advance", advance, METH_VARARGS, advance_doc},
+    {"walk", walk, METH_VARARGS, walk_doc},
     {"log_likelihood", log_likelihood, METH_VARARGS, log_likelihood_doc},
     {NULL, NULL, 0, NULL},
 };

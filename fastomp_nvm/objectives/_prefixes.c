@@ -160,32 +160,63 @@ static void keep(struct prefixes *x, int count)
     memset(x->in_model, 0, (size_t)count);
 }
 
-/* Adds candidates to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`. Returns what climb does. */
+/* Adds the candidate at a position to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`, and takes the gradients.
+ * Returns what climb does. */
+static int add(struct prefixes *x, struct problem *p, int has_factor, int64_t position)
+{
+    const int size = p->d;
+    if (has_factor)
+        memcpy(x->known, p->factor, (size_t)size * (size_t)size * sizeof(double));
+    standardised(&x->candidates, position, x->design + (size_t)size * (size_t)p->n);
+    p->beta[size] = 0.0;
+    p->d = size + 1;
+    has_factor = climb(p, has_factor ? x->known : NULL, size, 1);
+    if (has_factor != NOT_DEFINITE)
+        products(&x->candidates, p->residual, x->gradient, 1);
+    x->in_model[position] = 1;
+    return has_factor;
+}
+
 int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
 {
-    const size_t n = (size_t)p->n;
     x->left = -1;
     moments_of(p->family, p->n, p->eta, p->mean, p->variance);
     for (x->added = 0; x->added < x->count && x->left < 0; x->added++) {
         const int64_t position = x->positions[x->added];
         if (x->skip_weak && x->added && x->gradient[position] * x->gradient[position] < x->threshold)
             break;
-        const int size = p->d;
-        if (has_factor)
-            memcpy(x->known, p->factor, (size_t)size * (size_t)size * sizeof(double));
-        standardised(&x->candidates, position, x->design + (size_t)size * n);
-        p->beta[size] = 0.0;
-        p->d = size + 1;
-        has_factor = climb(p, has_factor ? x->known : NULL, size, 1);
+        has_factor = add(x, p, has_factor, position);
         if (has_factor == NOT_DEFINITE)
             return NOT_DEFINITE;
-        products(&x->candidates, p->residual, x->gradient, 1);
-        x->in_model[position] = 1;
         const int still = alive(x, x->added + 1);
         if (still < x->enough) {
             x->left = still;
             keep(x, still);
         }
+    }
+    return has_factor;
+}
+
+int walk_fits(struct prefixes *x, struct problem *p, int has_factor, struct walk *w, double effort)
+{
+    double spent = 0.0;
+    w->total = w->iterations = 0;
+    x->blocked = NULL;
+    moments_of(p->family, p->n, p->eta, p->mean, p->variance);
+    while (x->candidates.count && w->total < w->room && spent <= effort) {
+        const int size = x->candidates.count, before = w->total;
+        int still = size;
+        draw(w, size);
+        while (!(still < w->share * size)) { /* at the latest when all are in the model, or no more fit */
+            has_factor = add(x, p, has_factor, next_drawn(w, x->in_model, size));
+            if (has_factor == NOT_DEFINITE)
+                return NOT_DEFINITE;
+            still = w->total < w->room ? alive(x, 0) : 0;
+            spent += (double)p->n * (size + 10.0 * p->d); /* products with the candidates, and about five steps of the fit */
+        }
+        keep(x, still);
+        end_iteration(w, size, before, x->kept, still);
+        x->candidates.count = still;
     }
     return has_factor;
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "_climb.h"
+#include "_walk.h"
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(hidden)
@@ -43,6 +44,10 @@ void products(const struct columns *x, const double *vector, double *out, int st
 
 /* Adds candidates to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`. Returns what climb does. */
 int advance_fits(struct prefixes *x, struct problem *p, int has_factor);
+
+/* Goes through whole inner iterations, and begins no further one after so many multiplications. x->positions, blocked, count and enough
+ * are not looked at. */
+int walk_fits(struct prefixes *x, struct problem *p, int has_factor, struct walk *w, double effort);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <stddef.h>
 
-void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *, float *,
-              const int *);
 void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
               const int *, double *, const int *);
 

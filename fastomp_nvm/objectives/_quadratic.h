@@ -29,8 +29,6 @@ unsigned long long quadratic_space(int size, int near);
  * where the latter are all but dependent. Products are taken in single precision. */
 int curvature_left(const struct quadratic *q, double *room);
 
-extern void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *,
-                     float *, const int *);
 extern void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
                      const int *, double *, const int *);
 

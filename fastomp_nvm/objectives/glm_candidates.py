@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,13 +10,17 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.objectives import newton
-from fastomp_nvm.objectives.base import CandidateBlocks
+from fastomp_nvm.objectives.base import CandidateBlocks, Walk
+from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 from fastomp_nvm.objectives.newton import Coefficients, maximise
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLMModel
 
 __all__ = ["GLMCandidates"]
+
+#: Multiplications after which compiled iterations give back control, so that a run can be watched and ended: about 10 ms.
+EFFORT = 5e7
 
 
 class GLMCandidates(CandidateBlocks):
@@ -92,17 +96,40 @@ class GLMCandidates(CandidateBlocks):
         """Add one after the other, in C where that is possible."""
         if not self._locate():
             return super().advance(positions, blocked, threshold, enough, skip_weak)
-        assert self._here is not None
         kept = np.empty(len(self.features), dtype=np.int64)
-        mine = (*self._here, self._gradient, self._added)  # which all begin with what is left, afterwards
-        added, left = self._model.advance(positions, *mine, positions, blocked, kept, (threshold, enough, skip_weak))
+        added, left = self._model.advance(positions, *self._mine, positions, blocked, kept, (threshold, enough, skip_weak))
         if left < 0:
             return added, False
-        self.features, self._left = self.features[kept[:left]], self._left[kept[:left]]
+        self._left_are(kept[:left])
+        return added, True
+
+    def walk(self, name: tuple[int, int, int], room: int, threshold: float, share: float) -> Walk | None:
+        """Go through inner iterations in C, where that is possible and takes so little that who calls would be most of it."""
+        room = min(room, len(self.features))
+        if not self._locate() or room * len(self._model.residual) > MOST_ENTRIES:
+            return None
+        features, origin = self.features, np.arange(len(self.features))
+        added, sizes, lengths = np.empty((3, room), dtype=np.int64)
+        total, left, iterations = self._model.walk(
+            room, *self._mine, features, origin, added, sizes, lengths, name, (threshold, share, EFFORT)
+        )
+        self._left_are(origin[:left])
+        return Walk(features[added[:total]], sizes[:iterations], lengths[:iterations])
+
+    @property
+    def _mine(self) -> tuple[Any, ...]:
+        """What compiled code gets of the candidates; the arrays begin with what is left, afterwards."""
+        assert self._here is not None
+        return *self._here, self._gradient, self._added
+
+    def _left_are(self, positions: IndexArray) -> None:
+        """Go on with the candidates at ``positions``, as compiled code has."""
+        assert self._here is not None
+        left = len(positions)
+        self.features, self._left = self.features[positions], self._left[positions]
         rows, places, mean, scale, wide = self._here
         self._here = rows, places[:left], mean[:left], scale[:left], wide[:left]
         self._gradient, self._added = self._gradient[:left], self._added[:left]
-        return added, True
 
     def _locate(self) -> bool:
         """Find where the columns are in memory, unless that is known; tell whether all are, and compiled code can have them."""

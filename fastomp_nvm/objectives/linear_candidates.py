@@ -19,7 +19,7 @@ from scipy.linalg import lapack
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.columns import Columns
 from fastomp_nvm.design import Standardisation, column_index
-from fastomp_nvm.objectives.base import CandidateBlocks
+from fastomp_nvm.objectives.base import CandidateBlocks, Walk
 from fastomp_nvm.objectives.independent import DEPENDENT, DEPENDENT_IN_FLOAT32, cholesky_of_independent
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ __all__ = ["FewLinearCandidates", "LinearCandidates", "ManyLinearCandidates", "i
 
 
 def implementation() -> str:
-    """Return what names the last bits of rounds over a Gram matrix: ``c-1`` or ``python``."""
-    return "python" if native is None else "c-1"
+    """Return what names the last bits of rounds over a Gram matrix: ``c-2`` or ``python``."""
+    return "python" if native is None else "c-2"
 
 
 class LinearCandidates(CandidateBlocks):
@@ -151,19 +151,39 @@ class FewLinearCandidates(LinearCandidates):
         added, left, columns, gain = native.advance(
             self._gram, self._gradient, self._lengths, self._offsets, self._added, positions, blocked, kept, rule, skip_weak
         )
-        rows = column_index(self.standardisation.offsets, positions[:added])
-        self._model.hand_over(self._known.rows, self._places[rows], gain)
+        self._handed_over(positions[:added], gain)
         if left < 0:
             return added, False
-        kept = kept[:left]
-        self._places = self._places[column_index(self.standardisation.offsets, kept)]
-        self.features = self.features[kept]
+        self._left_are(kept[:left], columns)
+        return added, True
+
+    def walk(self, name: tuple[int, int, int], room: int, threshold: float, share: float) -> Walk | None:
+        """Go through all inner iterations, in C where that is built."""
+        if native is None:
+            return None
+        features, origin = self.features, np.arange(len(self.features))
+        added, sizes, lengths = np.empty((3, min(room, len(features))), dtype=np.int64)
+        rule = (threshold, share, self._model.objective.ridge, self._tolerance)
+        mine = (self._gram, self._gradient, self._lengths, self._offsets, self._added)
+        total, left, columns, gain, iterations = native.walk(*mine, features, origin, added, sizes, lengths, name, rule)
+        self._handed_over(added[:total], gain)
+        self._left_are(origin[:left], columns)
+        return Walk(features[added[:total]], sizes[:iterations], lengths[:iterations])
+
+    def _handed_over(self, positions: IndexArray, gain: float) -> None:
+        """Have the model take over the features at ``positions``, which compiled code has added."""
+        rows = column_index(self.standardisation.offsets, positions)
+        self._model.hand_over(self._known.rows, self._places[rows], gain)
+
+    def _left_are(self, positions: IndexArray, columns: int) -> None:
+        """Go on with the features at ``positions``, of so many columns, as compiled code has."""
+        self._places = self._places[column_index(self.standardisation.offsets, positions)]
+        self.features, left = self.features[positions], len(positions)
         if self.standardisation.whiteners:  # of single columns nothing is needed but that they are
-            self._standardisation = self.standardisation.subset(kept)
+            self._standardisation = self.standardisation.subset(positions)
         self._gram = self._gram.reshape(-1)[: columns * columns].reshape(columns, columns)
         self._gradient, self._offsets, self._added = self._gradient[:columns], self._offsets[: left + 1], self._added[:left]
         self._lengths = None if self._lengths is None else self._lengths[:columns]
-        return added, True
 
     def _products(self, positions: IndexArray, rows: IndexArray) -> tuple[Float64Array, Float64Array | None]:
         self._rows = rows

@@ -3,7 +3,8 @@ r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one
 * Steps with an old factor converge linearly, by two orders of magnitude of the decrement or more each, and cost two products of the
   columns with a vector where a curvature costs one with themselves. A fit started from another takes over its factor, bordered by
   what is new; the factor is replaced when the decrement falls too slowly. What the gradient did along the last step corrects it
-  (a BFGS update of one pair), which saves a step in seven.
+  (a BFGS update of one pair), which saves a step in seven. A factor need not be exact: its products are taken in single precision,
+  until one of these is of no use.
 * The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. So it has where the
   maximum along the step was passed, but not by far (``OVERSHOT``). Only otherwise is the likelihood looked at, and the step halved
   until it grows.
@@ -12,13 +13,14 @@ r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.linalg import lapack
 
-from fastomp_nvm.arrays import Float32Array, Float64Array
+from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
@@ -77,8 +79,8 @@ class Coefficients:
 
 
 def implementation() -> str:
-    """Return what names the last bits of fits by the families of this package: ``c-3`` or ``python-3``."""
-    return "python-3" if native is None else "c-3"
+    """Return what names the last bits of fits by the families of this package: ``c-4`` or ``python-4``."""
+    return "python-4" if native is None else "c-4"
 
 
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
@@ -138,10 +140,20 @@ class Growing:
 
         ``design`` (d, n_obs) has the fit's columns as its first rows, and room for one more per candidate.
         """
+        added, left = self._grown(native.advance, design, arguments)
+        return added, left
+
+    def walk(self, design: Float64Array, *arguments: Any) -> tuple[int, int, int]:
+        """Go through inner iterations: likewise those of the compiled ``walk``, and how many there were; see ``advance``."""
+        added, left, iterations = self._grown(native.walk, design, arguments)
+        return added, left, iterations
+
+    def _grown(self, grow: Callable[..., tuple[int, ...]], design: Float64Array, arguments: tuple[Any, ...]) -> tuple[int, ...]:
+        """Have ``grow`` add candidates; return what it does, without what it says of the factor."""
         rows, family = len(design), self._family
         if rows > len(self._beta):
             self._beta, self._factor = _with_room(self._beta, 2 * rows), _with_room(self._factor, 4 * rows * rows)
-        added, left, found = native.advance(
+        added, left, found, *more = grow(
             family.native,
             design,
             family.response,
@@ -157,7 +169,7 @@ class Growing:
         if found == UNBOUNDED:
             raise np.linalg.LinAlgError(NOT_DEFINITE)
         self._size, self._factored = self._size + added, found == FACTORED
-        return added, left
+        return added, left, *more
 
 
 def _with_room(array: Float64Array, size: int) -> Float64Array:
@@ -220,13 +232,20 @@ def _climb(
     else:
         gradient = np.concatenate((np.zeros(settled), design[settled:] @ residual))
     pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and how the gradient fell along it
-    for _ in range(MAX_STEPS):
+    single, made = True, -2  # the latter: at which step, in single precision
+    for count in range(MAX_STEPS):
         fresh = factor is None
         if factor is None:
-            factor, pair = curvature_at(design, family.weights * variance, penalty), None
+            weights, pair = family.weights * variance, None
+            if single:
+                factor = curvature_factor(design, weights, penalty, np.float32)
+                single = factor is not None
+            factor = curvature_at(design, weights, penalty) if factor is None else factor
+            made = count if single else -2
         step = _corrected(factor, gradient, pair)
         decrement = float(gradient @ step)
         if decrement > SLOW * before and not fresh:
+            single = single and count > made + 1  # it was of little use: the columns may be all but dependent
             factor = None
             continue
         move, length = step @ design, 1.0
@@ -249,8 +268,9 @@ def _climb(
             mean, variance = family.moments(eta)
             gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
             if not length:
-                if fresh:
+                if fresh and not single:
                     break
+                single = single and not fresh
                 factor, before = None, np.inf
     np.multiply(family.weights, family.response - mean, out=residual)
     if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
@@ -307,13 +327,21 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
 
 def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Float64Array:
     """Return the factor of ``design diag(weights) design' + diag(penalty)``; ``weights`` (n_obs,) are weighted variances."""
-    scaled = design * np.sqrt(weights)
-    matrix = scaled @ scaled.T
+    factor = curvature_factor(design, weights, penalty)
+    if factor is None:
+        raise np.linalg.LinAlgError(NOT_DEFINITE)
+    return factor
+
+
+def curvature_factor(
+    design: Float64Array, weights: Float64Array, penalty: Float64Array, dtype: type = np.float64
+) -> Float64Array | None:
+    """Return the same, of products in ``dtype``; None where that is not positive definite."""
+    scaled: AnyArray = (design * np.sqrt(weights)).astype(dtype, copy=False)
+    matrix = (scaled @ scaled.T).astype(np.float64)
     matrix.flat[:: len(matrix) + 1] += penalty + 1e-12 * (1.0 + np.trace(matrix) / len(matrix))
     factor, failed = lapack.dpotrf(matrix)
-    if failed:
-        raise np.linalg.LinAlgError(NOT_DEFINITE)
-    return np.asarray(factor)
+    return None if failed else np.asarray(factor)
 
 
 def _bordered(

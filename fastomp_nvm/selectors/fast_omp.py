@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.objectives.base import Candidates
+from fastomp_nvm.objectives.base import Candidates, Walk
 from fastomp_nvm.rounds import Algorithm, Ask, Counters, Gradients, Outcome, Problem, Query, Round
 from fastomp_nvm.selectors.polish import polish
 from fastomp_nvm.selectors.random_sequence import RandomSequence
@@ -126,6 +126,12 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
         following = model.follow(problem.pool.columns(survivors), gradients.of(survivors))
         del gradients, answers  # an n-vector: not needed while the inner iterations run
         while following.features.size:  # members of X extend S, so Cond(S) is not empty either
+            walk = _walk(problem, following, selected, threshold, outer, inner)
+            if walk is not None:
+                selected = np.concatenate((selected, walk.added))
+                inner += len(walk.sizes)
+                yield Round(len(selected), lambda: model.value)
+                continue
             drawing = RandomSequence(constraint, selected, following.features, seed=parameters.seed, outer=outer, inner=inner)
             adopted = _adopt_prefix(problem, following, selected, drawing, threshold, block)
             counters.independence_rounds += drawing.rounds + 1
@@ -139,6 +145,23 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
         outer += 1
     problem.objective.remember(selected, model)
     return selected, model.value
+
+
+def _walk(problem: Problem, following: Candidates, selected: IndexArray, threshold: float, outer: int, inner: int) -> Walk | None:
+    """Go through inner iterations at once where the constraint only says how many features there may be; count what they cost."""
+    constraint, parameters, counters = problem.constraint, problem.parameters, problem.counters
+    room = constraint.rank - len(selected)
+    if parameters.skip_weak or not 0 < room <= constraint.free(selected):
+        return None
+    walk = following.walk((parameters.seed, outer, inner), room, threshold, 1.0 - parameters.epsilon)
+    if walk is not None:
+        sizes, lengths = walk.sizes, walk.lengths
+        counters.gradient_rounds += len(sizes)
+        counters.gradient_calls += len(walk.added)
+        counters.independence_rounds += 2 * len(sizes)  # each draws a whole sequence at once, and asks once about all prefixes
+        drawn = np.minimum(sizes, room - np.cumsum(lengths) + lengths)
+        counters.independence_calls += int((2 * sizes - drawn + lengths * sizes).sum())
+    return walk
 
 
 def _adopt_prefix(

@@ -207,6 +207,31 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
     for name, wrong in [pair for pair in wrong_fits if pair[0] in good] + wrong_columns + wrong_rest:
         with pytest.raises(ValueError, match=r"no family|do not fit"):
             newton.native.advance(*{**good, name: wrong}.values())
+    walk = {name: value for name, value in good.items() if name not in ("positions", "blocked", "kept", "rule")} | {
+        "features": np.array([4, 7, 9]),
+        "origin": np.arange(c),
+        "drawn": np.zeros(1, dtype=np.int64),
+        "sizes": np.zeros(1, dtype=np.int64),
+        "lengths": np.zeros(1, dtype=np.int64),
+        "name": (1, 2, 3),
+        "rule": (0.5, 0.9, 1e9),
+    }
+    wrong_walks: list[tuple[str, Any]] = [
+        ("added", np.ones(c, dtype=np.bool_)),
+        ("features", np.arange(c + 1)),
+        ("origin", np.arange(c)[::-1].copy()),
+        ("origin", np.arange(c - 1)),
+        ("drawn", np.zeros(d + 1, dtype=np.int64)),
+        ("sizes", np.zeros(2, dtype=np.int64)),
+        ("lengths", np.zeros(0, dtype=np.int64)),
+        ("rule", (0.5, 0.0, 1e9)),
+    ]
+    heads = [pair for pair in [*wrong_fits, *wrong_columns] if pair[0] in walk]
+    for name, wrong in [*heads, *wrong_walks]:
+        with pytest.raises(ValueError, match=r"no family|do not fit"):
+            newton.native.walk(*{**walk, name: wrong}.values())
+    with pytest.raises(TypeError):
+        newton.native.walk(*[value for name, value in walk.items() if name != "rule"])
     product: dict[str, Any] = {**columns, "vectors": np.ones((2, n)), "out": np.zeros((c, 2))}
     for name, wrong in [*wrong_columns, ("vectors", np.ones(n + 1)), ("out", np.zeros((c, 3)))]:
         with pytest.raises(ValueError, match="do not fit"):
@@ -214,6 +239,9 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
     newton.native.gradients(*product.values())
     assert not product["out"].any()  # constant columns
     assert newton.native.advance(*good.values())[0] == 1
+    walk["added"], walk["gradient"] = np.zeros(c, dtype=np.bool_), np.ones(c)
+    assert newton.native.walk(*walk.values()) == (1, 0, 1, 1)  # one candidate, after which nothing fits
+    assert (walk["sizes"].tolist(), walk["lengths"].tolist()) == ([c], [1])
 
 
 @pytest.mark.skipif(linear_candidates.native is None, reason="the compiled rounds are not built")
@@ -231,6 +259,16 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
         "kept": np.zeros(c, dtype=np.int64),
         "rule": (0.5, 1.0, 0.0, 1e-10),
         "skip_weak": False,
+    }
+    walk: dict[str, Any] = {name: prefixes[name] for name in ("gram", "gradient", "lengths", "offsets")} | {
+        "added": np.zeros(c, dtype=np.bool_),
+        "features": np.array([4, 7, 9]),
+        "origin": np.arange(c),
+        "drawn": np.zeros(2, dtype=np.int64),
+        "sizes": np.zeros(2, dtype=np.int64),
+        "additions": np.zeros(2, dtype=np.int64),
+        "name": (1, 2, 3),
+        "rule": (0.5, 0.9, 0.0, 1e-10),
     }
     best: dict[str, Any] = {
         "gradient": np.ones(c),
@@ -275,6 +313,21 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
             },
         ),
         (
+            linear_candidates.native.walk,
+            walk,
+            {
+                "gram": np.eye(c + 1),
+                "lengths": np.ones(c + 1),
+                "offsets": np.array([0, 2, 1, c]),
+                "added": np.ones(c, dtype=np.bool_),
+                "features": np.arange(c + 1),
+                "origin": np.array([0, 2, 1]),
+                "sizes": np.zeros(1, dtype=np.int64),
+                "additions": np.zeros(3, dtype=np.int64),
+                "rule": (0.5, 0.0, 0.0, 1e-10),
+            },
+        ),
+        (
             linear_candidates.native.best,
             best,
             {"pivot": np.ones(c + 1), "smallest": np.ones(c - 1), "open": np.ones(c + 1, dtype=np.bool_), "gains": np.ones(c + 1)},
@@ -302,3 +355,36 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
             with pytest.raises(ValueError, match="do not fit"):
                 function(*{**good, name: wrong}.values())
         function(*good.values())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+@pytest.mark.parametrize("apart", [1e-1, 1e-3, 1e-5, 1e-7])
+def test_fits_of_all_but_dependent_columns_reach_the_maximum(monkeypatch, name, compiled, apart) -> None:
+    """Curvatures in single precision serve as long as they are of use; where columns are nearly the same, float64 takes over."""
+    if not compiled:
+        monkeypatch.setattr(newton, "native", None)
+    n = 300
+    rng = np.random.default_rng(11)
+    objective = family(name, n, 1e-8, centred=True)
+    columns = rng.normal(size=(n, 4))
+    columns[:, 3] = columns[:, 0] + apart * rng.normal(size=n)
+    columns -= np.average(columns, axis=0, weights=objective.weights)
+    columns /= np.sqrt((objective.weights[:, None] * columns**2).sum(axis=0))
+    # The same model in an orthonormal basis, where nothing is nearly dependent: Newton with halved steps, to the end.
+    basis, change = np.linalg.qr(np.column_stack((np.ones(n), columns)))
+    back = np.linalg.inv(change)
+    penalty = objective.ridge * back[1:].T @ back[1:]
+
+    def value(theta: np.ndarray) -> float:
+        return objective.likelihood(basis @ theta, back[1:] @ theta) - objective.null_likelihood
+
+    theta = change[:, 0] * objective.null_coefficients.intercept
+    for _ in range(60):
+        mean, variance = objective.moments(basis @ theta)
+        slope = basis.T @ (objective.weights * (objective.response - mean)) - penalty @ theta
+        step = np.linalg.solve(basis.T @ (basis * (objective.weights * variance)[:, None]) + penalty, slope)
+        while value(theta + step) < value(theta) and np.abs(step).max() > 1e-14:
+            step = step / 2.0
+        theta = theta + step
+    assert objective.fit(columns).value == pytest.approx(value(theta), rel=1e-9)

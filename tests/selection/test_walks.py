@@ -1,0 +1,116 @@
+"""FAST_OMP's inner iterations gone through at once, in C, where a constraint only says how many features there may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fastomp_nvm as fo
+from fastomp_nvm.objectives import glm_candidates, linear_candidates, newton
+from fastomp_nvm.objectives.base import Candidates
+from fastomp_nvm.objectives.glm_candidates import GLMCandidates
+from fastomp_nvm.objectives.linear_candidates import FewLinearCandidates
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.skipif(newton.native is None or linear_candidates.native is None, reason="the compiled rounds are not built"),
+]
+
+KINDS = {"linear": FewLinearCandidates, "logistic": GLMCandidates, "poisson": GLMCandidates}
+
+COUNTS = ("gradient_rounds", "gradient_calls", "independence_rounds", "independence_calls", "sweeps", "full_passes", "bytes_read")
+
+
+def problem(objective: str, n_obs: int, n_features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return correlated columns and a response of the kind."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n_obs, n_features)) + 0.5 * rng.normal(size=(n_obs, 1))
+    signal = X[:, :5] @ rng.normal(size=min(5, n_features)) / 2.0
+    if objective == "linear":
+        return X, signal + rng.normal(size=n_obs)
+    if objective == "logistic":
+        return X, np.r_[0, 1, signal[2:] + rng.logistic(size=n_obs - 2) > 0].astype(np.int64)
+    return X, rng.poisson(np.exp(np.clip(signal, -3.0, 2.0)))
+
+
+def told(found: Any) -> tuple[Any, ...]:
+    """Return all that two selections must have in common."""
+    coef = [np.asarray(each).tolist() for each in found.coef]
+    return found.indices.tolist(), coef, found.score, [found.details[name] for name in COUNTS]
+
+
+@pytest.mark.parametrize("objective", KINDS)
+@pytest.mark.parametrize("grouped", [False, True])
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    n_features=st.integers(6, 60),
+    k=st.integers(1, 70),
+    epsilon=st.sampled_from([0.05, 0.1, 0.3]),
+    tau=st.sampled_from([0.2, 0.5, 0.9, "auto"]),
+    until=st.sampled_from(["paper", "full"]),
+    polish=st.sampled_from(["pool", "none"]),
+    standardize=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+def test_at_once_is_one_by_one(objective, grouped, seed, n_features, k, **options) -> None:
+    """The same features, bits and counters, whatever the draw, however few candidates, and where all of them fit."""
+    X, y = problem(objective, 40, n_features, seed % 1000)
+    groups = {"two": [1, 3], "three": [0, 4, 5]} if grouped else None
+    with fo.create_store("dram:walks", X, y, groups=groups, tier="none", replace=True) as store:
+        request: dict[str, Any] = {"k": k, "objective": objective, "seed": seed, "ridge": 0.05, **options}
+        at_once = told(fo.select(store, **request))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KINDS[objective], "walk", Candidates.walk)
+            assert told(fo.select(store, **request)) == at_once
+
+
+@pytest.mark.parametrize("objective", KINDS)
+def test_a_constraint_that_says_more_is_asked(monkeypatch, objective) -> None:
+    """Under a partition, and where weak members are skipped, nothing is gone through at once; under a cardinality all of it is."""
+    walked: list[int] = []
+    walk = KINDS[objective].walk
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        found = walk(self, *arguments)
+        walked.append(0 if found is None else len(found.added))
+        return found
+
+    monkeypatch.setattr(KINDS[objective], "walk", watched)
+    X, y = problem(objective, 60, 50, 3)
+    request: dict[str, Any] = {"k": 12, "objective": objective, "ridge": 0.05}
+    fo.select(X, y, constraint=fo.constraints.Partition(50, np.arange(50) % 5, [3] * 5), **request)
+    fo.select(X, y, skip_weak=True, **request)
+    assert not walked
+    found = fo.select(X, y, polish="none", **request)
+    assert sum(walked) == len(found.indices) == 12
+
+
+def test_a_long_walk_is_watched_and_ended(monkeypatch) -> None:
+    """After some effort compiled iterations give back control: more rounds are told of, and the answer is the same."""
+    X, y = problem("logistic", 80, 60, 4)
+    request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
+    rounds: list[int] = []
+    quick = told(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request))
+    few = len(rounds)
+    monkeypatch.setattr(glm_candidates, "EFFORT", 0.0)
+    rounds.clear()
+    assert told(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request)) == quick
+    assert len(rounds) > few
+    assert sorted(rounds) == rounds
+
+    asked = iter(range(100))
+    with pytest.raises(fo.CancelledError):
+        fo.select(X, y, cancelled=lambda: next(asked) > 4, **request)
+
+
+def test_a_large_fit_is_not_walked(monkeypatch) -> None:
+    """Where the columns of the model would be large, iterations are gone through one by one, with the same answer."""
+    X, y = problem("logistic", 80, 60, 5)
+    request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
+    quick = told(fo.select(X, y, **request))
+    monkeypatch.setattr(glm_candidates, "MOST_ENTRIES", 100)
+    assert told(fo.select(X, y, **request)) == quick
