@@ -19,7 +19,6 @@ void (*dsyrk)(const char *, const char *, const int *, const int *, const double
 void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *, float *,
               const int *);
 void (*dpotrf)(const char *, const int *, double *, const int *, int *);
-void (*dtrsv)(const char *, const char *, const char *, const int *, const double *, const int *, double *, const int *);
 
 static const double ZERO = 0.0, ONE = 1.0, MINUS_ONE = -1.0;
 static const int STRIDE = 1;
@@ -226,6 +225,39 @@ WIDE static int curvature_here(const struct problem *p, int single)
     return failed ? -1 : 0;
 }
 
+/* Sums that do not wait for each other. */
+static double inner(int d, const double *a, const double *b)
+{
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+    int j = 0;
+    for (; j + 4 <= d; j += 4)
+        for (int k = 0; k < 4; k++)
+            sums[k] += a[j + k] * b[j + k];
+    for (; j < d; j++)
+        sums[0] += a[j] * b[j];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/* x (d) = U'^-1 x, with the upper triangle U of the factor. A few dozen coefficients take BLAS several times as long. */
+static void solve_transposed(int d, const double *factor, int stride, double *x)
+{
+    for (int j = 0; j < d; j++) {
+        const double *column = factor + (size_t)j * (size_t)stride;
+        x[j] = (x[j] - inner(j, column, x)) / column[j];
+    }
+}
+
+/* x (d) = U^-1 x */
+WIDE static void solve(int d, const double *restrict factor, double *restrict x)
+{
+    for (int j = d - 1; j >= 0; j--) {
+        const double *column = factor + (size_t)j * (size_t)d;
+        const double found = x[j] /= column[j];
+        for (int i = 0; i < j; i++)
+            x[i] -= column[i] * found;
+    }
+}
+
 /* Fills factor with `known` (size x size), extended by the other columns of the design. Returns whether it could. */
 WIDE static int bordered(const struct problem *p, const double *known, int size)
 {
@@ -248,7 +280,13 @@ WIDE static int bordered(const struct problem *p, const double *known, int size)
             p->scale[i] = column[i] * p->weights[i] * p->variance[i];
         across(p, p->scale, above + (size_t)j * d);
         below[(size_t)j * (d + 1)] += penalty(p, size + j);
-        dtrsv("U", "T", "N", &size, p->factor, &p->d, above + (size_t)j * d, &STRIDE);
+        solve_transposed(size, p->factor, p->d, above + (size_t)j * d);
+    }
+    if (added == 1) { /* as it mostly is */
+        *below -= inner(size, above, above);
+        failed = !(*below > 0.0);
+        *below = failed ? 0.0 : sqrt(*below);
+        return !failed;
     }
     dsyrk("U", "T", &added, &size, &MINUS_ONE, above, &p->d, &ONE, below, &p->d);
     dpotrf("U", &added, below, &p->d, &failed);
@@ -263,14 +301,6 @@ static void slope(const struct problem *p)
         p->gradient[j] -= penalty(p, j) * p->beta[j];
 }
 
-static double inner(int d, const double *a, const double *b)
-{
-    double sum = 0.0;
-    for (int j = 0; j < d; j++)
-        sum += a[j] * b[j];
-    return sum;
-}
-
 /* Fills step: the inverse of the curvature, corrected by the last step where that is of use, times the gradient. */
 static void corrected(const struct problem *p, int has_last)
 {
@@ -278,8 +308,8 @@ static void corrected(const struct problem *p, int has_last)
     const double along = product > 0.0 ? inner(p->d, p->last, p->gradient) / product : 0.0;
     for (int j = 0; j < p->d; j++)
         p->step[j] = product > 0.0 ? p->gradient[j] - along * p->fall[j] : p->gradient[j];
-    dtrsv("U", "T", "N", &p->d, p->factor, &p->d, p->step, &STRIDE);
-    dtrsv("U", "N", "N", &p->d, p->factor, &p->d, p->step, &STRIDE);
+    solve_transposed(p->d, p->factor, p->d, p->step);
+    solve(p->d, p->factor, p->step);
     if (product > 0.0) {
         const double rest = along - inner(p->d, p->fall, p->step) / product;
         for (int j = 0; j < p->d; j++)

@@ -70,7 +70,6 @@ extern void (*dsyrk)(const char *, const char *, const int *, const int *, const
 extern void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *,
                      float *, const int *);
 extern void (*dpotrf)(const char *, const int *, double *, const int *, int *);
-extern void (*dtrsv)(const char *, const char *, const char *, const int *, const double *, const int *, double *, const int *);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

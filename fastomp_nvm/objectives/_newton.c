@@ -494,7 +494,6 @@ static int fill_module(PyObject *module)
     if (find_routine("scipy.linalg.cython_blas", "dgemv", &dgemv) < 0 ||
         find_routine("scipy.linalg.cython_blas", "dsyrk", &dsyrk) < 0 ||
         find_routine("scipy.linalg.cython_lapack", "dpotrf", &dpotrf) < 0 ||
-        find_routine("scipy.linalg.cython_blas", "dtrsv", &dtrsv) < 0 ||
         find_routine("scipy.linalg.cython_blas", "dtrsm", &dtrsm) < 0 ||
         find_routine("scipy.linalg.cython_blas", "ssyrk", &ssyrk) < 0)
         return -1;
