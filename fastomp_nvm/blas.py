@@ -40,7 +40,7 @@ def one_blas_thread() -> Iterator[None]:
         # The limit is the process's: the first to leave must not lift it for the others, whose bits it would change.
         _inside.append(_inside[0] if _inside else [library.num_threads for library in controller.lib_controllers])
         for library in controller.lib_controllers:  # one by one: its own limiter takes ten times as long
-            library.set_num_threads(1)
+            _limit(library, 1)
     try:
         yield
     finally:
@@ -48,7 +48,16 @@ def one_blas_thread() -> Iterator[None]:
             before = _inside.pop()
             if not _inside:
                 for library, threads in zip(controller.lib_controllers, before, strict=True):
-                    library.set_num_threads(threads)
+                    _limit(library, threads)
+
+
+def _limit(library: Any, threads: int) -> None:
+    """Set the threads of a BLAS, whichever thread calls.
+
+    From 3.8 on threadpoolctl does nothing, without a word, for any thread but the first that set a limit. Who may set one here is
+    up to ``_inside``.
+    """
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)
 
 
 def blas_libraries() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from fastomp_nvm.blas import one_blas_thread
@@ -30,4 +32,20 @@ def test_the_limit_ends_with_the_last_of_several_blocks() -> None:
         assert threads() == before
         with pytest.raises(KeyError), one_blas_thread():
             raise KeyError
+        assert threads() == before
+
+
+def test_the_limit_holds_whichever_thread_asks_for_it() -> None:
+    """Another thread than the first that set a limit sets one too, and takes it away again: its bits must be those of the first."""
+
+    def inside() -> set[int]:
+        with one_blas_thread():
+            return threads()
+
+    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        assert inside() == {1}
+        with ThreadPoolExecutor(1) as executor:
+            assert executor.submit(inside).result() == {1}
+            assert executor.submit(threads).result() == before
         assert threads() == before
