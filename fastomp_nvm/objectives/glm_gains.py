@@ -199,9 +199,11 @@ class GLMGains(GainTracker):
         scores, count = np.where(self._done, 0.0, scores), LEAST_NEAR + NEAR_PER_ADDITION * self._ahead
         best = np.arange(len(scores))
         if count < len(scores):  # few of many: only these are sorted
-            best = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
-        best = best[(-scores[best]).argsort(kind="stable")][:count]
+            best = (scores >= np.partition(scores, -count)[-count]).nonzero()[0]
         fitting, offsets = min(MOST_COLUMNS, MOST_ENTRIES // len(self._objective.response)), self._columns.standardisation.offsets
+        if len(best) <= min(count, fitting) and not self._columns.standardisation.whiteners:
+            return best
+        best = best[(-scores[best]).argsort(kind="stable")][:count]
         if self._columns.standardisation.whiteners:
             fitting = int(np.searchsorted(np.cumsum(offsets[best + 1] - offsets[best]), fitting, side="right"))
         return np.sort(best[: max(fitting, 2 * self._ahead)])
