@@ -101,14 +101,14 @@ class Columns:
 
     def dense(self, positions: IndexArray) -> Float64Array:
         """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64, Fortran order."""
-        standardisation = self.standardisation.subset(positions)
-        rows = np.empty((int(standardisation.offsets[-1]), self._pool.design.n_obs))
-        self._pool.fill(self.features[positions], standardisation, rows)
+        some = self.only(positions)
+        rows = np.empty((int(some.standardisation.offsets[-1]), self._pool.design.n_obs))
+        some.fill(rows)
         return rows.T
 
-    def fill(self, positions: IndexArray, out: AnyArray, factors: Float64Array | None = None) -> None:
+    def fill(self, out: AnyArray, factors: Float64Array | None = None) -> None:
         """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,)."""
-        self._pool.fill(self.features[positions], self.standardisation.subset(positions), out, factors)
+        self._pool.fill(self.features, self.standardisation, out, factors)
 
     def located(self) -> tuple[AnyArray, IndexArray] | None:
         """Return an array and the rows of it that are these columns, raw; None unless all are in memory."""

@@ -355,11 +355,11 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
 {
     double before = INFINITY;
     int has_factor, has_last = 0, single = 1, made = -2; /* the last: at which step, in single precision */
-    if (settled) {
-        const int added = p->d - size;
-        memset(p->gradient, 0, (size_t)size * sizeof(double));
-        dgemv("T", &p->n, &added, &ONE, p->design + (size_t)size * (size_t)p->n, &p->n, p->residual, &STRIDE, &ZERO,
-              p->gradient + size, &STRIDE);
+    if (settled >= 0) {
+        const int added = p->d - settled;
+        memset(p->gradient, 0, (size_t)settled * sizeof(double));
+        dgemv("T", &p->n, &added, &ONE, p->design + (size_t)settled * (size_t)p->n, &p->n, p->residual, &STRIDE, &ZERO,
+              p->gradient + settled, &STRIDE);
     } else {
         look(p);
         slope(p);

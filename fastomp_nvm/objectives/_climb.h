@@ -49,9 +49,9 @@ const struct family *family_named(const char *name);
 unsigned long long work_space(int n, int d);
 void lay_out(struct problem *p, double *room);
 
-/* Goes to the maximum from beta and eta, with the factor `known` of the first `size` columns or NULL. `settled`: these are fitted as
- * well as is asked for, the others are zero, and the moments and the residual are those at eta. The residual sums to zero, where there
- * is an intercept. Returns FACTORED where `factor` is of use to go on from. */
+/* Goes to the maximum from beta and eta, with the factor `known` of the first `size` columns or NULL. The first `settled` coefficients are
+ * fitted as well as is asked for, the others are zero, and the moments and the residual are those at eta; -1: none is, and these are not
+ * known. The residual sums to zero, where there is an intercept. Returns FACTORED where `factor` is of use to go on from. */
 int climb(const struct problem *p, const double *known, int size, int settled);
 
 double sum_of(int n, const double *vector);

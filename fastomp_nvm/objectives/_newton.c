@@ -125,8 +125,7 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
     p.family = family_named(name);
     if (!p.family)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
-    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor) || settled > doubles(&beta) ||
-             (settled >= 0 && known.buf && settled != size))
+    else if (!fit_is_sound(&design, &response, &weights, &known, &beta, &eta, &residual, &factor) || settled > doubles(&beta))
         PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
     else {
         p.n = (int)doubles(&response), p.d = (int)doubles(&beta);
@@ -139,7 +138,7 @@ static PyObject *maximise(PyObject *module, PyObject *arguments)
             Py_BEGIN_ALLOW_THREADS
             if (settled >= 0)
                 moments_of(p.family, p.n, p.eta, p.mean, p.variance);
-            found = climb(&p, known.buf, settled >= 0 ? (int)settled : size, settled >= 0);
+            found = climb(&p, known.buf, size, settled >= 0 ? (int)settled : -1);
             Py_END_ALLOW_THREADS
             result = PyLong_FromLong(found);
         } else
@@ -419,20 +418,23 @@ PyDoc_STRVAR(roots_doc, "roots(family, eta, weights, out, /)\n--\n\n"
 static PyObject *curvature(PyObject *module, PyObject *arguments)
 {
     struct quadratic q;
-    Py_buffer design, given_roots, scaled, out;
+    Py_buffer design, given_roots, scaled, out, factor, above;
     PyObject *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "y*y*w*(ddp)w*", &design, &given_roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out))
+    if (!PyArg_ParseTuple(arguments, "y*y*w*(ddp)w*w*w*", &design, &given_roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor,
+                          &above))
         return NULL;
     const Py_ssize_t n = doubles(&given_roots), size = n ? doubles(&design) / n : 0;
     const Py_ssize_t near = (n ? scaled.len / (Py_ssize_t)sizeof(float) / n : 0) - size;
     if (n > 0 && n < INT_MAX && near >= 0 && size + near < INT_MAX / 2 && doubles(&design) == n * size &&
-        scaled.len == n * (size + near) * (Py_ssize_t)sizeof(float) && doubles(&out) == near * near) {
-        double *room = PyMem_RawMalloc((size_t)(quadratic_space((int)size, (int)near) + 1) * sizeof(double));
+        scaled.len == n * (size + near) * (Py_ssize_t)sizeof(float) && doubles(&out) == near * near &&
+        doubles(&factor) == size * size && doubles(&above) == near * size) {
+        float *room = PyMem_RawMalloc((size_t)((size + near) * (size + near) + 1) * sizeof(float));
         if (room) {
             int failed = 0;
             q.n = (int)n, q.size = (int)size, q.near = (int)near;
             q.design = design.buf, q.roots = given_roots.buf, q.scaled = scaled.buf, q.out = out.buf;
+            q.factor = factor.buf, q.above = above.buf;
             Py_BEGIN_ALLOW_THREADS
             if (near)
                 failed = curvature_left(&q, room);
@@ -443,16 +445,20 @@ static PyObject *curvature(PyObject *module, PyObject *arguments)
         PyMem_RawFree(room);
     } else
         PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (d, n), (n,), float32 of (d + c, n) and "
-                                          "float64 of (c, c)");
+                                          "float64 of (c, c), (d, d), (c, d)");
     PyBuffer_Release(&design);
     PyBuffer_Release(&given_roots);
     PyBuffer_Release(&scaled);
     PyBuffer_Release(&out);
+    PyBuffer_Release(&factor);
+    PyBuffer_Release(&above);
     return result;
 }
 
-PyDoc_STRVAR(curvature_doc, "curvature(design, roots, scaled, (ridge, unit, intercept), out, /)\n--\n\n"
+PyDoc_STRVAR(curvature_doc, "curvature(design, roots, scaled, (ridge, unit, intercept), out, factor, above, /)\n--\n\n"
                             "Fill out with the penalised curvature of the last rows of scaled that those of design leave, in units.\n\n"
+                            "Factor gets the upper factor of the curvature of design, transposed; above, transposed too, what stands\n"
+                            "beside it, above each of the last rows, in the factor of all.\n"
                             "The first rows of scaled are room for those of design. False: these are all but dependent.");
 
 static PyMethodDef METHODS[] = {

@@ -15,8 +15,13 @@ typedef float FourSingle __attribute__((vector_size(16), aligned(4), may_alias))
 #define LANES 16
 #endif
 
-/* Dot product with a row; its bits depend on the two alone. */
+/* A row of no more bytes is fetched while the one before it is multiplied: rows lie here and there, and processors foresee the next
+ * lines of one, not the next one. */
+#define FETCHED_BYTES 16384
+
+/* Dot product with a row; its bits depend on the two alone. `next` is fetched meanwhile. */
 #if defined(__GNUC__)
+#define FETCH(FROM) __builtin_prefetch(FROM)
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double EightWide __attribute__((vector_size(64)));
 #define EIGHT(FROM) (*(const Eight *)(FROM))
@@ -24,7 +29,7 @@ typedef double EightWide __attribute__((vector_size(64)));
 #define CARRIED 512 /* numbers, a multiple of the former, after which sums are carried over to double */
 
 /* Both in single precision, as sweeps have them: half the bytes, and twice as many at a time. */
-WIDE static double dot_fast(int n, const float *row, const float *vector)
+WIDE static double dot_fast(int n, const float *row, const float *vector, const float *next)
 {
     double sum = 0.0;
     int i = 0;
@@ -32,6 +37,8 @@ WIDE static double dot_fast(int n, const float *row, const float *vector)
         const int whole = n - i < CARRIED ? (n - i) / SINGLES * SINGLES : CARRIED, end = i + whole;
         Eight a = {0}, b = {0}, c = {0}, d = {0};
         for (; i < end; i += SINGLES) {
+            FETCH(next + i);
+            FETCH(next + i + 16);
             a += EIGHT(row + i) * EIGHT(vector + i);
             b += EIGHT(row + i + 8) * EIGHT(vector + i + 8);
             c += EIGHT(row + i + 16) * EIGHT(vector + i + 16);
@@ -46,11 +53,13 @@ WIDE static double dot_fast(int n, const float *row, const float *vector)
 }
 
 #define DOT(NAME, ROW, LOADED)                                                                                                     \
-    WIDE static double NAME(int n, const ROW *row, const double *vector)                                                          \
+    WIDE static double NAME(int n, const ROW *row, const double *vector, const ROW *next)                                         \
     {                                                                                                                              \
         Four a = {0}, b = {0}, c = {0}, d = {0};                                                                                   \
         int i = 0;                                                                                                                 \
         for (; i + LANES <= n; i += LANES) {                                                                                       \
+            FETCH(next + i);                                                                                                       \
+            FETCH(next + i + 8);                                                                                                   \
             a += LOADED(row + i) * TAKEN(vector + i);                                                                              \
             b += LOADED(row + i + 4) * TAKEN(vector + i + 4);                                                                      \
             c += LOADED(row + i + 8) * TAKEN(vector + i + 8);                                                                      \
@@ -65,18 +74,20 @@ WIDE static double dot_fast(int n, const float *row, const float *vector)
 DOT(dot_single, float, WIDENED)
 DOT(dot_double, double, TAKEN)
 #else
-static double dot_fast(int n, const float *row, const float *vector)
+static double dot_fast(int n, const float *row, const float *vector, const float *next)
 {
     double sum = 0.0;
+    (void)next;
     for (int i = 0; i < n; i++)
         sum += (double)row[i] * (double)vector[i];
     return sum;
 }
 
 #define DOT(NAME, ROW)                                                                                                             \
-    static double NAME(int n, const ROW *row, const double *vector)                                                               \
+    static double NAME(int n, const ROW *row, const double *vector, const ROW *next)                                              \
     {                                                                                                                              \
         double sum = 0.0;                                                                                                          \
+        (void)next;                                                                                                                \
         for (int i = 0; i < n; i++)                                                                                                \
             sum += (double)row[i] * vector[i];                                                                                     \
         return sum;                                                                                                                \
@@ -103,15 +114,18 @@ static double rounded(int n, const double *vector, float *out)
 void products(const struct columns *x, const double *vector, double *out, int step)
 {
     const double sum = sum_of(x->n, vector), single_sum = x->single ? rounded(x->n, vector, x->single) : 0.0;
+    const size_t row_bytes = (size_t)x->n * (x->kind == 'd' ? sizeof(double) : sizeof(float));
+    const int fetched = row_bytes <= FETCHED_BYTES;
     for (int i = 0; i < x->count; i++) {
         const char *row = x->rows + x->places[i] * x->stride;
+        const char *next = x->rows + x->places[fetched && i + 1 < x->count ? i + 1 : i] * x->stride;
         double raw, total = sum;
         if (x->kind == 'd')
-            raw = dot_double(x->n, (const double *)row, vector);
+            raw = dot_double(x->n, (const double *)row, vector, (const double *)next);
         else if (x->wide[i])
-            raw = dot_single(x->n, (const float *)row, vector);
+            raw = dot_single(x->n, (const float *)row, vector, (const float *)next);
         else {
-            raw = dot_fast(x->n, (const float *)row, x->single);
+            raw = dot_fast(x->n, (const float *)row, x->single, (const float *)next);
             total = single_sum;
         }
         out[(size_t)i * (size_t)step] = (raw - x->mean[i] * total) * x->scale[i];
@@ -160,9 +174,9 @@ static void keep(struct prefixes *x, int count)
     memset(x->in_model, 0, (size_t)count);
 }
 
-/* Adds the candidate at a position to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`, and takes the gradients.
- * Returns what climb does. */
-static int add(struct prefixes *x, struct problem *p, int has_factor, int64_t position)
+/* Adds the candidate at a position to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`, and takes the gradients
+ * unless it is the `last` that fits. Returns what climb does. */
+static int add(struct prefixes *x, struct problem *p, int has_factor, int64_t position, int last)
 {
     const int size = p->d;
     if (has_factor)
@@ -170,8 +184,8 @@ static int add(struct prefixes *x, struct problem *p, int has_factor, int64_t po
     standardised(&x->candidates, position, x->design + (size_t)size * (size_t)p->n);
     p->beta[size] = 0.0;
     p->d = size + 1;
-    has_factor = climb(p, has_factor ? x->known : NULL, size, 1);
-    if (has_factor != NOT_DEFINITE)
+    has_factor = climb(p, has_factor ? x->known : NULL, size, size);
+    if (has_factor != NOT_DEFINITE && !last)
         products(&x->candidates, p->residual, x->gradient, 1);
     x->in_model[position] = 1;
     return has_factor;
@@ -185,7 +199,7 @@ int advance_fits(struct prefixes *x, struct problem *p, int has_factor)
         const int64_t position = x->positions[x->added];
         if (x->skip_weak && x->added && x->gradient[position] * x->gradient[position] < x->threshold)
             break;
-        has_factor = add(x, p, has_factor, position);
+        has_factor = add(x, p, has_factor, position, 0);
         if (has_factor == NOT_DEFINITE)
             return NOT_DEFINITE;
         const int still = alive(x, x->added + 1);
@@ -208,10 +222,12 @@ int walk_fits(struct prefixes *x, struct problem *p, int has_factor, struct walk
         int still = size;
         draw(w, size);
         while (!(still < w->share * size)) { /* at the latest when all are in the model, or no more fit */
-            has_factor = add(x, p, has_factor, next_drawn(w, x->in_model, size));
+            const int64_t position = next_drawn(w, x->in_model, size);
+            const int full = w->total == w->room;
+            has_factor = add(x, p, has_factor, position, full);
             if (has_factor == NOT_DEFINITE)
                 return NOT_DEFINITE;
-            still = w->total < w->room ? alive(x, 0) : 0;
+            still = full ? 0 : alive(x, 0);
             spent += (double)p->n * (size + 10.0 * p->d); /* products with the candidates, and about five steps of the fit */
         }
         keep(x, still);

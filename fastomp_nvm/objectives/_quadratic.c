@@ -32,42 +32,34 @@ WIDE static void scale_row(int n, const double *restrict row, const double *rest
         out[i] = (float)(row[i] * roots[i]);
 }
 
-unsigned long long quadratic_space(int size, int near)
-{
-    const unsigned long long all = (unsigned long long)size + (unsigned long long)near;
-    return (all * all + 1) / 2 + (unsigned long long)size * all;
-}
-
-int curvature_left(const struct quadratic *q, double *room)
+int curvature_left(const struct quadratic *q, float *gram)
 {
     const float one = 1.0f, nothing = 0.0f;
     const double whole = 1.0, minus = -1.0;
     const int all = q->size + q->near;
     const size_t width = (size_t)all, size = (size_t)q->size, near = (size_t)q->near;
-    float *gram = (float *)(room + size * width); /* upper triangle, as are all below */
-    double *factor = room, *cross = room + size * size;
-    int failed = 0;
+    int failed = 0; /* gram: its upper triangle, as are all below */
     for (size_t j = 0; j < size; j++)
         scale_row(q->n, q->design + j * (size_t)q->n, q->roots, q->scaled + j * (size_t)q->n);
     ssyrk("U", "T", &all, &q->n, &one, q->scaled, &q->n, &nothing, gram, &all);
     for (size_t j = 0; j < size; j++) {
         for (size_t i = 0; i <= j; i++)
-            factor[j * size + i] = (double)gram[j * width + i];
-        factor[j * size + j] += j < (size_t)q->intercept ? 0.0 : q->ridge;
+            q->factor[j * size + i] = (double)gram[j * width + i];
+        q->factor[j * size + j] += j < (size_t)q->intercept ? 0.0 : q->ridge;
     }
     for (size_t j = 0; j < near; j++) {
         const float *column = gram + (size + j) * width;
         for (size_t i = 0; i < size; i++)
-            cross[j * size + i] = (double)column[i];
+            q->above[j * size + i] = (double)column[i];
         for (size_t i = 0; i <= j; i++)
             q->out[j * near + i] = (double)column[size + i];
     }
     if (q->size) {
-        dpotrf("U", &q->size, factor, &q->size, &failed);
+        dpotrf("U", &q->size, q->factor, &q->size, &failed);
         if (failed)
             return -1;
-        dtrsm("L", "U", "T", "N", &q->size, &q->near, &whole, factor, &q->size, cross, &q->size);
-        dsyrk("U", "T", &q->near, &q->size, &minus, cross, &q->size, &whole, q->out, &q->near);
+        dtrsm("L", "U", "T", "N", &q->size, &q->near, &whole, q->factor, &q->size, q->above, &q->size);
+        dsyrk("U", "T", &q->near, &q->size, &minus, q->above, &q->size, &whole, q->out, &q->near);
     }
     for (size_t j = 0; j < near; j++) {
         for (size_t i = 0; i <= j; i++)

@@ -17,17 +17,17 @@ struct quadratic {
     double ridge, unit;
     int intercept;         /* 1 where the first column is one, and not penalised */
     double *out;           /* near x near */
+    double *factor;        /* size x size: that of the curvature of the fit, its upper triangle */
+    double *above;         /* size x near: what is beside it in the factor of all */
 };
 
 /* Fills roots with those of the weighted variances at eta. Returns the largest weighted variance. */
 double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots);
 
-/* How many doubles of work space the next one needs. */
-unsigned long long quadratic_space(int size, int near);
-
-/* Fills out with the penalised curvature of what may be added that the columns of the fit leave, in units of `unit`. Returns 0, or -1
- * where the latter are all but dependent. Products are taken in single precision. */
-int curvature_left(const struct quadratic *q, double *room);
+/* Fills out with the penalised curvature of what may be added that the columns of the fit leave, in units of `unit`; factor and above
+ * with what that takes. Returns 0, or -1 where the columns of the fit are all but dependent. Products are taken in single precision;
+ * `room` is for (size + near)^2 of them. */
+int curvature_left(const struct quadratic *q, float *room);
 
 extern void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
                      const int *, double *, const int *);

@@ -11,6 +11,7 @@ variances of a family change by no more than the factor ``e^t``: fits rely on it
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -233,10 +234,13 @@ class GLMModel(Model):
         self.extended(columns.shape[1])[self._size :] = columns.T
         self.grow(columns.shape[1])
 
-    def grow(self, width: int, left: float = PASSING) -> None:
-        """Refit with the ``width`` rows by which the design was last extended, to a decrement of ``left``."""
-        design = self.extended(width)
-        self.move(len(design), maximise(self.objective, design, self.at, left))
+    def grow(self, width: int, left: float = PASSING, factor: Float64Array | None = None) -> None:
+        """Refit with the ``width`` rows by which the design was last extended, to a decrement of ``left``.
+
+        ``factor`` is the upper one of a curvature of them all, where one is known.
+        """
+        design, at = self.extended(width), self.at
+        self.move(len(design), maximise(self.objective, design, at if factor is None else replace(at, factor=factor), left))
 
     def follow(self, columns: Columns, gradient: Float64Array) -> GLMCandidates:
         """Return candidates of this model."""

@@ -37,12 +37,7 @@ class GLMCandidates(CandidateBlocks):
         self._model = model
         self._fits: list[tuple[int, Coefficients]] = []
         self._prefixes = np.empty((0, 0))  # gradients at these
-        self._compiled = (
-            newton.native is not None
-            and model.objective.native is not None
-            and not columns.standardisation.whiteners
-            and columns.dtype in (np.float32, np.float64)
-        )
+        self._compiled = newton.compiled(model.objective, columns)
         # Where the columns are in memory (an array, rows of it, means, scales, which are wide), as of which change of that memory.
         self._here: tuple[AnyArray, IndexArray, Float64Array, Float64Array, BoolArray] | None = None
         self._as_of = -1
@@ -69,26 +64,14 @@ class GLMCandidates(CandidateBlocks):
         widths = offsets[positions + 1] - offsets[positions]
         size, at = len(model.design), model.at
         design = model.extended(int(widths.sum()))
-        self.columns.fill(positions, design[size:])
+        self.columns.only(positions).fill(design[size:])
         self._fits = []
         for width in widths.tolist():
             size += width
             at = maximise(model.objective, design[:size], at)
             self._fits.append((size, at))
-        self._prefixes = self._products(np.array([fit.residual for _, fit in self._fits]))
+        self._prefixes = newton.products(model.objective, self.columns, np.array([fit.residual for _, fit in self._fits]))
         return self._prefixes
-
-    def _products(self, residuals: Float64Array) -> Float64Array:
-        """Return (n_columns, m): the columns times ``residuals`` (m, n_obs), with the bits that compiled prefixes have."""
-        if not self._compiled:
-            return self.columns.products(residuals.T)
-        mean, scale, wide = self.standardisation.mean, self.standardisation.scale, self.standardisation.wide
-        out = np.empty((len(mean), len(residuals)))
-        for local, array, places in self.columns.pieces():
-            found = np.empty((len(local), len(residuals)))
-            newton.native.gradients(array, places, mean[local], scale[local], wide[local], residuals, found)
-            out[local] = found
-        return out
 
     def advance(
         self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False

@@ -14,7 +14,7 @@ from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains
-from fastomp_nvm.objectives.newton import EXACT, PASSING
+from fastomp_nvm.objectives.newton import EXACT, PASSING, Curvature
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
@@ -64,11 +64,13 @@ class GLMGains(GainTracker):
         self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or of no use to who adds
         self._lengths = self._squared_lengths()
         self._scaled = np.empty((0, len(objective.response)), dtype=np.float32)
-        # The quadratic model: its features, their standardisation, curvature and gains; next to nothing for the others.
+        # The quadratic model: its features, their standardisation, curvature and gains, and which columns these followed; next to
+        # nothing for the others.
         self._near: IndexArray
         self._standardisation: Standardisation
-        self._curvature: Float64Array
+        self._curvature: Curvature
         self._quadratic: FollowedGains
+        self._followed: list[int]
         self._others: Float64Array
         self._most_of_others: float
         self._linearise()
@@ -108,10 +110,11 @@ class GLMGains(GainTracker):
         self._added.append(position)
         if not near:
             self._next_fit = len(self._added)
-        elif len(self._added) < self._next_fit:
-            offsets = self._standardisation.offsets
-            for column in range(int(offsets[place]), int(offsets[place + 1])):
-                self._quadratic.add(column, self._curvature[column])
+            return
+        offsets = self._standardisation.offsets
+        for column in range(int(offsets[place]), int(offsets[place + 1])):
+            self._quadratic.add(column, self._curvature.left[column])
+            self._followed.append(column)
 
     def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
         """Add the best of the open features ``count`` times over, all at once that come before the next fit."""
@@ -120,15 +123,17 @@ class GLMGains(GainTracker):
             self._fit_when_due(count - len(taken))
             batch = min(count - len(taken), self._next_fit - len(self._added))
             bound = 2.0 * max(least, self._most_of_others)
-            found = self._quadratic.grow(self._curvature, open_[self._near], batch, bound)
+            found = self._quadratic.grow(self._curvature.left, open_[self._near], batch, bound)
             if found is None:
                 return taken + super().grow(open_, count - len(taken), least)
-            for place, gain in found:
-                position = int(self._near[place])
-                self._promised += 0.5 * gain
-                self._added.append(position)
-                open_[position] = False
-                taken.append((position, 0.5 * gain))
+            places = [place for place, _ in found]
+            positions = self._near[places]
+            open_[positions] = False
+            self._followed += places
+            self._added += positions.tolist()
+            gains = [0.5 * gain for _, gain in found]
+            self._promised += sum(gains)
+            taken += zip(positions.tolist(), gains, strict=True)
             self._done = ~open_  # what is not open was added, or never will be
             if len(found) < batch:  # the next is none of the near ones, or gains hardly more than those
                 one = super().grow(open_, 1, least)
@@ -147,13 +152,19 @@ class GLMGains(GainTracker):
 
     def _refit(self, left: float = PASSING) -> None:
         """Fit what was added since the last fit, to a decrement of ``left``."""
-        new = np.array(self._added[self._fitted :], dtype=np.int64)
-        if new.size:
-            offsets, size = self._columns.standardisation.offsets, len(self._model.design)
-            width = int((offsets[new + 1] - offsets[new]).sum())
-            self._columns.fill(new, self._model.extended(width)[size:])
-            self._model.grow(width, left)
+        if len(self._added) > self._fitted:
+            new, size = self._columns.only(np.array(self._added[self._fitted :])), len(self._model.design)
+            width = int(new.standardisation.offsets[-1])
+            new.fill(self._model.extended(width)[size:])
+            self._model.grow(width, left, self._factor(width))
             self._fitted = len(self._added)
+
+    def _factor(self, width: int) -> Float64Array | None:
+        """Return the factor of the curvature at the last fit, with the ``width`` columns added since; None: not known."""
+        directions = self._quadratic.directions
+        if not len(self._followed) == len(directions) == width:  # some were not near, or dependent
+            return None
+        return self._curvature.extended(np.array(self._followed), directions)
 
     def _judge(self) -> None:
         """Decide, after a fit, how many features to add before the next one."""
@@ -173,25 +184,29 @@ class GLMGains(GainTracker):
         standardisation = self._columns.standardisation
         roots, most = newton.roots(objective, self._model.at.eta)
         largest = max(most + objective.ridge, SMALLEST_NUMBER)
-        gradient = self._columns.products(self._model.residual[:, None])
-        scores = standardisation.scores(gradient)[:, 0] / self._lengths
+        gradient = newton.products(objective, self._columns, self._model.residual[None])
+        scores = standardisation.scores(gradient)[:, 0]
+        if self._lengths is not None:
+            scores /= self._lengths
         self._near = self._nearest(scores)
-        self._standardisation = standardisation.subset(self._near)
-        self._curvature = newton.curvature_left(objective, design, roots, self._scaled_rows(len(design), roots), largest)
-        wide = [group.columns for group in self._standardisation.whiteners]
-        blocks = [self._curvature[columns[:, :, None], columns[:, None, :]] for columns in wide]
-        near = gradient[column_index(standardisation.offsets, self._near), 0] / math.sqrt(largest)
-        smallest = np.full(len(near), SMALLEST_PIVOT)
-        self._quadratic = FollowedGains(self._standardisation, near, self._curvature.diagonal().copy(), blocks, smallest)
+        near = self._columns.only(self._near)
+        self._standardisation = near.standardisation
+        self._curvature = newton.curvature_left(objective, design, roots, self._scaled_rows(near, len(design), roots), largest)
+        left, wide = self._curvature.left, [group.columns for group in self._standardisation.whiteners]
+        blocks = [left[columns[:, :, None], columns[:, None, :]] for columns in wide]
+        here = gradient[column_index(standardisation.offsets, self._near), 0] / math.sqrt(largest)
+        smallest = np.full(len(here), SMALLEST_PIVOT)
+        self._quadratic = FollowedGains(self._standardisation, here, left.diagonal().copy(), blocks, smallest)
+        self._followed = []
         self._others = scores * (NOT_NEAR / largest)
         self._most_of_others = float(self._others.max(initial=0.0))
 
-    def _scaled_rows(self, first: int, roots: Float64Array) -> Float32Array:
-        """Return room for ``first`` rows, and the near columns as rows, each observation times its ``roots`` (n_obs,)."""
-        size = first + int(self._standardisation.offsets[-1])
+    def _scaled_rows(self, near: Columns, first: int, roots: Float64Array) -> Float32Array:
+        """Return room for ``first`` rows, and ``near`` columns as rows, each observation times its ``roots`` (n_obs,)."""
+        size = first + int(near.standardisation.offsets[-1])
         if size > len(self._scaled):  # the same memory every time: fresh pages cost as much as what is written to them
             self._scaled = np.empty((2 * size, len(roots)), dtype=np.float32)
-        self._columns.fill(self._near, self._scaled[first:size], roots)
+        near.fill(self._scaled[first:size], roots)
         return self._scaled[:size]
 
     def _nearest(self, scores: Float64Array) -> IndexArray:
@@ -208,12 +223,12 @@ class GLMGains(GainTracker):
             fitting = int(np.searchsorted(np.cumsum(offsets[best + 1] - offsets[best]), fitting, side="right"))
         return np.sort(best[: max(fitting, 2 * self._ahead)])
 
-    def _squared_lengths(self) -> Float64Array:
-        """Return (f,): by what a squared gradient is divided to be a score; 1 for features that are scaled or whitened."""
+    def _squared_lengths(self) -> Float64Array | None:
+        """Return (f,): what a squared gradient is divided by to be a score, 1 for whitened features; None: all are scaled."""
+        if self._objective.centred:
+            return None
         lengths = np.ones(len(self._columns.features))
-        if not self._objective.centred:
-            single = np.flatnonzero(np.diff(self._columns.standardisation.offsets) == 1)
-            for position in single.tolist():
-                column = self._columns.dense(np.array([position]))[:, 0]
-                lengths[position] = max(float(column * column @ self._objective.weights), SMALLEST_NUMBER)
+        for position in np.flatnonzero(np.diff(self._columns.standardisation.offsets) == 1).tolist():
+            column = self._columns.dense(np.array([position]))[:, 0]
+            lengths[position] = max(float(column * column @ self._objective.weights), SMALLEST_NUMBER)
         return lengths

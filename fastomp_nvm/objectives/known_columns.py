@@ -84,7 +84,7 @@ class KnownColumns:
             self.moves = np.empty(capacity)
         new = slice(self._used, self._used + count)
         fresh = self.rows[new]
-        columns.fill(positions, fresh, self._factors)
+        columns.only(positions).fill(fresh, self._factors)
         self.moves[new] = fresh @ self._response
         edges = [*range(self._used, new.stop, AT_ONCE), new.stop]
         # The last block meets the most columns: the longest task begins first.

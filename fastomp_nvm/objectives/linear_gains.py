@@ -103,6 +103,11 @@ class FollowedGains:
         self._size = 0
         self._room = np.empty(len(gradient))  # for gains, where they are computed in C
 
+    @property
+    def directions(self) -> Float64Array:
+        """(m, n_columns): coordinates of all columns in the directions of those that were added and are not dependent."""
+        return self._directions[: self._size]
+
     def gains(self) -> Float64Array:
         """Return (n_features,): the gain of each feature; 0 for dependent ones."""
         return exact_gains(self._standardisation, self._gradient, self._pivot, self._groups, self._smallest)

@@ -13,6 +13,7 @@ r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.linalg import lapack
 
-from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array
+from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array, IndexArray
+from fastomp_nvm.columns import Columns
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
@@ -30,7 +32,19 @@ try:
 except ImportError:  # installed on a machine without a compiler
     native = None
 
-__all__ = ["EXACT", "PASSING", "Coefficients", "Growing", "curvature_left", "implementation", "maximise", "roots"]
+__all__ = [
+    "EXACT",
+    "PASSING",
+    "Coefficients",
+    "Curvature",
+    "Growing",
+    "compiled",
+    "curvature_left",
+    "implementation",
+    "maximise",
+    "products",
+    "roots",
+]
 
 #: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
 #: falls once more as it just fell: a fit whose coefficients are told, and one that only serves to go on from.
@@ -79,8 +93,34 @@ class Coefficients:
 
 
 def implementation() -> str:
-    """Return what names the last bits of fits by the families of this package: ``c-4`` or ``python-4``."""
-    return "python-4" if native is None else "c-4"
+    """Return what names the last bits of fits by the families of this package: ``c-5`` or ``python-5``."""
+    return "python-5" if native is None else "c-5"
+
+
+def compiled(family: GLM, columns: Columns) -> bool:
+    """Tell whether compiled code can multiply ``columns`` and fit them."""
+    return (
+        native is not None
+        and family.native is not None
+        and not columns.standardisation.whiteners
+        and columns.dtype in (np.float32, np.float64)
+    )
+
+
+def products(family: GLM, columns: Columns, residuals: Float64Array) -> Float64Array:
+    """Return (n_columns, m): ``columns`` times ``residuals`` (m, n_obs), with the bits of compiled prefixes where these are."""
+    if not compiled(family, columns):
+        return columns.products(residuals.T)
+    mean, scale, wide = columns.standardisation.mean, columns.standardisation.scale, columns.standardisation.wide
+    out = np.empty((len(mean), len(residuals)))
+    for local, array, places in columns.pieces():
+        if len(local) == len(out):
+            native.gradients(array, places, mean, scale, wide, residuals, out)
+        else:
+            found = np.empty((len(local), len(residuals)))
+            native.gradients(array, places, mean[local], scale[local], wide[local], residuals, found)
+            out[local] = found
+    return out
 
 
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
@@ -297,32 +337,64 @@ def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
     return out, native.roots(family.native, eta, family.weights, out)
 
 
-def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float) -> Float64Array:
-    """Return (c, c): the penalised curvature of columns that the rows of ``design`` (d, n_obs) leave, in units of ``unit``.
+@dataclass(frozen=True, slots=True)
+class Curvature:
+    """The penalised curvature of a fit and of columns that may be added to it.
+
+    Attributes
+    ----------
+    left : (c, c) float64
+        What the fit leaves of that of the columns, in units of ``unit``.
+    factor : (d, d) float64
+        Upper Cholesky factor of that of the fit.
+    above : (d, c) float64
+        What stands beside it, above each of the columns, in the factor of all.
+    unit : float
+    """
+
+    left: Float64Array
+    factor: Float64Array
+    above: Float64Array
+    unit: float
+
+    def extended(self, columns: IndexArray, directions: Float64Array) -> Float64Array:
+        """Return the upper factor of the fit with ``columns`` (m,) added.
+
+        ``directions`` (m, c) are those in which the columns have coordinates, one after the other, from ``left``: its factor.
+        """
+        size, more = len(self.factor), len(columns)
+        factor = np.zeros((size + more, size + more), order="F")
+        factor[:size, :size], factor[:size, size:] = self.factor, self.above[:, columns]
+        np.multiply(directions[:, columns], math.sqrt(self.unit), out=factor[size:, size:])  # below the diagonal: rounding errors
+        return factor
+
+
+def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float) -> Curvature:
+    """Return the penalised curvature of columns that the rows of ``design`` (d, n_obs) leave.
 
     ``roots`` (n_obs,) are those of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of ``design``, then the
     columns, each observation times its root: in float32, because products of float32 columns carry no more digits, and this is
     most of the work.
     """
-    size = len(design)
+    size, near = len(design), len(scaled) - len(design)
     if native is not None:
-        out = np.empty((len(scaled) - size, len(scaled) - size))
-        if native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out):
-            return out
+        out, factor, above = np.empty((near, near)), np.zeros((size, size)), np.empty((near, size))
+        if native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
+            return Curvature(out, factor.T, above.T, unit)
     np.multiply(design, roots, out=scaled[:size], casting="same_kind")
     gram = (scaled @ scaled.T).astype(np.float64)
-    left = gram[size:, size:]
+    selected, above, left = gram[:size, :size].copy(), gram[:size, size:], gram[size:, size:]
+    factor = selected
     if size:
-        selected = gram[:size, :size].copy()
         selected.reshape(-1)[:: size + 1] += family.penalty(size)
         factor, failed = lapack.dpotrf(selected)
         if failed:  # nearly dependent: not to be told in float32
             factor = curvature_at(design, roots * roots, family.penalty(size))
-        used = lapack.dtrtrs(factor, gram[:size, size:], trans=1)[0]
-        left -= used.T @ used
+        above = lapack.dtrtrs(factor, above, trans=1)[0]
+        left -= above.T @ above
     left = left / unit
     left.reshape(-1)[:: len(left) + 1] += family.ridge / unit
-    return left
+    return Curvature(left, factor, above, unit)
 
 
 def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Array) -> Float64Array:

@@ -47,7 +47,7 @@ def test_likelihoods_and_variances_are_those_of_numpy(monkeypatch, name) -> None
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_the_curvature_left_is_that_of_numpy(monkeypatch, name, centred, size) -> None:
-    """Compiled, in NumPy, and by a projection in float64; dependent columns of the fit are told in float64 by both."""
+    """Compiled, in NumPy, and by a projection in float64; the factor of the fit becomes that of the fit with columns added."""
     n, near, unit = 60, 7, 0.3
     objective = family(name, n, 0.2, centred=centred)
     rng = np.random.default_rng(size)
@@ -67,9 +67,18 @@ def test_the_curvature_left_is_that_of_numpy(monkeypatch, name, centred, size) -
     inner = np.linalg.solve(A @ A.T + np.diag(objective.penalty(size)), A @ B.T) if size else np.zeros((0, near))
     expected = (B @ B.T - B @ A.T @ inner + 0.2 * np.eye(near)) / unit
     for curvature in found:
-        assert curvature == pytest.approx(expected, abs=2e-5 * np.abs(expected).max())
-        assert np.array_equal(curvature, curvature.T)
-    assert found[0] == pytest.approx(found[1], abs=1e-5 * np.abs(expected).max())
+        assert curvature.left == pytest.approx(expected, abs=2e-5 * np.abs(expected).max())
+        assert np.array_equal(curvature.left, curvature.left.T)
+    assert found[0].left == pytest.approx(found[1].left, abs=1e-5 * np.abs(expected).max())
+    added = np.array([4, 0, 5])
+    directions = np.linalg.cholesky(expected[np.ix_(added, added)]).T  # of the columns added; the others need none here
+    coordinates = np.zeros((3, near))
+    coordinates[:, added] = directions
+    whole = np.vstack((A, B[added]))
+    penalised = whole @ whole.T + np.diag(np.append(objective.penalty(size), np.full(3, 0.2)))
+    for curvature in found:
+        factor = np.triu(curvature.extended(added, coordinates))
+        assert factor.T @ factor == pytest.approx(penalised, abs=2e-5 * np.abs(penalised).max())
 
 
 @needs_fits
@@ -81,8 +90,10 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     rows = np.array([one, one + 1e-6 * rng.normal(size=60)])
     scaled = np.zeros((6, 60), dtype=np.float32)
     scaled[2:] = columns * roots
-    assert not newton.native.curvature(rows, roots, scaled, (1e-9, 1.0, False), np.empty((4, 4)))
-    left = newton.curvature_left(objective, rows, roots, scaled, 1.0)
+    assert not newton.native.curvature(
+        rows, roots, scaled, (1e-9, 1.0, False), np.empty((4, 4)), np.empty((2, 2)), np.empty((4, 2))
+    )
+    left = newton.curvature_left(objective, rows, roots, scaled, 1.0).left
     assert np.isfinite(left).all()
     assert np.linalg.eigvalsh(left).min() > 0.0
 
@@ -129,8 +140,12 @@ def test_models_of_a_likelihood_refuse_arrays_that_do_not_fit() -> None:
         "scaled": np.ones((5, 6), dtype=np.float32),
         "units": (0.1, 1.0, True),
         "out": np.zeros((3, 3)),
+        "factor": np.zeros((2, 2)),
+        "above": np.zeros((3, 2)),
     }
     for name, wrong in {
+        "factor": np.zeros((2, 1)),
+        "above": np.zeros((2, 2)),
         "design": np.ones((6, 6)),
         "roots": np.ones(0),
         "scaled": np.ones((5, 5), dtype=np.float32),
