@@ -9,12 +9,7 @@
 
 #include <stdint.h>
 
-/* Compiled twice, the better one chosen when the module loads; nothing is fused (-ffp-contract=off), so the bits are the same. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
+#include "_wide.h"
 
 #define FILL(NAME, ROW, OUT)                                                                                                       \
     WIDE static void NAME(Py_ssize_t n, const void *given_row, double mean, double scale, const double *restrict factors,         \

@@ -3,15 +3,7 @@
 #ifndef FASTOMP_CLIMB_H
 #define FASTOMP_CLIMB_H
 
-#include <limits.h> /* any header of the C library says whether it is glibc */
-
-/* A loop compiled twice, the better one chosen when the module loads. What it computes entry by entry has the same bits in both,
- * as long as nothing is fused: build with -ffp-contract=off. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
+#include "../_wide.h"
 
 /* Names as short as these must not meet those of a library that is loaded for everyone. */
 #if defined(__GNUC__)
@@ -58,6 +50,9 @@ double sum_of(int n, const double *vector);
 
 /* Fills mean and variance (n) with those at eta. */
 void moments_of(const struct family *family, int n, const double *eta, double *mean, double *variance);
+
+/* Penalised log-likelihood at eta and beta, up to what no model changes. `room` is for n. */
+double penalised_likelihood(const struct problem *p, double *room);
 
 /* Fills out with the log-likelihood of each of n observations, up to what no model changes. */
 void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out);

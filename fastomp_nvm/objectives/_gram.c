@@ -14,45 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_following.h"
 #include "_walk.h"
-
-/* A loop compiled twice, the better one chosen when the module loads. What it computes entry by entry has the same bits in both,
- * as long as nothing is fused: build with -ffp-contract=off. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
-
-/* ---- Directions ------------------------------------------------------------------------------------------------------------- */
-
-/* out = column - sum over i of directions[i] * directions[i][at], each of length n: what `directions` leave of a Gram column. */
-WIDE static void remainder_of(int n, const double *restrict column, const double *restrict directions, int count, int at,
-                              double *restrict out)
-{
-    memcpy(out, column, (size_t)n * sizeof(double));
-    int i = 0;
-    for (; i + 4 <= count; i += 4) { /* four at a time: `out` is read and written a quarter as often */
-        const double *a = directions + (size_t)i * (size_t)n, *b = a + n, *c = b + n, *d = c + n;
-        const double along_a = a[at], along_b = b[at], along_c = c[at], along_d = d[at];
-        for (int j = 0; j < n; j++)
-            out[j] = (((out[j] - a[j] * along_a) - b[j] * along_b) - c[j] * along_c) - d[j] * along_d;
-    }
-    for (; i < count; i++) {
-        const double *a = directions + (size_t)i * (size_t)n, along = a[at];
-        for (int j = 0; j < n; j++)
-            out[j] -= a[j] * along;
-    }
-}
-
-/* The column becomes a direction, and the gradient follows it. */
-WIDE static void move_along(int n, double *restrict direction, double root, double move, double *restrict gradient)
-{
-    for (int j = 0; j < n; j++) {
-        direction[j] /= root;
-        gradient[j] -= direction[j] * move;
-    }
-}
 
 /* ---- Prefixes --------------------------------------------------------------------------------------------------------------- */
 
@@ -344,22 +307,6 @@ PyDoc_STRVAR(walk_doc,
              "added as drawn has room for. It gets them, by position; origin the positions of those left; sizes and additions how many\n"
              "candidates, and additions, each iteration had. All other arrays begin with what belongs to those left.");
 
-/* Entry by entry, so that the divisions become vector code; what is dependent or not open gains nothing. */
-WIDE static void gains_of(int n, const double *restrict gradient, const double *restrict pivot, const double *restrict smallest,
-                          double *restrict out)
-{
-    for (int j = 0; j < n; j++) {
-        const double gain = gradient[j] * gradient[j] / pivot[j];
-        out[j] = pivot[j] > smallest[j] ? gain : 0.0;
-    }
-}
-
-WIDE static void lower_pivots(int n, const double *restrict direction, double *restrict pivot)
-{
-    for (int j = 0; j < n; j++)
-        pivot[j] -= direction[j] * direction[j];
-}
-
 static PyObject *best(PyObject *module, PyObject *arguments)
 {
     Py_buffer gradient, pivot, smallest, open, gains;
@@ -370,13 +317,8 @@ static PyObject *best(PyObject *module, PyObject *arguments)
     const Py_ssize_t n = doubles(&gradient);
     if (n < INT_MAX && pivot.len == gradient.len && smallest.len == gradient.len && gains.len == gradient.len && open.len == n) {
         const double *found = gains.buf;
-        const char *may = open.buf;
-        Py_ssize_t place = -1;
-        gains_of((int)n, gradient.buf, pivot.buf, smallest.buf, gains.buf);
-        for (Py_ssize_t j = 0; j < n; j++)
-            if (may[j] && (place < 0 || found[j] > found[place])) /* the first among equals */
-                place = j;
-        result = Py_BuildValue("nd", place, place < 0 ? -1.0 : found[place]);
+        const int place = best_of((int)n, gradient.buf, pivot.buf, smallest.buf, open.buf, gains.buf);
+        result = Py_BuildValue("id", place, place < 0 ? -1.0 : found[place]);
     } else
         PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,) three times, bool of (c,) and "
                                           "float64 of (c,)");
@@ -390,18 +332,6 @@ static PyObject *best(PyObject *module, PyObject *arguments)
 
 PyDoc_STRVAR(best_doc, "best(gradient, pivot, smallest, open, gains, /)\n--\n\n"
                        "Fill gains with g^2 / d; return the first open column with the largest, and it; -1 when none is open.");
-
-/* Has gradient and pivots follow a column, whose Gram column is given; fills direction number `size`; returns the move. */
-static double follow_column(int n, const double *gram, double *directions, int size, int column, double *gradient, double *pivots)
-{
-    double *direction = directions + (size_t)size * (size_t)n;
-    const double root = sqrt(pivots[column]), move = gradient[column] / root;
-    remainder_of(n, gram, directions, size, column, direction);
-    direction[column] = pivots[column]; /* as it was followed, rather than as it comes out anew */
-    move_along(n, direction, root, move, gradient);
-    lower_pivots(n, direction, pivots);
-    return move;
-}
 
 static PyObject *follow(PyObject *module, PyObject *arguments)
 {
@@ -443,26 +373,9 @@ static PyObject *grow(PyObject *module, PyObject *arguments)
     if (n < INT_MAX && doubles(&gram) == n * n && pivot.len == gradient.len && smallest.len == gradient.len &&
         gains.len == gradient.len && open.len == n && doubles(&found) == count && size >= 0 && size + count < INT_MAX &&
         doubles(&directions) >= (size + count) * n) {
-        const double *columns = gram.buf, *all = gains.buf, *floors = smallest.buf;
-        double *pivots = pivot.buf, *gradients = gradient.buf, *each = found.buf;
-        char *may = open.buf;
-        Py_ssize_t taken = 0;
-        const Py_ssize_t before = size;
-        for (; taken < count; taken++) {
-            Py_ssize_t place = -1;
-            gains_of((int)n, gradients, pivots, floors, gains.buf);
-            for (Py_ssize_t j = 0; j < n; j++)
-                if (may[j] && (place < 0 || all[j] > all[place])) /* the first among equals */
-                    place = j;
-            if (place < 0 || all[place] <= least)
-                break;
-            may[place] = 0;
-            ((int64_t *)places.buf)[taken] = place;
-            each[taken] = all[place];
-            if (pivots[place] > floors[place])
-                follow_column((int)n, columns + place * n, directions.buf, (int)size++, (int)place, gradients, pivots);
-        }
-        result = Py_BuildValue("nn", taken, size - before);
+        struct following f = {(int)n, gram.buf, directions.buf, (int)size, gradient.buf, pivot.buf, smallest.buf, open.buf, gains.buf};
+        const int taken = take_best(&f, (int)count, least, places.buf, found.buf);
+        result = Py_BuildValue("in", taken, f.size - size);
     } else
         PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c, c), (d, c), (c,) three times, bool "
                                           "of (c,), float64 of (c,), int64 of (b,) and float64 of (b,), size and b at most d together");

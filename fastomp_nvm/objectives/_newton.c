@@ -1,4 +1,5 @@
-/* Fits of GLMs, and FAST_OMP's prefixes of them, in C: the arguments of Python for _climb.c, _prefixes.c, _quadratic.c.
+/* Fits of GLMs, and FAST_OMP's prefixes of them, in C: the arguments of Python for _climb.c, _greedy.c, _prefixes.c,
+ * _quadratic.c.
  *
  * newton.py and glm.py say what is computed and why. BLAS and LAPACK are SciPy's, through the function pointers it publishes:
  * nothing is linked. Knows no NumPy: buffers come in through the buffer protocol, and the GIL is released while it computes. */
@@ -13,6 +14,7 @@
 #include <string.h>
 
 #include "_climb.h"
+#include "_greedy.h"
 #include "_prefixes.h"
 #include "_quadratic.h"
 
@@ -190,17 +192,18 @@ static PyObject *log_likelihood(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(log_likelihood_doc, "log_likelihood(family, eta, response, out, /)\n--\n\n"
                                  "Fill out with response * eta - b(eta).");
 
-/* A fit that candidates are added to: what `advance` and `walk` are given alike. */
+/* A fit that candidates are added to: what `advance`, `walk` and `greedy` are given alike. */
 struct growth {
     struct problem p;
-    struct prefixes x;
+    struct columns candidates;
     int has_factor;
     Py_ssize_t most; /* coefficients there is room for */
-    double *room;    /* work space */
-    Py_buffer design, response, weights, beta, eta, residual, factor, places, mean, scale, wide, gradient, in_model, rows;
+    double *room;    /* work space, and behind it that of a factor */
+    double *known;
+    Py_buffer design, response, weights, beta, eta, residual, factor, places, mean, scale, wide, rows;
 };
 
-#define GROWTH_ARGUMENTS 17
+#define GROWTH_ARGUMENTS 15
 
 static void release_growth(struct growth *g)
 {
@@ -215,14 +218,12 @@ static void release_growth(struct growth *g)
     PyBuffer_Release(&g->mean);
     PyBuffer_Release(&g->scale);
     PyBuffer_Release(&g->wide);
-    PyBuffer_Release(&g->gradient);
-    PyBuffer_Release(&g->in_model);
 }
 
 static void close_growth(struct growth *g)
 {
     PyMem_RawFree(g->room);
-    close_columns(&g->x.candidates, &g->rows);
+    close_columns(&g->candidates, &g->rows);
     release_growth(g);
 }
 
@@ -233,11 +234,11 @@ static int open_growth(PyObject *arguments, struct growth *g)
     struct settings *with = &g->p.with;
     const char *name;
     /* No buffer within a tuple: CPython keeps no room to give those back. */
-    const int parsed = head && PyArg_ParseTuple(head, "sw*y*y*w*w*w*w*p(dddddip)Ow*w*w*w*w*w*", &name, &g->design, &g->response,
+    const int parsed = head && PyArg_ParseTuple(head, "sw*y*y*w*w*w*w*p(dddddip)Ow*w*w*w*", &name, &g->design, &g->response,
                                                 &g->weights, &g->beta, &g->eta, &g->residual, &g->factor, &g->has_factor,
                                                 &with->ridge, &with->tolerance, &with->slow, &with->small, &with->overshot,
                                                 &with->max_steps, &with->intercept, &given, &g->places, &g->mean, &g->scale,
-                                                &g->wide, &g->gradient, &g->in_model);
+                                                &g->wide);
     Py_XDECREF(head); /* `arguments` keeps what it held */
     if (!parsed)
         return -1;
@@ -247,24 +248,23 @@ static int open_growth(PyObject *arguments, struct growth *g)
         PyErr_Format(PyExc_ValueError, "no family is called %s", name);
     else if (!fit_is_sound(&g->design, &g->response, &g->weights, NULL, &g->beta, &g->eta, &g->residual, &g->factor))
         PyErr_SetString(PyExc_ValueError, FIT_MESSAGE);
-    else if (open_columns(given, &g->places, &g->mean, &g->scale, &g->wide, &g->rows, &g->x.candidates) == 0) {
-        const int fits = g->x.candidates.n == doubles(&g->response) && doubles(&g->gradient) == g->x.candidates.count &&
-                         g->in_model.len == g->x.candidates.count;
+    else if (open_columns(given, &g->places, &g->mean, &g->scale, &g->wide, &g->rows, &g->candidates) == 0) {
+        const int fits = g->candidates.n == doubles(&g->response);
         const size_t space = (size_t)work_space((int)doubles(&g->response), (int)g->most);
         g->room = fits ? PyMem_RawMalloc((space + (size_t)(g->most * g->most)) * sizeof(double)) : NULL;
         if (g->room) {
-            g->p.n = g->x.candidates.n, g->p.d = (int)g->most;
-            g->p.design = g->x.design = g->design.buf, g->p.response = g->response.buf, g->p.weights = g->weights.buf;
+            g->p.n = g->candidates.n, g->p.d = (int)g->most;
+            g->p.design = g->design.buf, g->p.response = g->response.buf, g->p.weights = g->weights.buf;
             g->p.beta = g->beta.buf, g->p.eta = g->eta.buf, g->p.residual = g->residual.buf, g->p.factor = g->factor.buf;
-            g->x.gradient = g->gradient.buf, g->x.in_model = g->in_model.buf, g->x.known = g->room + space;
+            g->known = g->room + space;
             lay_out(&g->p, g->room);
             return 0;
         }
         if (fits)
             PyErr_NoMemory();
         else
-            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (c,), bool of (c,) beside the columns");
-        close_columns(&g->x.candidates, &g->rows);
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected columns of as many observations as the fit has");
+        close_columns(&g->candidates, &g->rows);
     }
     release_growth(g);
     return -1;
@@ -282,32 +282,43 @@ static int parse_rest(PyObject *arguments, const char *format, ...)
     return parsed;
 }
 
+/* Begins with the candidates of a growth. Returns whether what is known of each belongs to them. */
+static int begin_prefixes(struct prefixes *x, const struct growth *g, const Py_buffer *gradient, const Py_buffer *in_model)
+{
+    x->candidates = g->candidates, x->design = g->design.buf, x->known = g->known;
+    x->gradient = gradient->buf, x->in_model = in_model->buf;
+    return doubles(gradient) == x->candidates.count && in_model->len == x->candidates.count;
+}
+
 static PyObject *advance(PyObject *module, PyObject *arguments)
 {
     struct growth g;
-    struct prefixes *x = &g.x;
-    Py_buffer positions, blocked, kept;
+    struct prefixes x;
+    Py_buffer gradient, in_model, positions, blocked, kept;
     PyObject *result = NULL;
     (void)module;
     if (open_growth(arguments, &g) < 0)
         return NULL;
-    if (parse_rest(arguments, "y*z*w*(ddp)", &positions, &blocked, &kept, &x->threshold, &x->enough, &x->skip_weak)) {
+    if (parse_rest(arguments, "w*w*y*z*w*(ddp)", &gradient, &in_model, &positions, &blocked, &kept, &x.threshold, &x.enough,
+                   &x.skip_weak)) {
         const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = positions.len / word;
-        int fits = count <= g.most && (!blocked.buf || blocked.len / word == x->candidates.count) &&
-                   kept.len / word == x->candidates.count;
-        x->positions = positions.buf, x->blocked = blocked.buf, x->kept = kept.buf, x->count = (int)count;
-        for (int i = 0; fits && i < x->count; i++)
-            fits = x->positions[i] >= 0 && x->positions[i] < x->candidates.count;
+        int fits = count <= g.most && begin_prefixes(&x, &g, &gradient, &in_model) &&
+                   (!blocked.buf || blocked.len / word == x.candidates.count) && kept.len / word == x.candidates.count;
+        x.positions = positions.buf, x.blocked = blocked.buf, x.kept = kept.buf, x.count = (int)count;
+        for (int i = 0; fits && i < x.count; i++)
+            fits = x.positions[i] >= 0 && x.positions[i] < x.candidates.count;
         if (fits) {
             int found;
             g.p.d = (int)(g.most - count);
             Py_BEGIN_ALLOW_THREADS
-            found = advance_fits(x, &g.p, g.has_factor);
+            found = advance_fits(&x, &g.p, g.has_factor);
             Py_END_ALLOW_THREADS
-            result = Py_BuildValue("iii", x->added, x->left, found);
+            result = Py_BuildValue("iii", x.added, x.left, found);
         } else
-            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected int64 of (b,) below c, and (c,) twice beside c "
-                                              "columns, b no more than there is room for");
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 and bool of (c,), int64 of (b,) below c, and "
+                                              "(c,) twice beside c columns, b no more than there is room for");
+        PyBuffer_Release(&gradient);
+        PyBuffer_Release(&in_model);
         PyBuffer_Release(&positions);
         if (blocked.buf)
             PyBuffer_Release(&blocked);
@@ -329,41 +340,44 @@ PyDoc_STRVAR(advance_doc,
 static PyObject *walk(PyObject *module, PyObject *arguments)
 {
     struct growth g;
+    struct prefixes x;
     struct walk w;
     double effort;
-    Py_buffer features, origin, drawn, sizes, lengths;
+    Py_buffer gradient, in_model, features, origin, drawn, sizes, lengths;
     unsigned long long seed, outer, inner; /* modulo 2^64 */
     PyObject *result = NULL;
     (void)module;
     if (open_growth(arguments, &g) < 0)
         return NULL;
-    if (parse_rest(arguments, "y*w*w*w*w*(KKK)(ddd)", &features, &origin, &drawn, &sizes, &lengths, &seed, &outer, &inner,
-                   &g.x.threshold, &w.share, &effort)) {
-        const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = g.x.candidates.count, room = drawn.len / word;
-        int fits = room <= g.most && sizes.len / word == room && lengths.len / word == room && features.len / word == count &&
+    if (parse_rest(arguments, "w*w*y*w*w*w*w*(KKK)(ddd)", &gradient, &in_model, &features, &origin, &drawn, &sizes, &lengths, &seed, &outer,
+                   &inner, &x.threshold, &w.share, &effort)) {
+        const Py_ssize_t word = (Py_ssize_t)sizeof(int64_t), count = g.candidates.count, room = drawn.len / word;
+        int fits = begin_prefixes(&x, &g, &gradient, &in_model) && room <= g.most && sizes.len / word == room && lengths.len / word == room && features.len / word == count &&
                    origin.len / word == count && w.share > 0.0;
         w.features = features.buf, w.origin = origin.buf, w.added = drawn.buf, w.sizes = sizes.buf, w.lengths = lengths.buf;
         w.name = mixed(mixed(0, (uint64_t)seed), (uint64_t)outer), w.inner = (int64_t)inner, w.room = (int)room;
         for (Py_ssize_t i = 0; fits && i < count; i++)
-            fits = w.origin[i] == i && !g.x.in_model[i];
+            fits = w.origin[i] == i && !x.in_model[i];
         w.keys = fits ? PyMem_RawMalloc((size_t)(count + 1) * sizeof *w.keys) : NULL;
-        g.x.kept = fits ? PyMem_RawMalloc((size_t)(count + 1) * sizeof *g.x.kept) : NULL;
-        if (fits && w.keys && g.x.kept) {
+        x.kept = fits ? PyMem_RawMalloc((size_t)(count + 1) * sizeof *x.kept) : NULL;
+        if (fits && w.keys && x.kept) {
             int found;
             g.p.d = (int)(g.most - room);
             Py_BEGIN_ALLOW_THREADS
-            found = walk_fits(&g.x, &g.p, g.has_factor, &w, effort);
+            found = walk_fits(&x, &g.p, g.has_factor, &w, effort);
             Py_END_ALLOW_THREADS
-            result = Py_BuildValue("iiii", w.total, g.x.candidates.count, found, w.iterations);
+            result = Py_BuildValue("iiii", w.total, x.candidates.count, found, w.iterations);
         } else if (fits)
             PyErr_NoMemory();
         else
-            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected int64 of (c,), 0 to c - 1, (b,) three times, b no "
-                                              "more than there is room for, and no candidate in the model");
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 and bool of (c,), int64 of (c,), 0 to c - 1, "
+                                              "(b,) three times, b no more than there is room for, and no candidate in the model");
         if (fits) {
             PyMem_RawFree(w.keys);
-            PyMem_RawFree(g.x.kept);
+            PyMem_RawFree(x.kept);
         }
+        PyBuffer_Release(&gradient);
+        PyBuffer_Release(&in_model);
         PyBuffer_Release(&features);
         PyBuffer_Release(&origin);
         PyBuffer_Release(&drawn);
@@ -383,6 +397,82 @@ PyDoc_STRVAR(walk_doc,
              "Each adds candidates in the order of the draw until fewer than this share of them are left. Nothing fits when as many were\n"
              "added as drawn has room for. It gets them, by position; origin the positions of those left; sizes and lengths how many\n"
              "candidates, and additions, each iteration had. The rest is as for advance.");
+
+static PyObject *greedy(PyObject *module, PyObject *arguments)
+{
+    struct growth g;
+    struct greedy x;
+    Py_buffer open, taken, gains;
+    PyObject *result = NULL;
+    (void)module;
+    if (open_growth(arguments, &g) < 0)
+        return NULL;
+    if (parse_rest(arguments, "w*w*w*(dddd)(diiiiiidd)", &open, &taken, &gains, &x.least, &x.left, &x.passing, &x.exact, &x.by.trust,
+                   &x.by.first, &x.by.longest, &x.by.fewest, &x.by.least_near, &x.by.near_per_addition, &x.by.most_near, &x.by.not_near,
+                   &x.by.smallest_pivot)) {
+        const Py_ssize_t count = taken.len / (Py_ssize_t)sizeof(int64_t);
+        const struct schedule *by = &x.by;
+        if (count < g.most && doubles(&gains) == count && open.len == g.candidates.count && by->first > 0 && by->longest > 0 &&
+            by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 && by->most_near >= 0) {
+            int found;
+            x.candidates = g.candidates, x.design = g.design.buf, x.open = open.buf, x.taken = taken.buf, x.gains = gains.buf;
+            x.count = (int)count;
+            g.p.d = (int)(g.most - count);
+            Py_BEGIN_ALLOW_THREADS
+            found = greedy_fits(&x, &g.p, g.has_factor);
+            Py_END_ALLOW_THREADS
+            result = found == NO_MEMORY ? PyErr_NoMemory() : Py_BuildValue("iiid", x.total, x.ahead, found, x.reached);
+        } else
+            PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected bool of (c,) beside c columns, int64 and float64 of "
+                                              "(b,), b less than there is room for, and no negative counts");
+        PyBuffer_Release(&open);
+        PyBuffer_Release(&taken);
+        PyBuffer_Release(&gains);
+    }
+    close_growth(&g);
+    return result;
+}
+
+PyDoc_STRVAR(greedy_doc,
+             "greedy(family, design, response, weights, beta, eta, residual, factor, has_factor, settings, rows, places, mean, scale, "
+             "wide, open, taken, gains, (least, left, passing, exact), schedule, /)\n--\n\n"
+             "Add the best open candidates to a fit, as many as taken has room for; return how many were, how many to add before the next "
+             "fit, what maximise does, and the likelihood.\n\n"
+             "All that were added are fitted, the last of them exactly. Fewer: who calls goes on from there. The schedule is that of\n"
+             "glm_gains.py: trust, first, longest, fewest, least_near, near_per_addition, most_near, not_near, smallest_pivot. The rest is\n"
+             "as for advance.");
+
+static PyObject *likelihood(PyObject *module, PyObject *arguments)
+{
+    struct problem p = {0};
+    Py_buffer eta, response, weights, coef;
+    const char *name;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "sy*y*y*y*d", &name, &eta, &response, &weights, &coef, &p.with.ridge))
+        return NULL;
+    const Py_ssize_t n = doubles(&eta);
+    p.family = family_named(name);
+    if (!p.family)
+        PyErr_Format(PyExc_ValueError, "no family is called %s", name);
+    else if (response.len != eta.len || weights.len != eta.len || n >= INT_MAX || doubles(&coef) >= INT_MAX)
+        PyErr_SetString(PyExc_ValueError, "the arrays do not fit each other: expected float64 of (n,) three times and (d,)");
+    else {
+        double *room = PyMem_Malloc((size_t)(n + 1) * sizeof(double));
+        p.n = (int)n, p.d = (int)doubles(&coef);
+        p.eta = eta.buf, p.response = response.buf, p.weights = weights.buf, p.beta = coef.buf;
+        result = room ? PyFloat_FromDouble(penalised_likelihood(&p, room)) : PyErr_NoMemory();
+        PyMem_Free(room);
+    }
+    PyBuffer_Release(&eta);
+    PyBuffer_Release(&response);
+    PyBuffer_Release(&weights);
+    PyBuffer_Release(&coef);
+    return result;
+}
+
+PyDoc_STRVAR(likelihood_doc, "likelihood(family, eta, response, weights, coef, ridge, /)\n--\n\n"
+                             "Return the penalised log-likelihood, up to what no model changes.");
 
 static PyObject *roots(PyObject *module, PyObject *arguments)
 {
@@ -468,6 +558,8 @@ static PyMethodDef METHODS[] = {
     {"gradients", gradients, METH_VARARGS, gradients_doc},
     {"advance", advance, METH_VARARGS, advance_doc},
     {"walk", walk, METH_VARARGS, walk_doc},
+    {"greedy", greedy, METH_VARARGS, greedy_doc},
+    {"likelihood", likelihood, METH_VARARGS, likelihood_doc},
     {"log_likelihood", log_likelihood, METH_VARARGS, log_likelihood_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -132,17 +132,25 @@ void products(const struct columns *x, const double *vector, double *out, int st
     }
 }
 
-/* Fills out (n) with the column at a position, standardised. */
-WIDE static void standardised(const struct columns *x, int64_t position, double *restrict out)
+WIDE static void standardise_single(int n, const float *restrict row, double mean, double scale, double *restrict out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = ((double)row[i] - mean) * scale;
+}
+
+WIDE static void standardise_double(int n, const double *restrict row, double mean, double scale, double *restrict out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = (row[i] - mean) * scale;
+}
+
+void standardised(const struct columns *x, int64_t position, double *out)
 {
     const char *row = x->rows + x->places[position] * x->stride;
-    const double mean = x->mean[position], scale = x->scale[position];
     if (x->kind == 'f')
-        for (int i = 0; i < x->n; i++)
-            out[i] = ((double)((const float *)row)[i] - mean) * scale;
+        standardise_single(x->n, (const float *)row, x->mean[position], x->scale[position], out);
     else
-        for (int i = 0; i < x->n; i++)
-            out[i] = (((const double *)row)[i] - mean) * scale;
+        standardise_double(x->n, (const double *)row, x->mean[position], x->scale[position], out);
 }
 
 /* ---- Prefixes --------------------------------------------------------------------------------------------------------------- */

@@ -42,6 +42,9 @@ struct prefixes {
 /* Fills out[i * step] with the product of the i-th column, standardised, with a vector. */
 void products(const struct columns *x, const double *vector, double *out, int step);
 
+/* Fills out (n) with the column at a position, standardised. */
+void standardised(const struct columns *x, int64_t position, double *out);
+
 /* Adds candidates to a fit of p->d coefficients, whose factor is in p->factor if `has_factor`. Returns what climb does. */
 int advance_fits(struct prefixes *x, struct problem *p, int has_factor);
 

@@ -202,10 +202,11 @@ class GainTracker(ABC):
         place = int(gains.argmax())
         return place, float(gains[place])
 
-    def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+    def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
         """Add the best of the open candidates ``count`` times over; return them and their gains.
 
-        Ends early where none is open, or where no more than ``least`` is gained. Those that were added are open no longer.
+        Ends early where none is open, or where no more than ``least`` is gained. Those that were added are open no longer. The
+        ``last`` time nothing will be added afterwards.
         """
         taken: list[tuple[int, float]] = []
         while len(taken) < count:

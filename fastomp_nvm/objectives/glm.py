@@ -213,6 +213,12 @@ class GLMModel(Model):
         self._size += added
         return added, left, iterations
 
+    def greedy(self, room: int, *arguments: Any, **settings: Any) -> tuple[int, int, float]:
+        """Add the best candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.greedy`."""
+        added, ahead, reached = self._grow_in_c().greedy(self.extended(room), *arguments, **settings)
+        self._size += added
+        return added, ahead, reached
+
     def _grow_in_c(self) -> newton.Growing:
         """Return the fit as compiled code goes on with it."""
         if self._growing is None:

@@ -33,8 +33,16 @@ LEAST_NEAR, NEAR_PER_ADDITION = 32, 3
 
 SMALLEST_NUMBER = float(np.finfo(np.float64).tiny)
 
+#: The above, as compiled code has them.
+SCHEDULE = (TRUST, FIRST, LONGEST, FEWEST, LEAST_NEAR, NEAR_PER_ADDITION)
+
 #: Gain of other candidates as a share of what their score would make it: they come after all that the model has.
 NOT_NEAR = 1e-6
+
+
+def _fitting(n_obs: int) -> int:
+    """Return the number of columns that are quickly multiplied with each other."""
+    return min(MOST_COLUMNS, MOST_ENTRIES // n_obs)
 
 
 class GLMGains(GainTracker):
@@ -60,12 +68,14 @@ class GLMGains(GainTracker):
         self._model = objective.null()
         self._added: list[int] = []  # features; the model has the first ``_fitted`` of them
         self._fitted = 0
-        self._ahead, self._promised, self._reached = FIRST, 0.0, 0.0  # features until the next fit; gains since the last; f there
+        self._ahead, self._promised = FIRST, 0.0  # features until the next fit; gains since the last
+        self._reached = newton.likelihood(objective, self._model.at)  # there
         self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or of no use to who adds
         self._lengths = self._squared_lengths()
         self._scaled = np.empty((0, len(objective.response)), dtype=np.float32)
         # The quadratic model: its features, their standardisation, curvature and gains, and which columns these followed; next to
-        # nothing for the others.
+        # nothing for the others. It is made when somebody asks.
+        self._linearised = False
         self._near: IndexArray
         self._standardisation: Standardisation
         self._curvature: Curvature
@@ -73,7 +83,6 @@ class GLMGains(GainTracker):
         self._followed: list[int]
         self._others: Float64Array
         self._most_of_others: float
-        self._linearise()
 
     @property
     def value(self) -> float:
@@ -97,6 +106,7 @@ class GLMGains(GainTracker):
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``."""
+        self._fit_when_due()
         place = int(np.searchsorted(self._near, position))
         near = place < len(self._near) and self._near[place] == position
         gains = 0.5 * self._quadratic.gains()
@@ -116,9 +126,9 @@ class GLMGains(GainTracker):
             self._quadratic.add(column, self._curvature.left[column])
             self._followed.append(column)
 
-    def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
-        """Add the best of the open features ``count`` times over, all at once that come before the next fit."""
-        taken: list[tuple[int, float]] = []
+    def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
+        """Add the best of the open features ``count`` times over, all at once that come before the next fit; in C the fits, too."""
+        taken = self._grow_in_c(open_, count, least) if last and not self._added else []
         while len(taken) < count:
             self._fit_when_due(count - len(taken))
             batch = min(count - len(taken), self._next_fit - len(self._added))
@@ -142,9 +152,36 @@ class GLMGains(GainTracker):
                 taken += one
         return taken
 
+    def _grow_in_c(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+        """Do what ``grow`` does for the first time, fits included; less of it, or nothing, where compiled code cannot go on."""
+        columns, n_obs = self._columns, len(self._objective.response)
+        here = columns.located() if newton.compiled(self._objective, columns) and self._objective.centred else None
+        if here is None or count * n_obs > MOST_ENTRIES:
+            return []
+        standardisation = columns.standardisation
+        taken, gains = np.empty(count, dtype=np.int64), np.empty(count)
+        added, self._ahead, self._reached = self._model.greedy(
+            count,
+            here[0],
+            here[1].copy(),
+            standardisation.mean,
+            standardisation.scale,
+            standardisation.wide,
+            open_,
+            taken,
+            gains,
+            least=least,
+            schedule=(*SCHEDULE, _fitting(n_obs), NOT_NEAR, SMALLEST_PIVOT),
+        )
+        self._added = taken[:added].tolist()
+        self._fitted, self._done = added, ~open_
+        return list(zip(self._added, gains[:added].tolist(), strict=True))
+
     def _fit_when_due(self, wanted: int | None = None) -> None:
         """Fit again once as many features were added as the quadratic model is trusted with; at most ``wanted`` will follow."""
-        if len(self._added) >= self._next_fit:
+        if not self._linearised:
+            self._linearise()
+        elif len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
             self._ahead = self._ahead if wanted is None else min(self._ahead, wanted)
@@ -168,7 +205,7 @@ class GLMGains(GainTracker):
 
     def _judge(self) -> None:
         """Decide, after a fit, how many features to add before the next one."""
-        value = self._model.value
+        value = newton.likelihood(self._objective, self._model.at)
         gained = value - self._reached
         kept = abs(self._promised - gained) <= TRUST * gained
         self._ahead = max(LONGEST * self._fitted, FEWEST) if kept else max(self._ahead // 2, 1)
@@ -180,7 +217,7 @@ class GLMGains(GainTracker):
         Both are measured by the largest curvature a column of unit length may have: what is all but dependent gains nothing.
         """
         objective, design = self._objective, self._model.design
-        self._next_fit = self._fitted + self._ahead
+        self._linearised, self._next_fit = True, self._fitted + self._ahead
         standardisation = self._columns.standardisation
         roots, most = newton.roots(objective, self._model.at.eta)
         largest = max(most + objective.ridge, SMALLEST_NUMBER)
@@ -215,7 +252,7 @@ class GLMGains(GainTracker):
         best = np.arange(len(scores))
         if count < len(scores):  # few of many: only these are sorted
             best = (scores >= np.partition(scores, -count)[-count]).nonzero()[0]
-        fitting, offsets = min(MOST_COLUMNS, MOST_ENTRIES // len(self._objective.response)), self._columns.standardisation.offsets
+        fitting, offsets = _fitting(len(self._objective.response)), self._columns.standardisation.offsets
         if len(best) <= min(count, fitting) and not self._columns.standardisation.whiteners:
             return best
         best = best[(-scores[best]).argsort(kind="stable")][:count]

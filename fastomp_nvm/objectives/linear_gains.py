@@ -224,7 +224,7 @@ class LinearGains(GainTracker):
         self._open = open_
         return self._followed.best(open_)
 
-    def grow(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+    def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
         """Add the best of the open features ``count`` times over, at once where all products are known."""
         taken = None if self._whole is None else self._followed.grow(self._whole, open_, count, least)
         return super().grow(open_, count, least) if taken is None else taken

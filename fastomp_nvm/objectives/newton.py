@@ -41,6 +41,7 @@ __all__ = [
     "compiled",
     "curvature_left",
     "implementation",
+    "likelihood",
     "maximise",
     "products",
     "roots",
@@ -160,6 +161,7 @@ class Growing:
 
     def __init__(self, family: GLM, start: Coefficients) -> None:
         self._family, self._first = family, int(family.centred)
+        self._left = start.left
         self._beta = np.concatenate((np.full(self._first, start.intercept), start.coef))
         self._size = len(self._beta)
         self._eta, self._residual = start.eta.copy(), start.residual.copy()
@@ -173,7 +175,7 @@ class Growing:
         size, first = self._size, self._first
         factor = self._factor[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
         intercept = float(self._beta[0]) if first else 0.0
-        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor, PASSING)
+        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor, self._left)
 
     def advance(self, design: Float64Array, *arguments: Any) -> tuple[int, int]:
         """Add candidates: ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first.
@@ -181,14 +183,33 @@ class Growing:
         ``design`` (d, n_obs) has the fit's columns as its first rows, and room for one more per candidate.
         """
         added, left = self._grown(native.advance, design, arguments)
+        self._left = PASSING
         return added, left
 
     def walk(self, design: Float64Array, *arguments: Any) -> tuple[int, int, int]:
         """Go through inner iterations: likewise those of the compiled ``walk``, and how many there were; see ``advance``."""
         added, left, iterations = self._grown(native.walk, design, arguments)
+        self._left = PASSING
         return added, left, iterations
 
-    def _grown(self, grow: Callable[..., tuple[int, ...]], design: Float64Array, arguments: tuple[Any, ...]) -> tuple[int, ...]:
+    def greedy(self, design: Float64Array, *arguments: Any, least: float, schedule: tuple[float, ...]) -> tuple[int, int, float]:
+        """Add the best candidates: ``arguments`` are those of the compiled ``greedy`` between settings and tolerances.
+
+        Returns
+        -------
+        added, ahead : int
+            How many were added, and how many are to be added before the next fit. All that there is room for are fitted exactly.
+        reached : float
+            Likelihood of the fit.
+        """
+        room, total = len(design) - self._size, self._family.total
+        tolerances = (least, self._left * total, PASSING * total, EXACT * total)
+        added, ahead, reached = self._grown(native.greedy, design, (*arguments, tolerances, schedule))
+        if added:
+            self._left = EXACT if added == room else PASSING
+        return added, ahead, reached
+
+    def _grown(self, grow: Callable[..., tuple[Any, ...]], design: Float64Array, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Have ``grow`` add candidates; return what it does, without what it says of the factor."""
         rows, family = len(design), self._family
         if rows > len(self._beta):
@@ -326,6 +347,15 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
     along = float(last @ gradient) / product
     step = lapack.dpotrs(factor, gradient - along * fall)[0]
     return np.asarray(step + (along - float(fall @ step) / product) * last)
+
+
+def likelihood(family: GLM, at: Coefficients) -> float:
+    """Return the penalised log-likelihood, up to what no model changes."""
+    if native is None or family.native is None:
+        each = family.response * at.eta - family.partition(at.eta)
+        return float(family.weights @ each) - 0.5 * family.ridge * float(at.coef @ at.coef)
+    found: float = native.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
+    return found
 
 
 def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:

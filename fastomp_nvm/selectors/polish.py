@@ -36,7 +36,7 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     least = -1.0 if full else NOTHING
     while size < len(room):
         free = min(constraint.free(room[:size]), len(room) - size)
-        taken = tracker.grow(open_, free, least * (1.0 + promised)) if free else []
+        taken = tracker.grow(open_, free, least * (1.0 + promised), size + free == len(room)) if free else []
         for best, gain in taken:
             room[size] = features[best]
             size, promised = size + 1, promised + gain  # the latter about f; the tracker would have to refit for it
