@@ -174,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="smaller data: a smoke test, not a measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
-    rows, n_obs, repeats = (2000, 500, 2) if arguments.quick else (60_000, 2000, 9)
+    rows, n_obs, repeats = (2000, 500, 2) if arguments.quick else (60_000, 2000, 21)
     candidates = 20_000 if arguments.quick else 10**6
     seconds = sweeps(rows, n_obs, repeats)
     gc.collect()

@@ -247,6 +247,36 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
             newton.native.walk(*{**walk, name: wrong}.values())
     with pytest.raises(TypeError):
         newton.native.walk(*[value for name, value in walk.items() if name != "rule"])
+    greedy = {name: value for name, value in good.items() if name not in rest} | {
+        "open": np.ones(c, dtype=np.bool_),
+        "taken": np.zeros(1, dtype=np.int64),
+        "gains": np.zeros(1),
+        "tolerances": (-1.0, 1e-16, 1e-12, 1e-16),
+        "schedule": (0.05, 3, 2, 4, 32, 3, 320, 1e-6, 1e-6),
+    }
+    wrong_greedy: list[tuple[str, Any]] = [
+        ("open", np.ones(c - 1, dtype=np.bool_)),
+        ("taken", np.zeros(d, dtype=np.int64)),
+        ("gains", np.zeros(2)),
+        ("schedule", (0.05, 0, 2, 4, 32, 3, 320, 1e-6, 1e-6)),
+        ("schedule", (0.05, 3, 2, 4, -1, 3, 320, 1e-6, 1e-6)),
+    ]
+    for name, wrong in [*heads, *wrong_greedy]:
+        with pytest.raises(ValueError, match=r"no family|do not fit"):
+            newton.native.greedy(*{**greedy, name: wrong}.values())
+    with pytest.raises(TypeError):
+        newton.native.greedy(*[value for name, value in greedy.items() if name != "schedule"])
+    six: dict[str, Any] = {
+        "family": "logistic",
+        "eta": np.zeros(n),
+        "response": np.zeros(n),
+        "weights": np.ones(n),
+        "coef": np.ones(2),
+    }
+    for name, wrong in {"family": "gamma", "eta": np.zeros(n + 1), "response": np.zeros(n - 1), "weights": np.zeros(1)}.items():
+        with pytest.raises(ValueError, match=r"no family|do not fit"):
+            newton.native.likelihood(*{**six, name: wrong}.values(), 0.5)
+    assert newton.native.likelihood(*six.values(), 0.5) == pytest.approx(-n * np.log(2.0) - 0.5)
     product: dict[str, Any] = {**columns, "vectors": np.ones((2, n)), "out": np.zeros((c, 2))}
     for name, wrong in [*wrong_columns, ("vectors", np.ones(n + 1)), ("out", np.zeros((c, 3)))]:
         with pytest.raises(ValueError, match="do not fit"):
