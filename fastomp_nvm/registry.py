@@ -89,6 +89,9 @@ def load(target: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise UnavailableError(f"{module} needs the package {error.name!r}, which is not installed here") from error
+    except ImportError as error:  # a package that is there, but broken, or built for another release of what it needs
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UnavailableError(f"{module} cannot be loaded ({said}): install releases of its parts that fit each other") from error
 
 
 def lookup(table: Mapping[str, str], kind: str, name: str) -> Any:

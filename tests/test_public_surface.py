@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm import registry
 
 PUBLIC = {
     "CancelledError",
@@ -98,3 +100,23 @@ def test_without_scikit_learn_the_estimator_says_what_is_missing() -> None:
     assert done.returncode == 1
     assert "UnavailableError" in done.stderr
     assert "sklearn" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import nowhere_to_be_found", "needs the package 'nowhere_to_be_found', which is not installed here"),
+        (
+            "raise ImportError('core failed\\nand much more')",
+            "cannot be loaded (core failed): install releases",
+        ),
+        ("raise ImportError", "cannot be loaded (ImportError): install releases"),
+    ],
+)
+def test_a_part_that_cannot_be_imported_is_one_sentence(tmp_path, monkeypatch, source, said) -> None:
+    """What is missing is named; what is there and fails, as a package built for another NumPy does, has its first line told."""
+    (tmp_path / "broken_part.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_part", raising=False)
+    with pytest.raises(fo.UnavailableError, match=re.escape(said)):
+        registry.load("broken_part:anything")
