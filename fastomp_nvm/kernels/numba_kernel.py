@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numba
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.home import home
 from fastomp_nvm.kernels import numpy_kernel
 
 __all__ = ["KERNEL_ID", "dots", "dots_at", "dots_int8", "gather"]
@@ -98,12 +97,11 @@ def _frozen(array: AnyArray) -> AnyArray:
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     """Compile lazily, cached below ``FASTOMP_HOME`` unless the user told numba another place."""
     chosen = _config.CACHE_DIR
-    home = os.environ.get("FASTOMP_HOME") or Path.home() / ".fastomp"
-    _config.CACHE_DIR = chosen or str(Path(home) / "numba")
     compiler: Any = functools.partial(numba.njit, nogil=True, fastmath={"reassoc", "nsz", "contract"})
     try:
+        _config.CACHE_DIR = chosen or str(home() / "numba")  # made here, and for this user alone: numba would let everybody in
         return cast("Callable[..., None]", compiler(cache=True)(function))
-    except RuntimeError:  # numba found no place it may write to
+    except (OSError, RuntimeError):  # there is no place to write to, or numba found none
         return cast("Callable[..., None]", compiler()(function))
     finally:
         _config.CACHE_DIR = chosen

@@ -317,7 +317,7 @@ def test_kernels_that_do_not_load_are_passed_over(forgetful: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("chosen", [False, True])
 def test_numba_caches_at_home_unless_told_otherwise(tmp_path: Path, chosen: bool) -> None:
-    """Compiled code goes below FASTOMP_HOME, or to NUMBA_CACHE_DIR if the user set it, and numba's own setting is left alone."""
+    """Compiled code goes below FASTOMP_HOME, which nobody else may enter, or to NUMBA_CACHE_DIR; numba's setting is left alone."""
     pytest.importorskip("numba")
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     environment = {**os.environ, "FASTOMP_HOME": str(home), **({"NUMBA_CACHE_DIR": str(elsewhere)} if chosen else {})}
@@ -332,3 +332,15 @@ def test_numba_caches_at_home_unless_told_otherwise(tmp_path: Path, chosen: bool
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     assert bool(list(home.rglob("*.nbc"))) is not chosen
     assert bool(list(elsewhere.rglob("*.nbc"))) is chosen
+    assert chosen or home.stat().st_mode & 0o777 == 0o700
+
+
+def test_numba_computes_where_no_home_can_be_made(tmp_path: Path) -> None:
+    """A FASTOMP_HOME that cannot be a folder costs the cache, not the kernel."""
+    pytest.importorskip("numba")
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "FASTOMP_HOME": str(tmp_path / "file" / "home")}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    program = "from fastomp_nvm.kernels import kernel; print(kernel('numba').id)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("numba-")
