@@ -12,14 +12,34 @@
 
 /* Work space of one quadratic model after the other, for as many columns as the largest may have. */
 struct room {
-    double *gradient, *scores, *sorted;                                          /* of all candidates */
-    double *roots, *mean;                                                        /* n each */
-    double *left, *factor, *above, *known;                                       /* curvatures and factors */
-    double *directions, *near_gradient, *pivots, *smallest, *near_gains, *found; /* of those near */
+    double *gradient, *scores, *sorted;                           /* of all candidates */
+    double *roots, *mean;                                         /* n each */
+    double *left, *factor, *above;                                /* of a struct quadratic, as is scaled */
+    double *known;                                                /* factor that the next fit starts with */
+    double *directions, *near_gradient, *pivots, *near_gains;     /* of a struct following, as are open and what comes next */
+    double *smallest;
+    double *found;                                                /* gains of what is taken */
     float *scaled, *gram;
-    int64_t *near, *places;
+    int64_t *near, *places;                                       /* candidates near; of these, what is taken */
     char *open;
 };
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static int larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+static double *part(double **next, size_t count)
+{
+    double *here = *next;
+    *next += count;
+    return here;
+}
 
 /* Allocates all at once. Returns what to free, or NULL. */
 static void *make_room(struct room *r, size_t n, size_t candidates, size_t near, size_t size, size_t count)
@@ -30,17 +50,24 @@ static void *make_room(struct room *r, size_t n, size_t candidates, size_t near,
     /* Twice as much as is needed: glibc keeps what is freed up to twice the largest block that it ever gave back, and gives back what is
      * beyond. Each selection would have to be given its pages again, which takes longer than to write them. */
     double *block = malloc(2 * (doubles * sizeof(double) + words * sizeof(int64_t) + singles * sizeof(float) + near + 1));
+    double *next = block;
     if (!block)
         return NULL;
-    double *next = block;
-    double **const parts[] = {&r->gradient, &r->scores, &r->sorted,     &r->roots,         &r->mean,   &r->left,     &r->factor,     &r->known,
-                              &r->above,    &r->directions, &r->near_gradient, &r->pivots, &r->smallest, &r->near_gains, &r->found};
-    const size_t sizes[] = {candidates,  candidates,  candidates,   n,    n,    near * near, most * most, most * most,
-                            near * most, count * near, near, near, near, near,        count};
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        *parts[k] = next;
-        next += sizes[k];
-    }
+    r->gradient = part(&next, candidates);
+    r->scores = part(&next, candidates);
+    r->sorted = part(&next, candidates);
+    r->roots = part(&next, n);
+    r->mean = part(&next, n);
+    r->left = part(&next, near * near);
+    r->factor = part(&next, most * most);
+    r->known = part(&next, most * most);
+    r->above = part(&next, near * most);
+    r->directions = part(&next, count * near);
+    r->near_gradient = part(&next, near);
+    r->pivots = part(&next, near);
+    r->smallest = part(&next, near);
+    r->near_gains = part(&next, near);
+    r->found = part(&next, count);
     r->near = (int64_t *)next;
     r->places = r->near + near;
     r->scaled = (float *)(r->places + count);
@@ -84,8 +111,7 @@ static int nearest(const struct greedy *x, const struct room *r, int count)
     int found = 0, above = 0;
     for (int i = 0; i < all; i++)
         r->sorted[i] = x->open[i] ? r->scores[i] : 0.0;
-    if (count > all)
-        count = all;
+    count = smaller(count, all);
     const double least = count ? largest_but(r->sorted, all, count - 1) : 0.0;
     for (int i = 0; i < all; i++)
         above += (x->open[i] ? r->scores[i] : 0.0) > least;
@@ -142,7 +168,7 @@ static void extend_factor(const struct room *r, int size, int near, int added, d
 static int take_batch(const struct greedy *x, const struct problem *p, const struct room *r, int batch, struct following *f, double *unit)
 {
     const int all = x->candidates.count, wanted = x->by.least_near + x->by.near_per_addition * x->ahead;
-    const int most = x->by.most_near > 2 * x->ahead ? x->by.most_near : 2 * x->ahead;
+    const int most = larger(x->by.most_near, 2 * x->ahead);
     const double variance = take_roots(p->family, p->n, p->eta, p->weights, r->mean, r->roots) + p->with.ridge;
     double top = 0.0;
     *unit = variance > DBL_MIN ? variance : DBL_MIN;
@@ -151,7 +177,7 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
         r->scores[i] = r->gradient[i] * r->gradient[i];
         top = r->scores[i] > top ? r->scores[i] : top;
     }
-    const int near = nearest(x, r, wanted < most ? wanted : most);
+    const int near = nearest(x, r, smaller(wanted, most));
     scale_near(x, r, near, r->scaled + (size_t)p->d * (size_t)p->n);
     const struct quadratic q = {p->n,  p->d,    near,   x->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
                                 r->left, r->factor, r->above};
@@ -174,10 +200,10 @@ static void judge(struct greedy *x, const struct problem *p, const struct room *
 {
     const double value = penalised_likelihood(p, r->mean), gained = value - x->reached;
     if (fabs(promised - gained) <= x->by.trust * gained)
-        x->ahead = x->by.longest * x->total > x->by.fewest ? x->by.longest * x->total : x->by.fewest;
+        x->ahead = larger(x->by.longest * x->total, x->by.fewest);
     else
-        x->ahead = x->ahead / 2 > 1 ? x->ahead / 2 : 1;
-    x->ahead = x->ahead < x->count - x->total ? x->ahead : x->count - x->total;
+        x->ahead = larger(x->ahead / 2, 1);
+    x->ahead = smaller(x->ahead, x->count - x->total);
     x->reached = value;
 }
 
@@ -186,7 +212,7 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
     x->total = 0, x->ahead = x->by.first;
     x->reached = penalised_likelihood(p, r->mean);
     while (x->total < x->count) {
-        const int size = p->d, batch = x->ahead < x->count - x->total ? x->ahead : x->count - x->total;
+        const int size = p->d, batch = smaller(x->ahead, x->count - x->total);
         struct following f;
         double unit, promised = 0.0;
         const int near = take_batch(x, p, r, batch, &f, &unit);
@@ -224,8 +250,8 @@ int greedy_fits(struct greedy *x, struct problem *p, int has_factor)
 {
     struct room r;
     const size_t all = (size_t)x->candidates.count, count = (size_t)x->count;
-    size_t near = (size_t)x->by.least_near + (size_t)x->by.near_per_addition * (count > (size_t)x->by.first ? count : (size_t)x->by.first);
-    near = near < all ? near : all;
+    const size_t wanted = (size_t)x->by.least_near + (size_t)x->by.near_per_addition * (size_t)larger(x->count, x->by.first);
+    const size_t near = wanted < all ? wanted : all;
     void *block = make_room(&r, (size_t)p->n, all, near, (size_t)p->d, count);
     if (!block)
         return NO_MEMORY;
