@@ -139,7 +139,8 @@ class GLMGains(GainTracker):
             self._followed += places
             self._added += positions.tolist()
             gains = [0.5 * gain for _, gain in found]
-            self._promised += sum(gains)
+            for gain in gains:  # one after the other, as in C; `sum` carries errors along from Python 3.12 on
+                self._promised += gain
             taken += zip(positions.tolist(), gains, strict=True)
             self._done = ~open_  # what is not open was added, or never will be
             if len(found) < batch:  # the next is none of the near ones, or gains hardly more than those

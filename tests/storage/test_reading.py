@@ -239,7 +239,7 @@ def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPa
         {"places": np.array([-1, 0])},
         {"column_bytes": 0},
         {"offset": -8},
-        {"buffer": bytearray(3 * 4096)},
+        {"buffer": memoryview(mmap.mmap(-1, 4 * 4096))[8 : 8 + 3 * 4096]},  # not at the beginning of a page
         {"buffer": mmap.mmap(-1, 4096)},
     ],
 )
