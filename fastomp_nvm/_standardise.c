@@ -9,28 +9,8 @@
 
 #include <stdint.h>
 
+#include "_filling.h"
 #include "_wide.h"
-
-#define FILL(NAME, ROW, OUT)                                                                                                       \
-    WIDE static void NAME(Py_ssize_t n, const void *given_row, double mean, double scale, const double *restrict factors,         \
-                          void *given_out)                                                                                        \
-    {                                                                                                                              \
-        const ROW *restrict row = given_row;                                                                                       \
-        OUT *restrict out = given_out;                                                                                             \
-        if (factors)                                                                                                               \
-            for (Py_ssize_t j = 0; j < n; j++)                                                                                     \
-                out[j] = (OUT)((((double)row[j] - mean) * scale) * factors[j]);                                                    \
-        else                                                                                                                       \
-            for (Py_ssize_t j = 0; j < n; j++)                                                                                     \
-                out[j] = (OUT)(((double)row[j] - mean) * scale);                                                                   \
-    }
-
-FILL(single_to_double, float, double)
-FILL(double_to_double, double, double)
-FILL(single_to_single, float, float)
-FILL(double_to_single, double, float)
-
-typedef void Fill(Py_ssize_t, const void *, double, double, const double *, void *);
 
 /* Returns 'f' or 'd' for aligned rows of these types whose entries lie side by side, else 0. */
 static char kind_of(const Py_buffer *view)
@@ -66,8 +46,7 @@ static PyObject *fill(PyObject *module, PyObject *arguments)
     for (Py_ssize_t i = 0; fits && i < count; i++)
         fits = places[i] >= 0 && places[i] < rows.shape[0];
     if (fits) {
-        Fill *one = from == 'f' ? (to == 'f' ? single_to_single : single_to_double)
-                                : (to == 'f' ? double_to_single : double_to_double);
+        Fill *one = filling(from, to);
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < count; i++)
             one(rows.shape[1], (const char *)rows.buf + places[i] * rows.strides[0], means[i], scales[i], factors.buf,

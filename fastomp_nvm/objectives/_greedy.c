@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../_filling.h"
 #include "_following.h"
 #include "_quadratic.h"
 
@@ -16,7 +17,7 @@ struct room {
     double *roots, *mean;                                         /* n each */
     double *left, *factor, *above;                                /* of a struct quadratic, as is scaled */
     double *known;                                                /* factor that the next fit starts with */
-    double *directions, *near_gradient, *pivots, *near_gains;     /* of a struct following, as are open and what comes next */
+    double *directions, *near_gradient, *pivots, *near_gains;     /* of a struct following, as are smallest and open */
     double *smallest;
     double *found;                                                /* gains of what is taken */
     float *scaled, *gram;
@@ -104,46 +105,29 @@ static double largest_but(double *values, int count, int rank)
     return values[rank];
 }
 
-/* Lists the `count` open candidates with the largest scores, the first among equals, ascending. Returns how many there are. */
-static int nearest(const struct greedy *x, const struct room *r, int count)
+/* Lists the `count` of `all` candidates with the largest scores, the first among equals, ascending. Returns how many there are. */
+static int nearest(const struct room *r, int all, int count)
 {
-    const int all = x->candidates.count;
     int found = 0, above = 0;
-    for (int i = 0; i < all; i++)
-        r->sorted[i] = x->open[i] ? r->scores[i] : 0.0;
+    memcpy(r->sorted, r->scores, (size_t)all * sizeof(double));
     count = smaller(count, all);
     const double least = count ? largest_but(r->sorted, all, count - 1) : 0.0;
     for (int i = 0; i < all; i++)
-        above += (x->open[i] ? r->scores[i] : 0.0) > least;
-    for (int i = 0, equal = count - above; i < all && found < count; i++) {
-        const double score = x->open[i] ? r->scores[i] : 0.0;
-        if (score > least || (score == least && equal-- > 0))
+        above += r->scores[i] > least;
+    for (int i = 0, equal = count - above; i < all && found < count; i++)
+        if (r->scores[i] > least || (r->scores[i] == least && equal-- > 0))
             r->near[found++] = i;
-    }
     return found;
 }
 
-/* Fills out (n) with a column, standardised, each observation times its root. */
-#define SCALED(NAME, ROW)                                                                                                          \
-    WIDE static void NAME(int n, const ROW *restrict row, double mean, double scale, const double *restrict roots,                \
-                          float *restrict out)                                                                                    \
-    {                                                                                                                              \
-        for (int i = 0; i < n; i++)                                                                                                \
-            out[i] = (float)((((double)row[i] - mean) * scale) * roots[i]);                                                        \
-    }
-SCALED(scaled_single, float)
-SCALED(scaled_double, double)
-
+/* Fills out (n each) with those near, standardised, each observation times its root. */
 static void scale_near(const struct greedy *x, const struct room *r, int near, float *out)
 {
     const struct columns *c = &x->candidates;
+    Fill *fill = filling(c->kind, 'f');
     for (int j = 0; j < near; j++, out += c->n) {
         const int64_t i = r->near[j];
-        const char *row = c->rows + c->places[i] * c->stride;
-        if (c->kind == 'f')
-            scaled_single(c->n, (const float *)row, c->mean[i], c->scale[i], r->roots, out);
-        else
-            scaled_double(c->n, (const double *)row, c->mean[i], c->scale[i], r->roots, out);
+        fill(c->n, c->rows + c->places[i] * c->stride, c->mean[i], c->scale[i], r->roots, out);
     }
 }
 
@@ -174,10 +158,11 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
     *unit = variance > DBL_MIN ? variance : DBL_MIN;
     products(&x->candidates, p->residual, r->gradient, 1);
     for (int i = 0; i < all; i++) {
-        r->scores[i] = r->gradient[i] * r->gradient[i];
-        top = r->scores[i] > top ? r->scores[i] : top;
+        const double score = r->gradient[i] * r->gradient[i];
+        top = score > top ? score : top;
+        r->scores[i] = x->open[i] ? score : 0.0;
     }
-    const int near = nearest(x, r, smaller(wanted, most));
+    const int near = nearest(r, all, smaller(wanted, most));
     scale_near(x, r, near, r->scaled + (size_t)p->d * (size_t)p->n);
     const struct quadratic q = {p->n,  p->d,    near,   x->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
                                 r->left, r->factor, r->above};

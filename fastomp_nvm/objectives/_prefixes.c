@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "../_filling.h"
+
 /* ---- Gradients -------------------------------------------------------------------------------------------------------------- */
 
 /* Four numbers that are added up apart from each other: the same sums whether the processor adds four or two at a time. */
@@ -132,25 +134,9 @@ void products(const struct columns *x, const double *vector, double *out, int st
     }
 }
 
-WIDE static void standardise_single(int n, const float *restrict row, double mean, double scale, double *restrict out)
-{
-    for (int i = 0; i < n; i++)
-        out[i] = ((double)row[i] - mean) * scale;
-}
-
-WIDE static void standardise_double(int n, const double *restrict row, double mean, double scale, double *restrict out)
-{
-    for (int i = 0; i < n; i++)
-        out[i] = (row[i] - mean) * scale;
-}
-
 void standardised(const struct columns *x, int64_t position, double *out)
 {
-    const char *row = x->rows + x->places[position] * x->stride;
-    if (x->kind == 'f')
-        standardise_single(x->n, (const float *)row, x->mean[position], x->scale[position], out);
-    else
-        standardise_double(x->n, (const double *)row, x->mean[position], x->scale[position], out);
+    filling(x->kind, 'd')(x->n, x->rows + x->places[position] * x->stride, x->mean[position], x->scale[position], NULL, out);
 }
 
 /* ---- Prefixes --------------------------------------------------------------------------------------------------------------- */
