@@ -10,7 +10,7 @@ PACKAGES := fastomp_nvm storage_backends ado_plugin
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml $(wildcard fastomp_nvm/*.[ch] fastomp_nvm/*/*.[ch])
+$(STAMP): pyproject.toml $(wildcard fastomp_nvm/*.[ch] fastomp_nvm/*/*.[ch] fastomp_nvm/*/*/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'

@@ -36,12 +36,12 @@ from rich.console import Console
 import fastomp_nvm as fo
 from benchmarks.crash import private_folder
 from benchmarks.machine import Bar, fingerprint, show_bars
-from fastomp_nvm import sharded_rows
-from fastomp_nvm.commands.termination import terminating_cleanly
-from fastomp_nvm.sharded_rows import ShardedRows
-from fastomp_nvm.stores import FeatureStore
-from fastomp_nvm.synthetic import PaperDesign
-from storage_backends.sharding import cut
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.cluster import driver
+from fastomp_nvm.cluster.driver import ShardedRows
+from fastomp_nvm.stores.contract import FeatureStore
+from storage_backends.build.sharding import cut
 
 __all__ = ["main", "measure"]
 
@@ -55,7 +55,7 @@ REQUESTS: dict[str, dict[str, Any]] = {"fast_omp": {"k": 60}, "sds_omp": {"k": 3
 def noted() -> Iterator[dict[str, int]]:
     """Count what the formula needs: rounds, vectors, and what decisions must carry, from the questions and not from payloads."""
     seen = {"rounds": 0, "vectors": 0, "decided": 0, "near": 0}
-    gradients = sharded_rows._ShardedGradients
+    gradients = driver._ShardedGradients
     sweep, at_least, top_mean, argmax = ShardedRows.sweep, gradients.at_least, gradients.top_mean, gradients.argmax
 
     def swept(self: ShardedRows, vectors: Any, tiered: bool) -> Any:

@@ -22,13 +22,13 @@ from rich.console import Console
 import fastomp_nvm as fo
 from benchmarks.device import direct_bandwidth, evict, resident_share
 from benchmarks.machine import at_least, fingerprint
-from fastomp_nvm.commands.termination import terminating_cleanly
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.sweep import Sweeper, Vectors
-from storage_backends.builder import StoreBuilder
-from storage_backends.schema import TableSchema
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["main"]
 

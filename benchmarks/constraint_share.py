@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import fastomp_nvm as fo
+from fastomp_nvm.algorithms.draws import RandomSequence
 from fastomp_nvm.constraints import Cardinality, Constraint, Intersection, Partition
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.selectors.random_sequence import RandomSequence
+from fastomp_nvm.engine.dataset import Dataset
 
 __all__ = ["main", "measure"]
 

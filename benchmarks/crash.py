@@ -25,7 +25,7 @@ from rich.table import Table
 
 import fastomp_nvm as fo
 from benchmarks.server_crash import JOB_POINTS, UPLOAD_POINTS, ServerTrials
-from fastomp_nvm.synthetic import PaperDesign
+from fastomp_nvm.analysis.synthetic import PaperDesign
 from storage_backends.testing.kill_trials import KILL_POINTS, kill_at_point, kill_at_random_times
 from storage_backends.testing.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
 from storage_backends.testing.mutations import MutationTrials

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastomp_nvm.reading import MatrixFile
+from fastomp_nvm.matrix.reader import MatrixFile
 
 __all__ = ["direct_bandwidth", "evict", "resident_share"]
 

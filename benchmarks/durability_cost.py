@@ -41,13 +41,15 @@ import fastomp_nvm as fo
 from benchmarks.crash import private_folder
 from benchmarks.device import evict
 from benchmarks.machine import fingerprint
-from fastomp_nvm import durable_runs, reading, run_directory
-from fastomp_nvm.blas import one_blas_thread
-from fastomp_nvm.checkpoint import StateLog
-from fastomp_nvm.commands.termination import terminating_cleanly
-from fastomp_nvm.journal import DecisionJournal
-from fastomp_nvm.synthetic import PaperDesign
-from storage_backends.directory_regions import FileRegion
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.matrix import reader
+from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.runs import directory
+from fastomp_nvm.runs import drive as durable_runs
+from fastomp_nvm.runs.journal import DecisionJournal
+from fastomp_nvm.runs.log import StateLog
+from storage_backends.files.regions import FileRegion
 
 __all__ = ["main", "measure"]
 
@@ -67,8 +69,8 @@ COLD_REQUESTS: dict[str, dict[str, Any]] = {
 #: Steps that only a durable run takes and waits for.
 STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "run": (
-        (run_directory, "write_durably"),
-        (run_directory, "_sync"),
+        (directory, "write_durably"),
+        (directory, "_sync"),
         (durable_runs, "_open_log"),
         (durable_runs, "target_digest"),
         (durable_runs, "numeric_build"),
@@ -251,7 +253,7 @@ def main(words: Sequence[str] | None = None) -> int:
         with ExitStack() as stack:
             if arguments.cold:  # no memory that a mapping may fill: sweeps go past the page cache
                 evict(Path(folder) / "store" / "matrix.npy")
-                stack.enter_context(mock.patch.object(reading, "fillable_memory", return_value=0.0))
+                stack.enter_context(mock.patch.object(reader, "fillable_memory", return_value=0.0))
             found = {name: measure(url, request, repeats) for name, request in requests.items()}
     if arguments.json:
         print(json.dumps({"machine": fingerprint(), "medium": medium, "features": features, "observations": observations, **found}))

@@ -29,9 +29,9 @@ from rich.table import Table
 import fastomp_nvm as fo
 from benchmarks.machine import Bar, fingerprint, interleaved, show_bars
 from benchmarks.peers import centred_fortran, refit_score
+from fastomp_nvm.analysis.synthetic import sparse_design
+from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.objectives.known_columns import KnownColumns
-from fastomp_nvm.sweep import Sweeper
-from fastomp_nvm.synthetic import sparse_design
 
 __all__ = ["main"]
 

@@ -23,7 +23,8 @@ from rich.table import Table
 
 import fastomp_nvm as fo
 from benchmarks.machine import Bar, fingerprint, interleaved, show_bars
-from fastomp_nvm import helpers
+from fastomp_nvm.algorithms.draws import random_sequence
+from fastomp_nvm.analysis.synthetic import sparse_design
 from fastomp_nvm.constraints import (
     Bounds,
     Cardinality,
@@ -36,10 +37,9 @@ from fastomp_nvm.constraints import (
     Partition,
     RandomSystem,
 )
-from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT
-from fastomp_nvm.selectors.random_sequence import random_sequence
-from fastomp_nvm.sweep import Sweeper, Vectors
-from fastomp_nvm.synthetic import sparse_design
+from fastomp_nvm.matrix import threads as helpers
+from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import fastomp_nvm as fo
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.kernels import kernel
+from fastomp_nvm.matrix.kernels import kernel
 
 __all__ = ["Bar", "at_least", "fingerprint", "interleaved", "show_bars"]
 

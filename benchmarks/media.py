@@ -36,15 +36,16 @@ from benchmarks.device import direct_bandwidth, evict
 from benchmarks.machine import fingerprint, show_bars
 from benchmarks.media_report import media_bars, noise_sentence, write_report
 from benchmarks.memory import PeakMemory, memory_group
-from fastomp_nvm.client import Client
-from fastomp_nvm.commands.termination import terminating_cleanly
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, MediumError, RequestError
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.stores import StoreURL, Target
-from fastomp_nvm.synthetic import PaperDesign
-from storage_backends.builder import StoreBuilder
-from storage_backends.schema import TableSchema
+from fastomp_nvm.remote.client import Client
+from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.names import NumberedNames
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["main"]
 

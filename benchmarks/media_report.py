@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.machine import Bar
 from benchmarks.paper_report import STYLE
 from fastomp_nvm.errors import UnavailableError
-from fastomp_nvm.pacing import PROFILES
+from fastomp_nvm.matrix.pacing import PROFILES
 
 __all__ = ["media_bars", "noise_sentence", "write_report"]
 

@@ -27,11 +27,11 @@ import fastomp_nvm as fo
 from benchmarks import compas
 from benchmarks.machine import fingerprint
 from benchmarks.paper_report import write_report
+from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.constraints import RandomSystem
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.engine import Progress
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.synthetic import PaperDesign
 
 __all__ = ["main"]
 

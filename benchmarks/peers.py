@@ -28,9 +28,9 @@ from rich.table import Table
 from benchmarks.child_process import run_alone
 from benchmarks.machine import at_least, fingerprint
 from benchmarks.memory import PeakMemory, resident_bytes
-from fastomp_nvm.commands.termination import terminating_cleanly
+from fastomp_nvm.analysis.synthetic import sparse_design
+from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.synthetic import sparse_design
 
 __all__ = ["CONTESTANTS", "Contestant", "main"]
 
@@ -60,7 +60,7 @@ class Contestant:
 
 def _fast_omp(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     import fastomp_nvm as fo
-    from fastomp_nvm.dataset import Dataset
+    from fastomp_nvm.engine.dataset import Dataset
 
     data = Dataset.of_array(X)
     return lambda: fo.select(data, y, k=k).indices
@@ -68,7 +68,7 @@ def _fast_omp(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 
 def _sds_omp(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     import fastomp_nvm as fo
-    from fastomp_nvm.dataset import Dataset
+    from fastomp_nvm.engine.dataset import Dataset
 
     data = Dataset.of_array(X)
     return lambda: fo.select(data, y, k=k, algorithm="sds_omp").indices

@@ -8,8 +8,8 @@ Others who compute on this machine spoil it: the time of a run is its best, less
 processor, and the load is printed. Exit code 1 when a prediction is off by more than a factor of 1.5.
 
 ``--rehearsal`` does something else: it sets the counts of the rehearsal behind the plan (full passes, gathered columns, inner
-rounds) beside those of 65 selections per kind of data, which are like the runs that ``fastomp_nvm.rehearsal`` quotes and not the
-very same ones. It times nothing, uses no store and no shards, and judges nothing: its exit code is 0.
+rounds) beside those of 65 selections per kind of data, which are like the runs that ``fastomp_nvm.planning.rehearsal`` quotes and
+not the very same ones. It times nothing, uses no store and no shards, and judges nothing: its exit code is 0.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from rich.console import Console
 
 import fastomp_nvm as fo
 from benchmarks.machine import fingerprint
-from fastomp_nvm.commands.termination import terminating_cleanly
+from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
+from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition
-from fastomp_nvm.machine_profiles import MEDIA, Network, Profile, read_profile
-from fastomp_nvm.measuring import measure
-from fastomp_nvm.measuring_shards import best_selection
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.planning import Plan, PlanRequest, Resources, plan
-from fastomp_nvm.rehearsal import KINDS, rehearse
-from fastomp_nvm.stores import Target
-from fastomp_nvm.synthetic import PaperDesign, sparse_design
-from storage_backends.builder import StoreBuilder
-from storage_backends.schema import TableSchema
-from storage_backends.sharding import cut
+from fastomp_nvm.planning.machine_profiles import MEDIA, Network, Profile, read_profile
+from fastomp_nvm.planning.measuring import measure
+from fastomp_nvm.planning.measuring_shards import best_selection
+from fastomp_nvm.planning.plan import Plan, PlanRequest, Resources, plan
+from fastomp_nvm.planning.rehearsal import KINDS, rehearse
+from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
+from storage_backends.build.sharding import cut
 
 __all__ = ["main"]
 

@@ -21,10 +21,10 @@ from rich.table import Table
 
 import fastomp_nvm as fo
 from benchmarks.machine import fingerprint, interleaved
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.design import Standardisation
-from fastomp_nvm.sweep import Sweeper
-from fastomp_nvm.synthetic import PaperDesign, sparse_design
+from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.matrix.sweeper import Sweeper
 
 __all__ = ["main"]
 

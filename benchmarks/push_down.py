@@ -32,11 +32,11 @@ from rich.console import Console
 
 import fastomp_nvm as fo
 from benchmarks.machine import fingerprint
-from fastomp_nvm.client import Client, local_token
-from fastomp_nvm.commands.termination import terminating_cleanly
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.stores import Target
-from storage_backends.schema import TableSchema
+from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.remote.client import Client, local_token
+from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 
 _BATCH_BYTES = 8 << 20
 _ROUNDS = 5

@@ -28,16 +28,16 @@ import fastomp_nvm as fo
 from benchmarks.device import direct_bandwidth, evict
 from benchmarks.machine import at_least, fingerprint
 from benchmarks.memory import PeakMemory
-from fastomp_nvm.commands.termination import terminating_cleanly
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.engine import Progress
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import MediumError, RequestError
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.stores import Target
-from fastomp_nvm.synthetic import PaperDesign
-from storage_backends.builder import StoreBuilder
-from storage_backends.schema import TableSchema
+from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["main"]
 

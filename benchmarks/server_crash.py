@@ -31,12 +31,12 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import fastomp_nvm as fo
-from ado_plugin.execution import Execution
-from ado_plugin.job_records import JobRecords
-from fastomp_nvm.checkpoint import StateLog
+from ado_plugin.service.execution import Execution
+from ado_plugin.service.job_records import JobRecords
 from fastomp_nvm.errors import ServerError, StoreURLError
-from storage_backends.builder import StoreBuilder
-from storage_backends.directory_regions import FileRegion
+from fastomp_nvm.runs.log import StateLog
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.files.regions import FileRegion
 from storage_backends.testing.kill_trials import KillPoint, WrongAnswerError, comparable, die_at
 
 __all__ = ["JOB_POINTS", "UPLOAD_POINTS", "MortalServer", "ServerReport", "ServerTrials"]
@@ -396,9 +396,14 @@ def _alive(pid: int) -> bool:
 def _nest() -> None:
     """Fork a server per line of the standard input; say its process id, and its status when it has ended."""
     _die_with_parent()
-    from fastomp_nvm.cli import main
+    from fastomp_nvm.cli.main import main
 
-    for module in ("ado_plugin.service", "ado_plugin.logs", "fastomp_nvm.commands.serve", "fastomp_nvm.selection"):
+    for module in (
+        "ado_plugin.service.server",
+        "ado_plugin.service.logs",
+        "ado_plugin.commands.serve",
+        "fastomp_nvm.selection.select",
+    ):
         importlib.import_module(module)
     for medium in ("mmap_ssd", "pmem"):
         importlib.import_module(f"storage_backends.{medium}")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastomp_nvm import constraints
-from fastomp_nvm.client import Client, connect
-from fastomp_nvm.durable_runs import resume, runs
+from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
+from fastomp_nvm.analysis.many import cross_validate, grid, stability
 from fastomp_nvm.errors import (
     CancelledError,
     ConstraintError,
@@ -29,14 +29,16 @@ from fastomp_nvm.errors import (
     UnreachableError,
     UploadLostError,
 )
-from fastomp_nvm.group_fairness import FairnessReport, fairness_report
-from fastomp_nvm.many import cross_validate, grid, stability
-from fastomp_nvm.request import Selection, SelectionRequest
-from fastomp_nvm.selection import select, select_many
-from fastomp_nvm.stores import FeatureStore, create_store, open_store
+from fastomp_nvm.remote.client import Client, connect
+from fastomp_nvm.runs.drive import resume, runs
+from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.select import select, select_many
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.open import create_store, open_store
 
 if TYPE_CHECKING:
-    from fastomp_nvm.estimator import FastOMPClassifier, FastOMPRegressor, FastOMPSelector
+    from fastomp_nvm.sklearn import FastOMPClassifier, FastOMPRegressor, FastOMPSelector
 
 __version__ = "0.1.0"
 
@@ -84,5 +86,5 @@ def __getattr__(name: str) -> Any:
     if name in ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"):
         from fastomp_nvm import registry
 
-        return registry.load(f"fastomp_nvm.estimator:{name}")
+        return registry.load(f"fastomp_nvm.sklearn:{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from fastomp_nvm.errors import RequestError, StoreURLError, UnavailableError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.stores import Medium
+    from fastomp_nvm.stores.media import Medium
 
 __all__ = ["CONSTRAINTS", "MEDIA", "OBJECTIVES", "REMOTE", "SELECTORS", "TRANSPORTS", "load", "lookup", "medium"]
 
 #: URL scheme -> object with ``open``, ``draft`` and ``exists``.
 MEDIA: Mapping[str, str] = MappingProxyType(
     {
-        "cluster": "storage_backends.cluster:MEDIUM",
-        "dram": "storage_backends.dram:MEDIUM",
-        "mmap": "storage_backends.mmap_ssd:MEDIUM",
-        "pmem": "storage_backends.pmem:MEDIUM",
-        "shelf": "storage_backends.pymm_shelf:MEDIUM",
+        "cluster": "storage_backends.media.cluster:MEDIUM",
+        "dram": "storage_backends.media.dram:MEDIUM",
+        "mmap": "storage_backends.media.mmap:MEDIUM",
+        "pmem": "storage_backends.media.pmem:MEDIUM",
+        "shelf": "storage_backends.pymm.shelf:MEDIUM",
     }
 )
 
@@ -35,9 +35,9 @@ REMOTE = frozenset({"grpc", "grpc+tls", "mcas"})
 #: URL scheme -> class that carries a client's calls to a server.
 TRANSPORTS: Mapping[str, str] = MappingProxyType(
     {
-        "grpc": "ado_plugin.flight_transport:FlightTransport",
-        "grpc+tls": "ado_plugin.flight_transport:FlightTransport",
-        "mcas": "ado_plugin.mcas_transport:McasTransport",
+        "grpc": "ado_plugin.flight.transport:FlightTransport",
+        "grpc+tls": "ado_plugin.flight.transport:FlightTransport",
+        "mcas": "ado_plugin.mcas.transport:McasTransport",
     }
 )
 
@@ -53,15 +53,15 @@ OBJECTIVES: Mapping[str, str] = MappingProxyType(
 #: Algorithm name -> generator function.
 SELECTORS: Mapping[str, str] = MappingProxyType(
     {
-        "dash": "fastomp_nvm.selectors.dash:dash",
-        "fast": "fastomp_nvm.selectors.fast:fast",
-        "fast_omp": "fastomp_nvm.selectors.fast_omp:fast_omp",
-        "isk": "fastomp_nvm.selectors.isk:isk",
-        "lasso": "fastomp_nvm.selectors.lasso:lasso",
-        "random": "fastomp_nvm.selectors.random_base:random_base",
-        "sds_ma": "fastomp_nvm.selectors.sds_ma:sds_ma",
-        "sds_omp": "fastomp_nvm.selectors.sds_omp:sds_omp",
-        "top_k": "fastomp_nvm.selectors.top_k:top_k",
+        "dash": "fastomp_nvm.algorithms.dash:dash",
+        "fast": "fastomp_nvm.algorithms.fast:fast",
+        "fast_omp": "fastomp_nvm.algorithms.fast_omp:fast_omp",
+        "isk": "fastomp_nvm.algorithms.isk:isk",
+        "lasso": "fastomp_nvm.algorithms.lasso:lasso",
+        "random": "fastomp_nvm.algorithms.random:random_base",
+        "sds_ma": "fastomp_nvm.algorithms.sds_ma:sds_ma",
+        "sds_omp": "fastomp_nvm.algorithms.sds_omp:sds_omp",
+        "top_k": "fastomp_nvm.algorithms.top_k:top_k",
     }
 )
 

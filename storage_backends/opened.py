@@ -16,14 +16,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fastomp_nvm import lost_pages
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.checksum import QUICK, crc32
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
-from fastomp_nvm.reading import Reader, refuse_beyond_memory
-from fastomp_nvm.seals import Seal
-from fastomp_nvm.stores import ColumnStatistics, FeatureStore, MediumTraits, Sidecars, StoreLayout, StoreURL, Target, Tier
-from fastomp_nvm.sweep import aligned_empty
+from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.checksum import QUICK, crc32
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.matrix.reader import Reader, refuse_beyond_memory
+from fastomp_nvm.matrix.seal import Seal
+from fastomp_nvm.matrix.sweeper import aligned_empty
+from fastomp_nvm.matrix.tier import Tier
+from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Sidecars, StoreLayout, Target
+from fastomp_nvm.stores.url import StoreURL
 
 __all__ = ["OpenedStore", "check_range", "check_region_name", "refuse_extras"]
 

@@ -1,7 +1,7 @@
 """Constraints: one family of feature sets per file, all behind :class:`Constraint`.
 
-Reading descriptions (:mod:`fastomp_nvm.constraints.description`) needs a YAML parser and is not imported here, because the core
-runs with numpy and scipy alone.
+Reading descriptions (:mod:`fastomp_nvm.constraints.written.description`) needs a YAML parser and is not imported here, because the
+core runs with numpy and scipy alone.
 """
 
 from __future__ import annotations

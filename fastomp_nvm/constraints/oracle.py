@@ -28,8 +28,8 @@ from fastomp_nvm.constraints.checks import finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError, UnavailableError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.description import Setting
-    from fastomp_nvm.constraints.document import Item
+    from fastomp_nvm.constraints.written.description import Setting
+    from fastomp_nvm.constraints.written.document import Item
 
 __all__ = ["Counterexample", "NamedFunction", "Oracle", "check_downward_closed"]
 

@@ -15,11 +15,11 @@ import numpy as np
 from fastomp_nvm.constraints.checks import whole_number
 from fastomp_nvm.constraints.intersection import Intersection
 from fastomp_nvm.constraints.partition import Partition
-from fastomp_nvm.mixing import mix
+from fastomp_nvm.random_keys import mix
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.description import Setting
-    from fastomp_nvm.constraints.document import Item
+    from fastomp_nvm.constraints.written.description import Setting
+    from fastomp_nvm.constraints.written.document import Item
 
 __all__ = ["RandomSystem"]
 
@@ -41,7 +41,7 @@ class RandomSystem(Intersection):
     cap : int
         Features allowed from each group.
     seed : int
-        Feature ``s`` is in group ``mix(seed, matroid, s) % n_groups``, see :mod:`fastomp_nvm.mixing`.
+        Feature ``s`` is in group ``mix(seed, matroid, s) % n_groups``, see :mod:`fastomp_nvm.random_keys`.
     """
 
     def __init__(self, n_features: int, *, p: int, n_groups: int, cap: int, seed: int = 0) -> None:

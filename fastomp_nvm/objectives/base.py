@@ -1,8 +1,8 @@
 """What an objective is: it turns a growing set of columns into gradients of candidates, and sees nothing but those columns.
 
 An objective never sees the design matrix. It is handed the few standardised columns that were chosen (dense, float64) and the
-:class:`~fastomp_nvm.sweep.Columns` of the candidates, whose products with vectors it asks for. For the linear model and every
-GLM with canonical link the gradient is ``A_std @ residual``.
+:class:`~fastomp_nvm.matrix.sweeper.Columns` of the candidates, whose products with vectors it asks for. For the linear model and
+every GLM with canonical link the gradient is ``A_std @ residual``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import Standardisation
+from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.matrix.standardisation import Standardisation
 
 __all__ = ["CandidateBlocks", "Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective", "Walk"]
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
+from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates

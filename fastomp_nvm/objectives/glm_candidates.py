@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import CandidateBlocks, Walk
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
+from fastomp_nvm.matrix.pool import Columns
 
 __all__ = ["MOST_ENTRIES", "KnownColumns"]
 

@@ -15,9 +15,9 @@ import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import Standardisation
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
 from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.objectives.known_columns import KnownColumns

@@ -17,8 +17,8 @@ import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.base import CandidateBlocks, Walk
 from fastomp_nvm.objectives.independent import DEPENDENT, DEPENDENT_IN_FLOAT32, cholesky_of_independent
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
-from fastomp_nvm.design import Standardisation, column_index
+from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.base import Extends, GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 from fastomp_nvm.objectives.linear_candidates import native

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array, IndexArray
-from fastomp_nvm.columns import Columns
+from fastomp_nvm.matrix.pool import Columns
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM

@@ -5,7 +5,7 @@ may read the file once), and their values (``chunks``). A chunk spans either all
 observations of some chosen columns, and never more than the budget of bytes unless a single row or column exceeds it. Missing
 cells are NaN; cells of a categorical column are codes into its sorted labels.
 
-A reader knows neither stores nor targets: what a column is for is decided by :mod:`storage_backends.ingest`.
+A reader knows neither stores nor targets: what a column is for is decided by :mod:`storage_backends.build.ingest`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
-from fastomp_nvm.names import NumberedNames
+from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, pick_columns
 from storage_backends.readers.records import (
     Dialect,

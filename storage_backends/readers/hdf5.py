@@ -15,7 +15,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError, InputError
-from fastomp_nvm.names import NumberedNames
+from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import (
     Categories,
     Chunk,

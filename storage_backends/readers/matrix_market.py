@@ -12,7 +12,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.names import NumberedNames
+from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
 from storage_backends.readers.sparse import ColumnSlabs
 from storage_backends.readers.text import LineBlock, line_blocks, open_bytes, parse_numbers, read_some, shorten

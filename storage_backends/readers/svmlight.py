@@ -14,7 +14,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
-from fastomp_nvm.names import NumberedNames
+from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
 from storage_backends.readers.sparse import ColumnSlabs
 from storage_backends.readers.text import LineBlock, line_blocks, parse_numbers, shorten

@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from fastomp_nvm import durable_runs, run_directory
-from fastomp_nvm.checkpoint import PAGE, StateLog
 from fastomp_nvm.errors import FastompError
-from fastomp_nvm.request import Selection
-from fastomp_nvm.stores import open_store
-from storage_backends import store_files
-from storage_backends.directory_regions import FileRegion
-from storage_backends.mapped_files import MappedRegion
-from storage_backends.store_files import FileStore
+from fastomp_nvm.runs import directory, drive
+from fastomp_nvm.runs.log import PAGE, StateLog
+from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.stores.open import open_store
+from storage_backends.files import store as store_files
+from storage_backends.files.mapped import MappedRegion
+from storage_backends.files.regions import FileRegion
+from storage_backends.files.store import FileStore
 
 __all__ = [
     "KILL_POINTS",
@@ -45,9 +45,9 @@ _REGIONS = (FileRegion, MappedRegion)
 
 #: Where a child can be told to die.
 KILL_POINTS: Mapping[str, KillPoint] = {
-    "before registration": (run_directory, "write_durably", True),
-    "registered": (durable_runs, "_drive", True),
-    "log opened": (durable_runs, "_open_log", False),
+    "before registration": (directory, "write_durably", True),
+    "registered": (drive, "_drive", True),
+    "log opened": (drive, "_open_log", False),
     "record written": (_REGIONS, "write", False),
     "persist begun": (_REGIONS, "start", False),
     "before persist": (_REGIONS, "persist", True),
@@ -60,7 +60,7 @@ KILL_POINTS: Mapping[str, KillPoint] = {
     "before entries are durable": (FileStore, "_sync", True),
     "before a region is dropped": (FileStore, "drop_region", True),
     "region dropped": (FileStore, "drop_region", False),
-    "before result": (durable_runs, "seal", True),
+    "before result": (drive, "seal", True),
     "result published": (StateLog, "drop", True),
     "state dropped": (StateLog, "drop", False),
 }
@@ -129,7 +129,7 @@ def _seconds_of_a_run(name: str, url: str, request: Mapping[str, Any]) -> float:
     if os.waitpid(child, 0)[1]:
         raise WrongAnswerError(f"{name}: a child that was not killed failed")
     seconds = time.perf_counter() - started
-    durable_runs.forget(name)
+    drive.forget(name)
     return seconds
 
 
@@ -155,16 +155,16 @@ def _trial(
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             raise WrongAnswerError(f"{name}: child {attempt} failed with exit code {os.WEXITSTATUS(status)}")
-        registered = any(info.name == name for info in durable_runs.runs())
+        registered = any(info.name == name for info in drive.runs())
         if os.WIFSIGNALED(status):
             kills, early = kills + registered, early + (not registered)
         with open_store(url) as store:
             store.verify()
         if os.WIFEXITED(status):
             break
-    if comparable(durable_runs.resume(name)) != comparable(expected):
+    if comparable(drive.resume(name)) != comparable(expected):
         raise WrongAnswerError(f"{name}: the result after {kills} kills is not that of the uninterrupted run")
-    durable_runs.forget(name)
+    drive.forget(name)
     if left := os.listdir(os.path.join(urllib.parse.urlsplit(url).path, "regions")):
         raise WrongAnswerError(f"{name}: the store still holds {left}")
     return TrialReport(kills, early, attempt)
@@ -174,12 +174,12 @@ def _be_child(name: str, url: str, request: Mapping[str, Any], registered: bool,
     """Drive the run to its end, unless killed; never returns."""
     code = 1
     try:
-        durable_runs._FIRST_REGION = _SMALL_REGION
+        drive._FIRST_REGION = _SMALL_REGION
         prepare()
         if registered:
-            durable_runs.resume(name, threads=1)
+            drive.resume(name, threads=1)
         else:
-            durable_runs.start(name, url, threads=1, **request)
+            drive.start(name, url, threads=1, **request)
         code = 0
     except FastompError as error:
         os.write(2, f"{name}: {error}\n".encode())

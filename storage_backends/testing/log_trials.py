@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
-from fastomp_nvm import checkpoint
-from fastomp_nvm.checkpoint import PAGE, StateLog
 from fastomp_nvm.errors import FastompError
+from fastomp_nvm.runs import log as checkpoint
+from fastomp_nvm.runs.log import PAGE, StateLog
 from storage_backends.testing.power_cut import Image, SimulatedPlace, SimulatedRegion, explore
 
 __all__ = ["BROKEN_LOGS", "BrokenPromiseError", "cut_power"]

@@ -8,7 +8,7 @@ __all__ = ["MemoryLog"]
 
 
 class MemoryLog:
-    """The :class:`fastomp_nvm.journal.RecordLog` in memory.
+    """The :class:`fastomp_nvm.runs.journal.RecordLog` in memory.
 
     Parameters
     ----------

@@ -17,17 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import checkpoint, durable_runs, run_directory
-from fastomp_nvm.checkpoint import FORMAT, PAGE, StateLog
-from fastomp_nvm.checksum import crc32
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.algorithms.protocol import Ask, Query
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.gradients import ExactGradients
 from fastomp_nvm.errors import FastompError
-from fastomp_nvm.journal import DecisionJournal
-from fastomp_nvm.registration import Registration, seal
-from fastomp_nvm.rounds import Ask, ExactGradients, Query
-from fastomp_nvm.stores import create_store, open_store
-from fastomp_nvm.sweep import Traffic
-from storage_backends import store_format
+from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs import directory, drive
+from fastomp_nvm.runs import log as checkpoint
+from fastomp_nvm.runs.journal import DecisionJournal
+from fastomp_nvm.runs.log import FORMAT, PAGE, StateLog
+from fastomp_nvm.runs.registration import Registration, seal
+from fastomp_nvm.stores.open import create_store, open_store
+from storage_backends.files import format as store_format
 from storage_backends.testing.memory_log import MemoryLog
 from storage_backends.testing.power_cut import SimulatedPlace
 
@@ -119,8 +121,8 @@ class MutationTrials:
             self._offsets = store.layout.offsets
             costs = "".join(f"{name},1\n" for name in store.names)
             (folder / "costs.csv").write_text(f"feature,cost\n{costs}", encoding="ascii")
-            durable_runs.start("mutated", store, **request)
-        self._run = run_directory.existing("mutated")
+            drive.start("mutated", store, **request)
+        self._run = directory.existing("mutated")
         self._sound = {path: path.read_bytes() for path in (*self._store.iterdir(), *self._run.iterdir()) if path.is_file()}
         self._records = self._journalled()
         self.trials: Mapping[str, Callable[[], object]] = {
@@ -149,7 +151,7 @@ class MutationTrials:
 
     def close(self) -> None:
         """Remove the run."""
-        durable_runs.forget("mutated")
+        drive.forget("mutated")
 
     def _header(self) -> None:
         """Open a store with a mutated header."""
@@ -249,7 +251,7 @@ class MutationTrials:
         path = self._run / "result.json"
         try:
             path.write_bytes(self._sealed_or_raw(path, "fastomp-result"))
-            durable_runs.resume("mutated")
+            drive.resume("mutated")
         finally:
             path.write_bytes(self._sound[path])
 

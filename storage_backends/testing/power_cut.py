@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.checkpoint import RegionPlace
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
-from fastomp_nvm.stores import DurableRegion
+from fastomp_nvm.runs.log import RegionPlace
+from fastomp_nvm.stores.contract import DurableRegion
 from storage_backends.opened import check_range
 
 __all__ = ["FailingPlace", "Fault", "SimulatedPlace", "SimulatedRegion", "explore", "failing_calls"]

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from fastomp_nvm import registry
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, FastompError, InputError, StoreError, StoreURLError
-from fastomp_nvm.stores import BLOCK_COLUMNS, STORE_DTYPES, Durability, StoreURL, create_store, open_store
-from storage_backends.builder import StoreBuilder
-from storage_backends.schema import TableSchema
+from fastomp_nvm.stores.contract import BLOCK_COLUMNS, STORE_DTYPES, Durability
+from fastomp_nvm.stores.open import create_store, open_store
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["StoreContract"]
 

@@ -11,7 +11,7 @@ import pytest
 
 import fastomp_nvm as fo
 from benchmarks import cold_pass, media, peers, scale
-from fastomp_nvm.cli import main
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import MediumError, RequestError
 
 SENSELESS = [

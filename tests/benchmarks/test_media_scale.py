@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import cold_pass, device, media, media_report, memory, scale
 from fastomp_nvm.errors import MediumError
-from storage_backends.file_system import VOLATILE_FILE_SYSTEMS, file_system_type
+from storage_backends.files.durable import VOLATILE_FILE_SYSTEMS, file_system_type
 
 
 def cell(medium: str, algorithm: str, seconds: list[float], **fields: object) -> dict[str, object]:

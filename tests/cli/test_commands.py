@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastomp_nvm.cli import COMMANDS, main
+from fastomp_nvm.cli.main import COMMANDS, main
 
 #: The fields of ``select --json`` that scripts rely on.
 FIELDS = [
@@ -213,7 +213,7 @@ def test_an_unforeseen_error_is_one_line_too(store: str, monkeypatch, capsys) ->
     def defective(_: object) -> int:
         raise LookupError("lost")
 
-    monkeypatch.setattr("fastomp_nvm.commands.info.run", defective)
+    monkeypatch.setattr("fastomp_nvm.cli.commands.info.run", defective)
     assert main(["info", store]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -256,7 +256,7 @@ def test_arguments_are_explained_in_words(store: str, capsys) -> None:
 def test_help_and_version_cost_no_heavy_imports() -> None:
     """``fastomp --help`` names every command, and loads neither pyarrow nor scikit-learn nor pandas nor numba."""
     script = (
-        "import sys; from fastomp_nvm.cli import main\n"
+        "import sys; from fastomp_nvm.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([name for name in ('pyarrow', 'sklearn', 'pandas', 'numba', 'matplotlib') if name in sys.modules])"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.cli import main
-from fastomp_nvm.synthetic import PaperDesign
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fastomp_nvm.cli import main
-from fastomp_nvm.display import human_seconds
-from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, write_profile
-from fastomp_nvm.planning import PlanRequest, Resources, plan
+from fastomp_nvm.cli.main import main
+from fastomp_nvm.cli.output import human_seconds
+from fastomp_nvm.planning.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, write_profile
+from fastomp_nvm.planning.plan import PlanRequest, Resources, plan
 
 SIZE = ["--features", "1e6", "--obs", "1000", "--k", "20"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastomp_nvm.cli import main
+from fastomp_nvm.cli.main import main
 
 __all__ = ["COMMANDS", "said"]
 

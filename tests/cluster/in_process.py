@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastomp_nvm.shard import Shard, ShardAddress
-from fastomp_nvm.stores import FeatureStore, StoreURL
-from storage_backends.cluster import ClusterMedium, ClusterSettings
+from fastomp_nvm.cluster.shard import Shard, ShardAddress
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.media.cluster import ClusterMedium, ClusterSettings
 
 __all__ = ["InProcessShards", "in_process_medium", "open_in_process"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import fastomp_nvm as fo
-from fastomp_nvm.stores import FeatureStore
+from fastomp_nvm.stores.contract import FeatureStore
 
 __all__ = ["make_store", "same"]
 

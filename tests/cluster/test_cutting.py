@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.cli import main
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import RequestError, StoreURLError
-from fastomp_nvm.stores import FeatureStore, StoreURL
-from storage_backends import sharding
-from storage_backends.file_system import give_back
-from storage_backends.manifest import read_manifest
-from storage_backends.sharding import block_ranges, cut, ingest_shards
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build import sharding
+from storage_backends.build.manifest import read_manifest
+from storage_backends.build.sharding import block_ranges, cut, ingest_shards
+from storage_backends.files.durable import give_back
 from tests.cluster.in_process import in_process_medium, open_in_process
 from tests.cluster.one_store import make_store, same
 
@@ -50,7 +51,7 @@ def test_shards_are_a_partition_of_the_blocks(n_blocks: int, into: Any) -> None:
 
 def test_a_cut_that_is_killed_leaves_nothing_that_opens(store: FeatureStore, tmp_path: Path) -> None:
     """SIGKILL at any moment: the directory has its name with all shards and the manifest, or not at all; a second try succeeds."""
-    code = "import sys; from storage_backends.sharding import cut; print('go', flush=True); cut(sys.argv[1], sys.argv[2], 4)"
+    code = "import sys; from storage_backends.build.sharding import cut; print('go', flush=True); cut(sys.argv[1], sys.argv[2], 4)"
     out = tmp_path / "cut"
     for delay in (0.003, 0.02):
         process = subprocess.Popen([sys.executable, "-c", code, store.url, str(out)], stdout=subprocess.PIPE)

@@ -22,12 +22,12 @@ import psutil
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.durable_runs import runs
-from fastomp_nvm.engine import Progress
+from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import StoreError, UnreachableError
-from fastomp_nvm.measuring_shards import measure_shards
-from fastomp_nvm.stores import FeatureStore
-from storage_backends.sharding import cut
+from fastomp_nvm.planning.measuring_shards import measure_shards
+from fastomp_nvm.runs.drive import runs
+from fastomp_nvm.stores.contract import FeatureStore
+from storage_backends.build.sharding import cut
 from tests.cluster.command_line import COMMANDS, said
 
 pytestmark = pytest.mark.skipif(
@@ -60,8 +60,8 @@ def manifest(place: Path, store: FeatureStore) -> Path:
 @pytest.fixture(scope="module")
 def ray_session(place: Path) -> Iterator[Any]:
     """One Ray for the module, as the commands start it."""
-    from storage_backends import ray_cluster
-    from storage_backends.ray_session import session
+    from storage_backends.ray import shards as ray_cluster
+    from storage_backends.ray.session import session
 
     patch = pytest.MonkeyPatch()
     patch.setattr(ray_cluster, "PULSE_SECONDS", 0.02)

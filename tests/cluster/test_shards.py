@@ -21,17 +21,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry, shard
-from fastomp_nvm.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
-from fastomp_nvm.cli import COMMANDS as COMMAND_LINE
-from fastomp_nvm.cli import main
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm import registry
+from fastomp_nvm.analysis.many import cross_validate, stability
+from fastomp_nvm.cli.main import COMMANDS as COMMAND_LINE
+from fastomp_nvm.cli.main import main
+from fastomp_nvm.cluster import shard
+from fastomp_nvm.cluster.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
-from fastomp_nvm.many import cross_validate, stability
-from fastomp_nvm.remote_rows import RemoteRows
-from fastomp_nvm.stores import FeatureStore, StoreURL
-from storage_backends.manifest import read_manifest
-from storage_backends.sharding import cut
+from fastomp_nvm.matrix.remote_rows import RemoteRows
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.manifest import read_manifest
+from storage_backends.build.sharding import cut
 from tests.cluster.command_line import COMMANDS, said
 from tests.cluster.in_process import InProcessShards, in_process_medium, open_in_process
 from tests.cluster.one_store import make_store, same
@@ -393,8 +395,8 @@ def test_a_shard_with_other_names_or_targets_is_refused_by_name(tmp_path: Path, 
 
 def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled half way it is resumed, to the answer of the one store; its state lies beside the manifest."""
-    from fastomp_nvm import durable_runs
     from fastomp_nvm.errors import CancelledError
+    from fastomp_nvm.runs import drive
 
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir(mode=0o700)
@@ -408,17 +410,17 @@ def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path
         return rounds > 5
 
     with open_in_process(manifest) as sharded, pytest.raises(CancelledError):
-        durable_runs.start("half", sharded, cancelled=cancelled, **request)
+        drive.start("half", sharded, cancelled=cancelled, **request)
     assert list((manifest.parent / "regions").iterdir())
-    monkeypatch.setattr(durable_runs, "open_store", lambda url: open_in_process(StoreURL.parse(url).path))
-    same(fo.select(store, **request), durable_runs.resume("half"))
+    monkeypatch.setattr(drive, "open_store", lambda url: open_in_process(StoreURL.parse(url).path))
+    same(fo.select(store, **request), drive.resume("half"))
     assert not list((manifest.parent / "regions").iterdir())
 
 
 @pytest.fixture
 def asked_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``cluster://`` ask shards of this process, for commands too."""
-    monkeypatch.setattr("storage_backends.cluster.MEDIUM", in_process_medium())
+    monkeypatch.setattr("storage_backends.media.cluster.MEDIUM", in_process_medium())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -498,7 +500,7 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
 
 def test_shards_go_to_machines_that_are_alive_and_offer_processors() -> None:
     """A head that offers none is left out, unless no other machine offers any."""
-    from storage_backends.ray_cluster import _machines
+    from storage_backends.ray.shards import _machines
 
     def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"NodeID": name, "Alive": alive, "Resources": resources}

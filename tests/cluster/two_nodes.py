@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from storage_backends import ray_cluster
-from storage_backends.ray_session import _LOCAL_ENVIRONMENT
+from storage_backends.ray import shards as ray_cluster
+from storage_backends.ray.session import _LOCAL_ENVIRONMENT
 
 os.environ |= {**_LOCAL_ENVIRONMENT, "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_health_check_failure_threshold": "2"}
 os.environ |= {"RAY_health_check_period_ms": "500", "RAY_health_check_initial_delay_ms": "500"}
@@ -32,7 +32,7 @@ def main(manifest: str, pinned: str) -> None:
 
     import fastomp_nvm as fo
     from fastomp_nvm.errors import UnreachableError
-    from fastomp_nvm.stores import FeatureStore
+    from fastomp_nvm.stores.contract import FeatureStore
 
     memory = 100 << 20
     head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": memory, "resources": {"shard-0": 1}}

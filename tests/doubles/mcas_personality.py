@@ -149,7 +149,7 @@ def main(path: str, dies_after: int) -> None:
     pool = Pool(path)
     # The real limit of 30 s leaves time for a first import; a shortened one does not.
     with contextlib.suppress(ImportError):
-        importlib.import_module("ado_plugin.mcas_slice")
+        importlib.import_module("ado_plugin.mcas.slice")
     outbox.write(b"ready")
     outbox.flush()
     invokes = 0

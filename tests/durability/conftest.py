@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.checkpoint import StateLog
-from fastomp_nvm.synthetic import PaperDesign
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.runs.log import StateLog
 
 N_OBS, N_FEATURES = 120, 300
 

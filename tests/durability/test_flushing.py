@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import flushing
-from fastomp_nvm.flushing import Flusher, ThreadFlusher
-from storage_backends import directory_regions
+from storage_backends.files import flushing, regions
+from storage_backends.files.flushing import Flusher, ThreadFlusher
 
 needs_native = pytest.mark.skipif(flushing.native is None, reason="the compiled flusher was not built")
 
@@ -135,7 +134,7 @@ def test_a_failed_flush_fails_persist(tmp_path: Path, monkeypatch: pytest.Monkey
     def broken() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(directory_regions, "file_flusher", lambda descriptor: ThreadFlusher(broken))
+    monkeypatch.setattr(regions, "file_flusher", lambda descriptor: ThreadFlusher(broken))
     with fo.create_store(f"mmap://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 4096)
         region.write(0, b"x")
@@ -153,7 +152,7 @@ def test_the_run_goes_on_while_a_flush_takes_its_time(tmp_path: Path, monkeypatc
         may_end.wait(10)
         ended.set()
 
-    monkeypatch.setattr(directory_regions, "file_flusher", lambda descriptor: ThreadFlusher(slow))
+    monkeypatch.setattr(regions, "file_flusher", lambda descriptor: ThreadFlusher(slow))
     with fo.create_store(f"mmap://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 4096)
         region.write(0, b"x")

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.errors import MediumError, StoreError
-from fastomp_nvm.journal import DecisionJournal, standing
-from fastomp_nvm.rounds import Ask, Gradients, Query
-from fastomp_nvm.sweep import Traffic
+from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs.journal import DecisionJournal, standing
 from storage_backends.testing.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import durable_runs
-from fastomp_nvm.checkpoint import StateLog
+from fastomp_nvm.runs import drive
+from fastomp_nvm.runs.log import StateLog
 from storage_backends.testing.kill_trials import KILL_POINTS, WrongAnswerError, kill_at_point, kill_at_random_times
 
 pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
@@ -38,7 +38,7 @@ def test_killed_at_random_times(media: dict[str, str], medium: str, request_: di
 def test_a_run_that_forgets_is_caught(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial itself fails when a resumed run goes on from a wrong state."""
     expected = fo.select(media["mmap"], threads=1, **REQUEST)
-    original = durable_runs._open_log
+    original = drive._open_log
 
     def forgetful(*arguments: Any) -> StateLog:
         log = original(*arguments)
@@ -46,7 +46,7 @@ def test_a_run_that_forgets_is_caught(media: dict[str, str], monkeypatch: pytest
             log.records[1], log.records[2] = log.records[2], log.records[1]
         return log
 
-    monkeypatch.setattr(durable_runs, "_open_log", forgetful)
+    monkeypatch.setattr(drive, "_open_log", forgetful)
     with pytest.raises(WrongAnswerError):
         kill_at_point("killed", media["mmap"], REQUEST, expected, "record acknowledged")
-    durable_runs.forget("killed")
+    drive.forget("killed")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import lost_pages
+from fastomp_nvm.matrix import lost_pages
 
 ROOT = Path(__file__).parents[2]
 needs_native = pytest.mark.skipif(lost_pages.native is None, reason="the extension that watches mappings is not built")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastomp_nvm.errors import FastompError, StoreError
-from fastomp_nvm.registration import Registration, seal, unseal
+from fastomp_nvm.runs.registration import Registration, seal, unseal
 from storage_backends.testing.mutations import MutationTrials, mutate
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import durable_runs
-from fastomp_nvm.checkpoint import StateLog
-from fastomp_nvm.engine import Engine
+from fastomp_nvm.engine.engine import Engine
+from fastomp_nvm.runs import drive
+from fastomp_nvm.runs.log import StateLog
 from storage_backends.testing.kill_trials import comparable
 from tests.durability.conftest import REQUEST, PulledPlugError, stop_after_three_rounds
 
@@ -74,7 +74,7 @@ def test_progress_survives_a_store_that_became_read_only(stopped: str, monkeypat
     with write_protected(stopped):
         assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]
         with monkeypatch.context() as patch:
-            patch.setattr(durable_runs, "select_shared", pull_the_plug)
+            patch.setattr(drive, "select_shared", pull_the_plug)
             with pytest.raises(PulledPlugError):
                 fo.resume("half")
         assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]
@@ -99,14 +99,14 @@ def test_a_copy_that_was_not_finished_is_made_again(stopped: str, monkeypatch: p
 def test_a_run_on_a_read_only_store_is_forgotten(stopped: str) -> None:
     """Its name is free again, whatever stays in the store."""
     with write_protected(stopped):
-        durable_runs.forget("half")
+        drive.forget("half")
     assert fo.runs() == []
 
 
 def test_a_store_that_can_be_written_again_is_tidied(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state that a read-only store had to keep goes with the run that finishes."""
     with write_protected(stopped), monkeypatch.context() as patch:
-        patch.setattr(durable_runs, "select_shared", pull_the_plug)
+        patch.setattr(drive, "select_shared", pull_the_plug)
         with pytest.raises(PulledPlugError):
             fo.resume("half")
     rounds = swept_rounds(monkeypatch)

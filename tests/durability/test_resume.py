@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import durable_runs, registry
-from fastomp_nvm.checkpoint import StateLog
-from fastomp_nvm.journal import DecisionJournal
-from storage_backends.directory_regions import FileRegion
+from fastomp_nvm import registry
+from fastomp_nvm.runs import drive
+from fastomp_nvm.runs.journal import DecisionJournal
+from fastomp_nvm.runs.log import StateLog
+from storage_backends.files.regions import FileRegion
 from storage_backends.testing.kill_trials import comparable
 
 LINEAR: dict[str, Any] = {"k": 5, "objective": "linear", "target": "amount"}
@@ -52,7 +53,7 @@ def resume_from_every_round(url: str, request: dict[str, Any]) -> int:
                 finished = True
         assert comparable(found) == expected, rounds
         assert comparable(fo.resume("interrupted")) == expected
-        durable_runs.forget("interrupted")
+        drive.forget("interrupted")
         if finished:
             return rounds
     raise AssertionError("the run never ended")
@@ -117,7 +118,7 @@ def test_one_persist_per_round(media: dict[str, str], monkeypatch: pytest.Monkey
 
 def test_no_pass_is_repeated(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run sweeps only for the rounds that are not in its record."""
-    from fastomp_nvm.engine import Engine
+    from fastomp_nvm.engine.engine import Engine
 
     answered: list[int] = []
     original = Engine._answer
@@ -148,7 +149,7 @@ def test_seconds_add_up(media: dict[str, str]) -> None:
 def test_a_read_only_store_keeps_its_runs_in_the_home(media: dict[str, str], own_home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the store cannot be written the state is kept in the run's directory, and the answer is the same."""
     from fastomp_nvm.errors import MediumError
-    from storage_backends.store_files import FileStore
+    from storage_backends.files.store import FileStore
 
     def refuse(store: FileStore, name: str, size: int = 0) -> None:
         raise MediumError("cannot open the region: Read-only file system") from OSError(30, "Read-only file system")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import durable_runs, run_directory
+from fastomp_nvm.runs import directory, drive
 from tests.durability.conftest import REQUEST
 
 
@@ -25,8 +25,8 @@ def test_a_lock_on_a_forgotten_run_is_refused(stopped: str, monkeypatch: pytest.
     def forgotten_meanwhile(descriptor: int, operation: int) -> None:
         if not waited:
             waited.append(1)
-            durable_runs.forget("half")
-            with run_directory.registered("half", "run.json", b"another"):
+            drive.forget("half")
+            with directory.registered("half", "run.json", b"another"):
                 pass
         flock(descriptor, operation)
 
@@ -53,7 +53,7 @@ def begin(name: str, together: threading.Barrier) -> str:
     """Register a run when the others do; return what came of it."""
     together.wait()
     try:
-        with run_directory.registered(name, "run.json", b"{}"):
+        with directory.registered(name, "run.json", b"{}"):
             return "won"
     except fo.RequestError:
         return "used"
@@ -66,17 +66,17 @@ def test_of_simultaneous_starts_one_wins(own_home: Path) -> None:
         for attempt in range(30):
             outcomes.update(threads.map(begin, [f"name-{attempt}"] * 4, [threading.Barrier(4)] * 4))
     assert outcomes == {"won": 30, "used": 90}
-    assert sorted(run_directory.names()) == sorted(path.name for path in (own_home / "runs").iterdir())
+    assert sorted(directory.names()) == sorted(path.name for path in (own_home / "runs").iterdir())
 
 
 def test_a_run_that_finishes_while_it_is_listed_is_finished(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that is gone because the run has ended does not look like a run without rounds."""
-    original = durable_runs._standing
+    original = drive._standing
 
     def too_late(*arguments: Any) -> Any:
-        monkeypatch.setattr(durable_runs, "_standing", original)
+        monkeypatch.setattr(drive, "_standing", original)
         fo.resume("half")
         return original(*arguments)
 
-    monkeypatch.setattr(durable_runs, "_standing", too_late)
+    monkeypatch.setattr(drive, "_standing", too_late)
     assert [(info.status, info.rounds) for info in fo.runs()] == [("finished", 5)]

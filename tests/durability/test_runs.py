@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import durable_runs, registration
 from fastomp_nvm.constraints import Cardinality
-from storage_backends import mapped_files
+from fastomp_nvm.runs import drive, registration
+from storage_backends.files import mapped
 from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
 from tests.durability.conftest import REQUEST
@@ -53,7 +53,7 @@ def test_a_finished_run_leaves_its_result_and_nothing_in_the_store(store_url: st
 def test_bad_names_are_refused(store_url: str, name: Any) -> None:
     """A name is safe as a file name, or refused."""
     with pytest.raises(fo.RequestError, match="no run name"):
-        durable_runs.start(name, store_url, **REQUEST)
+        drive.start(name, store_url, **REQUEST)
     with pytest.raises(fo.RequestError):
         fo.resume(name)
 
@@ -64,7 +64,7 @@ def test_used_and_unknown_names_are_refused(stopped: str) -> None:
         fo.select(stopped, run="half", **REQUEST)
     with pytest.raises(fo.RequestError, match="no run 'other'"):
         fo.resume("other")
-    durable_runs.forget("half")
+    drive.forget("half")
     with fo.open_store(stopped) as store:
         assert store.regions() == ()
     fo.select(stopped, run="half", **REQUEST)
@@ -102,7 +102,7 @@ def test_a_response_given_as_an_array_is_kept(store_url: str) -> None:
         assert comparable(fo.select(store_url, response, run=objective, **request)) == comparable(
             fo.select(store_url, response, **request)
         )
-        kept = durable_runs.registration(objective).decoded_response()
+        kept = drive.registration(objective).decoded_response()
         assert np.array_equal(np.asarray(kept), response)
 
 
@@ -123,7 +123,7 @@ def test_another_target_is_refused(stopped: str, design) -> None:
 
 def test_another_request_is_refused(stopped: str, own_home: Path) -> None:
     """A state made for other parameters is refused, naming them."""
-    found = durable_runs.registration("half")
+    found = drive.registration("half")
     rewrite(own_home, "half", request={**found.request, "k": 4})
     with pytest.raises(fo.StoreError, match=r'made with request \{"k": 5\} and now meets request \{"k": 4\}'):
         fo.resume("half")
@@ -131,7 +131,7 @@ def test_another_request_is_refused(stopped: str, own_home: Path) -> None:
 
 def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path) -> None:
     """A run started with another kernel or BLAS goes on only with other_build, and its result says so."""
-    found = durable_runs.registration("half")
+    found = drive.registration("half")
     foreign = {**found.build, "kernel": "abacus-1"}
     rewrite(own_home, "half", build=foreign)
     with pytest.raises(fo.StoreError, match=r"numeric build \(kernel abacus-1 then"):
@@ -149,7 +149,7 @@ def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path)
 def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that another build drove for a while says so in its result, although the first build finished it."""
     with monkeypatch.context() as patch:
-        patch.setattr(durable_runs, "numeric_build", lambda kernel: {**registration.numeric_build(kernel), "numpy": "0.1"})
+        patch.setattr(drive, "numeric_build", lambda kernel: {**registration.numeric_build(kernel), "numpy": "0.1"})
         with pytest.raises(fo.CancelledError):
             fo.resume("half", other_build=True, cancelled=lambda: True)
     finished = fo.resume("half")
@@ -160,11 +160,11 @@ def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, mon
 def test_fits_by_another_implementation_are_another_build(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled fits and those in Python differ in their last bits, so a run started with one is not resumed with the other."""
     monkeypatch.setattr("fastomp_nvm.objectives.newton.native", None)
-    rewrite(own_home, "half", build={**durable_runs.registration("half").build, "fits": "c-5"})
+    rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "c-5"})
     with pytest.raises(fo.StoreError, match=r"numeric build \(fits c-5 then, python-5 now\)"):
         fo.resume("half")
     monkeypatch.setattr("fastomp_nvm.objectives.linear_candidates.native", None)
-    rewrite(own_home, "half", build={**durable_runs.registration("half").build, "fits": "python-5", "rounds": "c-2"})
+    rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "python-5", "rounds": "c-2"})
     with pytest.raises(fo.StoreError, match=r"numeric build \(rounds c-2 then, python now\)"):
         fo.resume("half")
     assert not {"fits", "rounds"} & set(registration.sweep_build("any"))  # a shard computes none
@@ -172,7 +172,7 @@ def test_fits_by_another_implementation_are_another_build(stopped: str, own_home
 
 def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registration of a later format is refused by its version."""
-    found = durable_runs.registration("half")
+    found = drive.registration("half")
     with monkeypatch.context() as patch:
         patch.setattr(registration, "FORMAT", 9)
         data = found.to_bytes()
@@ -183,10 +183,10 @@ def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: py
 
 def test_other_code_is_refused(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An algorithm that asks something else than it did is told that the record is not its own."""
-    from fastomp_nvm.selectors import sds_omp as module
+    from fastomp_nvm.algorithms import sds_omp as module
 
     def other(problem):
-        from fastomp_nvm.rounds import Ask, Query
+        from fastomp_nvm.algorithms.protocol import Ask, Query
 
         yield Query(0, 0.0, (Ask(problem.objective.null().residual, problem.usable[1:]),))
 
@@ -234,14 +234,14 @@ def test_every_call_of_a_run_may_fail(store_url: str, code: int) -> None:
     """Any call that opens, makes, names, maps or flushes fails the Nth time: our error, and the run can be resumed or never was."""
     expected = comparable(fo.select(store_url, **REQUEST))
     calls = [(os, name) for name in ("open", "fsync", "mkdir", "rename", "posix_fallocate", "ftruncate")]
-    calls += [(mapped_files, "MappedFile"), (mapped_files.MappedFile, "flush")]
+    calls += [(mapped, "MappedFile"), (mapped.MappedFile, "flush")]
     for nth in range(1, 200):
         fault = Fault(nth, code)
         with contextlib.suppress(fo.FastompError), failing_calls(fault, *calls):
             fo.select(store_url, run="faulty", **REQUEST)
         if fo.runs():
             assert comparable(fo.resume("faulty")) == expected
-            durable_runs.forget("faulty")
+            drive.forget("faulty")
         with fo.open_store(store_url) as store:
             assert store.regions() == ()
         if not fault.fired:
@@ -278,7 +278,7 @@ def test_a_side_file_that_changed_is_refused(store_url: str, tmp_path: Path) -> 
         names = list(store.names)
         (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},1\n" for name in names))
         with pytest.raises(fo.CancelledError):
-            durable_runs.start("side", store, constraint_file=tmp_path / "c.yaml", target="amount", cancelled=lambda: True)
+            drive.start("side", store, constraint_file=tmp_path / "c.yaml", target="amount", cancelled=lambda: True)
     (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},2\n" for name in names))
     with pytest.raises(fo.StoreError, match="means something else"):
         fo.resume("side")

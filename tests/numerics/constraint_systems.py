@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fastomp_nvm import constraints as fc
-from fastomp_nvm.mixing import mix
+from fastomp_nvm.random_keys import mix
 
 Predicate = Callable[[frozenset[int]], bool]
 LARGEST = 6

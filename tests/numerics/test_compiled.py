@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastomp_nvm import design, registry
-from fastomp_nvm.design import Standardisation
+from fastomp_nvm import registry
+from fastomp_nvm.matrix import standardisation
+from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives import linear_candidates, newton
 from fastomp_nvm.objectives.glm import GLM
 
@@ -98,7 +99,7 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     assert np.linalg.eigvalsh(left).min() > 0.0
 
 
-@pytest.mark.skipif(design.native is None, reason="compiled standardisation is not built")
+@pytest.mark.skipif(standardisation.native is None, reason="compiled standardisation is not built")
 @pytest.mark.parametrize("vectors", [1, 3])
 def test_products_are_standardised_with_the_bits_of_numpy(monkeypatch, vectors) -> None:
     """Compiled or not, the same bits; columns that are wide see the other sums. What is not contiguous is NumPy's."""
@@ -109,7 +110,7 @@ def test_products_are_standardised_with_the_bits_of_numpy(monkeypatch, vectors) 
     assert one.wide.tolist() == [column == 4 for column in range(9)]
     sums, wide_sums = rng.normal(size=vectors), rng.normal(size=vectors)
     ours, strided = one.apply(raw.copy(), sums, wide_sums), one.apply(np.array(raw, order="F"), sums, wide_sums)
-    monkeypatch.setattr(design, "native", None)
+    monkeypatch.setattr(standardisation, "native", None)
     plain = one.apply(raw.copy(), sums, wide_sums)
     assert ours.tobytes() == plain.tobytes()
     assert np.ascontiguousarray(strided).tobytes() == plain.tobytes()
@@ -123,7 +124,7 @@ def test_products_are_standardised_with_the_bits_of_numpy(monkeypatch, vectors) 
         "wide_sums": np.zeros(vectors + 1),
     }.items():
         with pytest.raises(ValueError, match="do not fit"):
-            design.native.apply(*{**good, name: wrong}.values())
+            standardisation.native.apply(*{**good, name: wrong}.values())
 
 
 @needs_fits

@@ -13,8 +13,8 @@ import yaml
 
 from fastomp_nvm import constraints as fc
 from fastomp_nvm import registry
-from fastomp_nvm.constraints.description import parse_constraint, read_constraint, schema
-from fastomp_nvm.constraints.naming import FeatureNames
+from fastomp_nvm.constraints.written.description import parse_constraint, read_constraint, schema
+from fastomp_nvm.constraints.written.naming import FeatureNames
 from fastomp_nvm.errors import ConstraintError
 
 NAMES = ["age", "bp_low", "bp_high", "g_1", "g_2", "g_3", "f_a", "f_b", "f_c", "m_a", "m_b", "on"]

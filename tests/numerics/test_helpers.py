@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import helpers
-from fastomp_nvm.helpers import together
+from fastomp_nvm.matrix import threads
+from fastomp_nvm.matrix.threads import together
 
 
 def sharing(tasks: int, each: Callable[[int], None]) -> Callable[[], None]:
@@ -85,7 +85,7 @@ def test_an_error_is_told_when_nobody_is_at_it_any_more(who) -> None:
 def test_what_never_began_is_not_waited_for() -> None:
     """Who has done all the work itself returns, whatever keeps the others from beginning."""
     blocked, let_go = threading.Event(), threading.Event()
-    helper = helpers._Helper()
+    helper = threads._Helper()
 
     def block() -> None:
         blocked.set()
@@ -93,9 +93,9 @@ def test_what_never_began_is_not_waited_for() -> None:
 
     busy = helper.give(block)
     assert blocked.wait(30.0)
-    idle = list(helpers._idle)
-    helpers._idle.clear()
-    helpers._idle.append(helper)
+    idle = list(threads._idle)
+    threads._idle.clear()
+    threads._idle.append(helper)
     try:
         done: list[int] = []
         together(sharing(5, done.append), 1)
@@ -104,7 +104,7 @@ def test_what_never_began_is_not_waited_for() -> None:
     finally:
         let_go.set()
         busy.result(30.0)
-        helpers._idle.extendleft(idle)
+        threads._idle.extendleft(idle)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
@@ -145,7 +145,7 @@ def test_a_sandbox_that_forbids_it_is_no_error(monkeypatch) -> None:
 
     asked: list[int] = []
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    monkeypatch.setattr(helpers, "_idle", type(helpers._idle)())
+    monkeypatch.setattr(threads, "_idle", type(threads._idle)())
     done: list[int] = []
     together(sharing(5, done.append), 1)
     assert sorted(done) == list(range(5))

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fastomp_nvm.kernels
+import fastomp_nvm.matrix.kernels
 from fastomp_nvm.errors import RequestError, UnavailableError
-from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT, Kernel, available, kernel
+from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, Kernel, available, kernel
 
 pytestmark = pytest.mark.numerics
 
@@ -55,7 +55,7 @@ def each(request: pytest.FixtureRequest, home: None) -> Kernel:
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Load kernels anew, inside the test and after it, with FASTOMP_KERNEL unset."""
     monkeypatch.delenv("FASTOMP_KERNEL", raising=False)
-    caches = (fastomp_nvm.kernels._load, fastomp_nvm.kernels._preferred)
+    caches = (fastomp_nvm.matrix.kernels._load, fastomp_nvm.matrix.kernels._preferred)
     for cache in caches:
         cache.cache_clear()
     yield monkeypatch
@@ -323,7 +323,7 @@ def test_numba_caches_at_home_unless_told_otherwise(tmp_path: Path, chosen: bool
     environment = {**os.environ, "FASTOMP_HOME": str(home), **({"NUMBA_CACHE_DIR": str(elsewhere)} if chosen else {})}
     program = (
         "import numba, numpy as np; before = numba.config.CACHE_DIR\n"
-        "from fastomp_nvm.kernels import kernel\n"
+        "from fastomp_nvm.matrix.kernels import kernel\n"
         "kernel('numba').dots_int8(np.ones((1, 1), np.int8), np.ones((1, 1), np.int16), np.ones((1, 1), np.int64))\n"
         "assert numba.config.CACHE_DIR == before"
     )
@@ -341,6 +341,6 @@ def test_numba_computes_where_no_home_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environment = {**os.environ, "FASTOMP_HOME": str(tmp_path / "file" / "home")}
     environment.pop("NUMBA_CACHE_DIR", None)
-    program = "from fastomp_nvm.kernels import kernel; print(kernel('numba').id)"
+    program = "from fastomp_nvm.matrix.kernels import kernel; print(kernel('numba').id)"
     done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("numba-")

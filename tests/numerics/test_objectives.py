@@ -12,15 +12,16 @@ from scipy.special import gammaln
 
 import fastomp_nvm as fo
 from fastomp_nvm import registry
-from fastomp_nvm.columns import ColumnPool, Columns
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.matrix.pool import ColumnPool, Columns
+from fastomp_nvm.matrix.sweeper import Sweeper
+from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives import linear_candidates, linear_gains, newton
 from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.logistic import Logistic
 from fastomp_nvm.objectives.newton import curvature_at
-from fastomp_nvm.selection import as_dataset
-from fastomp_nvm.sweep import Sweeper, Traffic
+from fastomp_nvm.selection.select import as_dataset
 
 pytestmark = pytest.mark.numerics
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fastomp_nvm import constraints as fc
-from fastomp_nvm import mixing
-from fastomp_nvm.selectors import random_sequence as sequences
+from fastomp_nvm import random_keys
+from fastomp_nvm.algorithms import draws as sequences
 from tests import oracles
 from tests.numerics.constraint_systems import array, draw_independent, draw_system, every_family
 
@@ -140,16 +140,16 @@ def test_a_sequence_that_nothing_limits_is_the_same_in_pieces(room):
 def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compiled):
     """The first features by key are those of sorting all keys, whichever way they are found, for few and for many."""
     if not compiled:
-        monkeypatch.setattr(mixing, "native", None)
+        monkeypatch.setattr(random_keys, "native", None)
     rng = np.random.default_rng(0)
     for size in (1, 2, 7, 300, 40_000):
         features = np.sort(rng.choice(10**6, size, replace=False))
         for seed in (3, -1, 2**70 + 5):
             whole = sequences.permutation(seed, 1, 4, 1, features)
             for count in {0, 1, size // 3, size - 1, size}:
-                assert features[mixing.first_of((seed, 1, 4, 1), features, count)].tolist() == whole[:count].tolist()
-    if compiled and mixing.native is not None:
+                assert features[random_keys.first_of((seed, 1, 4, 1), features, count)].tolist() == whole[:count].tolist()
+    if compiled and random_keys.native is not None:
         with pytest.raises(ValueError, match="3 words are wanted of 2"):
-            mixing.native.first((1,), np.arange(2), np.empty(3, dtype=np.int64))
+            random_keys.native.first((1,), np.arange(2), np.empty(3, dtype=np.int64))
         with pytest.raises(TypeError):
-            mixing.native.first((1, "x"), np.arange(2), np.empty(1, dtype=np.int64))
+            random_keys.native.first((1, "x"), np.arange(2), np.empty(1, dtype=np.int64))

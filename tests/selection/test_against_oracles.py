@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastomp_nvm.algorithms.draws import permutation
 from fastomp_nvm.constraints import Cardinality, Constraint, Intersection, Partition
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.selection import select
-from fastomp_nvm.selectors.random_sequence import permutation
-from fastomp_nvm.stores import create_store
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.selection.select import select
+from fastomp_nvm.stores.open import create_store
 from tests import oracles
 
 pytestmark = pytest.mark.numerics

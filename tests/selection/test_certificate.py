@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.certificate import theorem1_factor
+from fastomp_nvm.algorithms.certificate import theorem1_factor
 from fastomp_nvm.constraints import Cardinality, Constraint, Graphic, Intersection, Knapsack, Laminar, Partition
 from tests import oracles
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.cli import main
+from fastomp_nvm.analysis.group_fairness import classification_figures, outcome_fairness
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.constraints import Cardinality, Fairness
 from fastomp_nvm.constraints.intersection import intersect
-from fastomp_nvm.group_fairness import classification_figures, outcome_fairness
-from fastomp_nvm.held_out import held_out_rows, split_weights
+from fastomp_nvm.selection.held_out import held_out_rows, split_weights
 
 N_OBS = 400
 

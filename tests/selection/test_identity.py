@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.rounds import SAMPLE, largest
-from fastomp_nvm.synthetic import PaperDesign
+from fastomp_nvm.analysis.synthetic import PaperDesign
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.gradients import SAMPLE, largest
 
 N_OBS, N_FEATURES = 333, 1500
 
@@ -114,11 +114,11 @@ def test_every_run_in_company_equals_the_run_alone(stores) -> None:
 @pytest.mark.numerics
 def test_merged_runs_share_their_passes() -> None:
     """Eight runs in company cost the medium little more than one."""
-    from fastomp_nvm.dataset import Dataset
-    from fastomp_nvm.engine import Engine, Run
-    from fastomp_nvm.request import SelectionRequest
-    from fastomp_nvm.selection import _prepare
-    from fastomp_nvm.sweep import Sweeper
+    from fastomp_nvm.engine.dataset import Dataset
+    from fastomp_nvm.engine.engine import Engine, Run
+    from fastomp_nvm.matrix.sweeper import Sweeper
+    from fastomp_nvm.selection.request import SelectionRequest
+    from fastomp_nvm.selection.select import _prepare
 
     design = PaperDesign(200, 2000, seed=1)
     dataset = Dataset.of_array(design.matrix().T)
@@ -147,9 +147,9 @@ def test_a_selection_can_be_watched_and_cancelled() -> None:
 
 def test_counters_match_an_independent_count(stores) -> None:
     """bytes_read is what a counting array saw: full sweeps plus gathered columns, nothing else."""
-    from fastomp_nvm.dataset import Dataset
-    from fastomp_nvm.kernels import kernel
-    from fastomp_nvm.sweep import Sweeper
+    from fastomp_nvm.engine.dataset import Dataset
+    from fastomp_nvm.matrix.kernels import kernel
+    from fastomp_nvm.matrix.sweeper import Sweeper
 
     base = Dataset.of_store(stores["mmap"])
     low, high = base.matrix.ctypes.data, base.matrix.ctypes.data + base.matrix.nbytes

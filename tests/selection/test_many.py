@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.constraints import Cardinality, Fairness, Intersection
-from fastomp_nvm.synthetic import PaperDesign
 
 pytestmark = pytest.mark.numerics
 
@@ -66,10 +66,10 @@ def test_a_grid_reads_far_less_than_its_cells_alone(data) -> None:
 
 def test_shared_bytes_are_what_a_counting_kernel_saw(data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weighted and plain requests together: sweeps and gathers are counted once per byte that was touched."""
-    from fastomp_nvm.dataset import Dataset
-    from fastomp_nvm.kernels import kernel
-    from fastomp_nvm.selection import select_shared
-    from fastomp_nvm.sweep import Sweeper
+    from fastomp_nvm.engine.dataset import Dataset
+    from fastomp_nvm.matrix.kernels import kernel
+    from fastomp_nvm.matrix.sweeper import Sweeper
+    from fastomp_nvm.selection.select import select_shared
 
     X, y = data
     dataset = Dataset.of_store(fo.create_store(f"mmap://{tmp_path}/s", X))

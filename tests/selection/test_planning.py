@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fastomp_nvm import measuring
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.machine_profiles import MEDIA, NETWORKS, TYPICAL_NODE, Medium, Network, Profile, read_profile, write_profile
-from fastomp_nvm.measuring_shards import ShardCosts
-from fastomp_nvm.planning import Plan, PlanRequest, Resources, plan
+from fastomp_nvm.planning import measuring
+from fastomp_nvm.planning.machine_profiles import (
+    MEDIA,
+    NETWORKS,
+    TYPICAL_NODE,
+    Medium,
+    Network,
+    Profile,
+    read_profile,
+    write_profile,
+)
+from fastomp_nvm.planning.measuring_shards import ShardCosts
+from fastomp_nvm.planning.plan import Plan, PlanRequest, Resources, plan
 
 USUAL = Resources(TYPICAL_NODE, MEDIA["nvme"], NETWORKS["25gbe"])
 REQUEST = PlanRequest(10_000_000, 2000, 50, nodes=10)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.columns import Columns
+from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives import linear_gains
 from fastomp_nvm.objectives.linear_gains import LinearGains
 

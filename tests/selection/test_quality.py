@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.synthetic import PaperDesign, ar_design, sparse_design
+from fastomp_nvm.analysis.synthetic import PaperDesign, ar_design, sparse_design
+from fastomp_nvm.engine.dataset import Dataset
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.rehearsal import KINDS, rehearse
-from fastomp_nvm.synthetic import PaperDesign, sparse_design
+from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
+from fastomp_nvm.planning.rehearsal import KINDS, rehearse
 
 
 def within(predicted: float, real: float, factor: float) -> bool:

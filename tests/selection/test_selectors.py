@@ -12,9 +12,9 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm import registry
+from fastomp_nvm.algorithms.draws import permutation
 from fastomp_nvm.constraints import Bounds, Cardinality, Fairness, Intersection, Knapsack, Oracle, Partition
-from fastomp_nvm.dataset import Dataset
-from fastomp_nvm.selectors.random_sequence import permutation
+from fastomp_nvm.engine.dataset import Dataset
 from tests import oracles
 from tests.selection.test_against_oracles import Instance, permuted
 

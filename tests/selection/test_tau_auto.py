@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.selectors.fast_omp import TAUS
-from fastomp_nvm.synthetic import PaperDesign
+from fastomp_nvm.algorithms.fast_omp import TAUS
+from fastomp_nvm.analysis.synthetic import PaperDesign
 
 pytestmark = pytest.mark.numerics
 
@@ -140,12 +140,12 @@ def test_auto_has_the_same_bits_on_every_medium(tmp_path: Path) -> None:
 @pytest.mark.parametrize("constraint", [None, fo.constraints.Partition(400, np.arange(400) % 5, [2, 3, 2, 1, 4])])
 def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
     """From the journal of any number of rounds, merged queries and the certificate's included, the rest follows."""
-    from fastomp_nvm.dataset import Dataset
-    from fastomp_nvm.engine import Engine
-    from fastomp_nvm.journal import DecisionJournal
-    from fastomp_nvm.request import SelectionRequest
-    from fastomp_nvm.selection import _prepare
-    from fastomp_nvm.sweep import Sweeper
+    from fastomp_nvm.engine.dataset import Dataset
+    from fastomp_nvm.engine.engine import Engine
+    from fastomp_nvm.matrix.sweeper import Sweeper
+    from fastomp_nvm.runs.journal import DecisionJournal
+    from fastomp_nvm.selection.request import SelectionRequest
+    from fastomp_nvm.selection.select import _prepare
     from storage_backends.testing.memory_log import MemoryLog
 
     X, y = correlated(4)

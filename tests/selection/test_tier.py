@@ -15,18 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.columns import ColumnPool
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.algorithms.protocol import Ask
+from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.gradients import ExactGradients, TierGradients
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.journal import DecisionJournal
-from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT, available, kernel
-from fastomp_nvm.moments import moments
-from fastomp_nvm.rounds import Ask, ExactGradients
-from fastomp_nvm.selection import select_shared
-from fastomp_nvm.stores import Tier
-from fastomp_nvm.sweep import Sweeper, Traffic, Vectors
-from fastomp_nvm.synthetic import PaperDesign, sparse_design
-from fastomp_nvm.tiers import TierGradients, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
+from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, available, kernel
+from fastomp_nvm.matrix.moments import moments
+from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from fastomp_nvm.matrix.tier import Tier, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
+from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs.journal import DecisionJournal
+from fastomp_nvm.selection.select import select_shared
 from storage_backends.testing.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics
@@ -403,7 +404,7 @@ def test_bytes_are_what_the_kernel_was_given(
         used.dots_at(rows, index, vectors, out)
 
     counting = type(used)(used.id, dots, dots_at, dots_int8, gather)
-    monkeypatch.setattr("fastomp_nvm.sweep.kernel", lambda: counting)
+    monkeypatch.setattr("fastomp_nvm.matrix.sweeper.kernel", lambda: counting)
     found = fo.select(store, tier="int8", threads=1, **request_)
     assert found.bytes_read_tier == seen["tier"]
     assert found.bytes_read_exact == seen["exact"]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ado_plugin.execution import Execution
-from ado_plugin.jobs import Job
-from fastomp_nvm.cli import main
-from fastomp_nvm.engine import Progress
+from ado_plugin.service.execution import Execution
+from ado_plugin.service.jobs import Job
+from fastomp_nvm.cli.main import main
+from fastomp_nvm.engine.engine import Progress
 from tests.service.running import RunningServer
 
 __all__ = ["HELD_FROM", "GatedServer"]

@@ -22,9 +22,9 @@ import pytest
 from pyarrow import flight
 
 import fastomp_nvm as fo
-from ado_plugin.access import Access, Principal
-from ado_plugin.metrics import MetricsServer
-from fastomp_nvm.cli import main
+from ado_plugin.service.access import Access, Principal
+from ado_plugin.service.metrics import MetricsServer
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import UntrustedError
 from fastomp_nvm.home import local_token_file
 from tests.service.running import ROOT, RunningServer, small_data
@@ -36,7 +36,7 @@ stalled_for_good: list[Any] = []
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a server that is started in this process from taking over its logs."""
-    monkeypatch.setattr("ado_plugin.logs.log_to_stderr", lambda: None)
+    monkeypatch.setattr("ado_plugin.service.logs.log_to_stderr", lambda: None)
 
 
 def entry(name: str, role: str, pools: str = "") -> str:
@@ -237,7 +237,9 @@ def test_tls(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with running.connect("/lab/data", token="a-token-of-some-length", tls_ca=certificates / "ca.pem") as client:
             client.put(X, y)
             assert client.select(k=3).features
-        monkeypatch.setattr("fastomp_nvm.client.time.sleep", lambda seconds: pytest.fail("a certificate does not become valid"))
+        monkeypatch.setattr(
+            "fastomp_nvm.remote.client.time.sleep", lambda seconds: pytest.fail("a certificate does not become valid")
+        )
         with (
             running.connect(token="a-token-of-some-length", timeout=60) as client,
             pytest.raises(UntrustedError, match="certificate"),

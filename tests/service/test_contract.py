@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin.mcas_session import McasSession
+from ado_plugin.mcas.session import McasSession
 from tests.service.running import ROOT, RunningServer, small_data
 
 DOUBLES = ROOT / "tests" / "doubles"

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin.job_records import JobRecords
-from fastomp_nvm.names import NumberedNames
-from storage_backends.schema import TableSchema
+from ado_plugin.service.job_records import JobRecords
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 from tests.service.gated_server import HELD_FROM, GatedServer
 from tests.service.running import ROOT, RunningServer
 
@@ -65,7 +65,7 @@ def expected(mortal: GatedServer) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the clients of these tests cut what they send into more pieces than they would."""
-    monkeypatch.setattr("fastomp_nvm.upload._TILE_BYTES", 1 << 20)
+    monkeypatch.setattr("fastomp_nvm.remote.upload._TILE_BYTES", 1 << 20)
 
 
 def wait_until_running(client: fo.Client, job: str) -> None:
@@ -243,10 +243,10 @@ UPLOADER = """
 import sys, time
 import numpy as np
 import fastomp_nvm as fo
-import fastomp_nvm.upload
+import fastomp_nvm.remote.upload
 from fastomp_nvm.names import NumberedNames
 from storage_backends.schema import TableSchema
-fastomp_nvm.upload._TILE_BYTES = 1 << 20
+fastomp_nvm.remote.upload._TILE_BYTES = 1 << 20
 client = fo.connect(sys.argv[1], token=sys.argv[2])
 upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))
 columns = int(sys.argv[3])

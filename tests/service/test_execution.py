@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin import execution as module
-from ado_plugin.execution import Execution
-from ado_plugin.jobs import Job, JobRequest
-from fastomp_nvm.checkpoint import StateLog, read_state
-from fastomp_nvm.engine import Progress
-from fastomp_nvm.selection import make_request
-from fastomp_nvm.stores import FeatureStore
-from fastomp_nvm.wire import encode_request
-from storage_backends.directory_regions import DirectoryRegions
+from ado_plugin.service import execution as module
+from ado_plugin.service.execution import Execution
+from ado_plugin.service.jobs import Job, JobRequest
+from fastomp_nvm.engine.engine import Progress
+from fastomp_nvm.runs.log import StateLog, read_state
+from fastomp_nvm.selection.codec import encode_request
+from fastomp_nvm.selection.select import make_request
+from fastomp_nvm.stores.contract import FeatureStore
+from storage_backends.files.regions import DirectoryRegions
 from tests.service.running import small_data
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ado_plugin.job_records import JobRecords
-from ado_plugin.jobs import Job, JobLimits, JobRequest, Jobs
-from fastomp_nvm.engine import Progress
+from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
+from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, DataError, RequestError, ServerError
 
 

@@ -25,12 +25,14 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin import mcas_session, mcas_staging, mcas_transport
-from ado_plugin.mcas_message import array_prefix, data_of, invoke_message, read_reply, value_of
-from ado_plugin.mcas_session import McasSession
-from ado_plugin.mcas_stub import fastomp_slice
+from ado_plugin.mcas import session as mcas_session
+from ado_plugin.mcas import staging
+from ado_plugin.mcas import transport as mcas_transport
+from ado_plugin.mcas.message import array_prefix, data_of, invoke_message, read_reply, value_of
+from ado_plugin.mcas.session import McasSession
+from ado_plugin.mcas.stub import fastomp_slice
 from fastomp_nvm.errors import InputError, LockedError, ServerError, StoreURLError, UnavailableError, UnreachableError
-from fastomp_nvm.pieces import PiecedRows
+from fastomp_nvm.matrix.pieces import PiecedRows
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests" / "doubles"
@@ -138,7 +140,7 @@ def test_python_command_line_and_mcas_give_the_same_bits(url, data, tmp_path, ca
     assert (facts["n_columns"], facts["tier"], facts["url"]) == (3000, "int8", url)
     same(local, remote)
     (tmp_path / "c.yaml").write_text(json.dumps(request["constraint"]))
-    from fastomp_nvm.cli import main
+    from fastomp_nvm.cli.main import main
 
     assert main(["select", url, "--k", "10", "--constraints", str(tmp_path / "c.yaml"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -148,7 +150,7 @@ def test_python_command_line_and_mcas_give_the_same_bits(url, data, tmp_path, ca
 def test_a_matrix_of_many_values_is_swept_in_place(url, data, monkeypatch) -> None:
     """Pieces of whole blocks, at odd addresses, change nothing: with the tier, without it, in float64, and under weights."""
     X, y = data
-    monkeypatch.setattr(mcas_staging, "PIECE_BYTES", 300_000)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 300_000)
     with fo.connect(url) as client:
         client.put(X, y)
         for request in ({"tier": "int8"}, {"tier": "exact"}, {"test_fraction": 0.3}, {"algorithm": "sds_omp"}):
@@ -377,7 +379,7 @@ def values_in(server, pool="lab"):
 def test_a_put_that_fails_leaves_no_values(server, data, monkeypatch) -> None:
     """What a put had brought into the pool when it failed, or made old when it ended, is erased."""
     X, y = data
-    monkeypatch.setattr(mcas_staging, "PIECE_BYTES", 300_000)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 300_000)
     original = McasSession.put_file
     calls = []
 
@@ -427,7 +429,7 @@ def test_what_a_killed_put_left_goes_with_the_next(server, data, monkeypatch, tm
     X, y = data
     (tmp_path / "staging").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "staging"))
-    monkeypatch.setattr(mcas_staging.tempfile, "tempdir", None)
+    monkeypatch.setattr(staging.tempfile, "tempdir", None)
     environment = {**os.environ, "PYTHONPATH": f"{DOUBLES}{os.pathsep}{ROOT}"}
     with fo.connect(f"{server.url}/d") as client:
         client.put(X[:, :300], y)
@@ -549,7 +551,7 @@ def test_the_stub_needs_nothing_around_it() -> None:
     source = inspect.getsource(fastomp_slice)
     assert source.startswith("def fastomp_slice(")
     code = compile(source, "jitcode", "exec").co_consts[0]
-    around = {name for name in vars(sys.modules["ado_plugin.mcas_stub"]) if not name.startswith("__")}
+    around = {name for name in vars(sys.modules["ado_plugin.mcas.stub"]) if not name.startswith("__")}
     assert set(code.co_names) & around == set()
     outer = {"ado": types.SimpleNamespace(load=None)}
     inner: dict = {}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ado_plugin.mcas_admin import server_configuration
-from fastomp_nvm.cli import main
+from ado_plugin.mcas.admin import server_configuration
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import InputError
 
 ROOT = Path(__file__).parents[2]

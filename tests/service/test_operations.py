@@ -19,16 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from ado_plugin.access import Access, Principal
-from ado_plugin.execution import Execution
-from ado_plugin.flight_server import _NUMBERS, _tile
-from ado_plugin.job_records import JobRecords
-from ado_plugin.jobs import JobLimits, Jobs
-from ado_plugin.operations import OPERATIONS, Caller, Operations
-from ado_plugin.pools import Pools
-from ado_plugin.uploads import Tile, Uploads
+from ado_plugin.flight.server import _NUMBERS, _tile
+from ado_plugin.service.access import Access, Principal
+from ado_plugin.service.execution import Execution
+from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.jobs import JobLimits, Jobs
+from ado_plugin.service.operations import OPERATIONS, Caller, Operations
+from ado_plugin.service.pools import Pools
+from ado_plugin.service.uploads import Tile, Uploads
 from fastomp_nvm import errors
-from fastomp_nvm.wire import encode_vector
+from fastomp_nvm.selection.codec import encode_vector
 from tests.service.running import small_data
 
 ADMIN = Caller(Principal("root", "admin"), "1")
@@ -345,8 +345,8 @@ def test_two_servers_cannot_have_the_same_pools(host: Host) -> None:
 
 def test_only_so_many_calls_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many calls that want to wait for news so many do, each of which has a thread; one more is answered at once."""
-    monkeypatch.setattr("ado_plugin.operations._MOST_WAITING", 3)
-    monkeypatch.setattr("ado_plugin.operations._LONGEST_WAIT", 600.0)
+    monkeypatch.setattr("ado_plugin.service.operations._MOST_WAITING", 3)
+    monkeypatch.setattr("ado_plugin.service.operations._LONGEST_WAIT", 600.0)
     monkeypatch.setattr(host.jobs, "_next_batch", list)
     version = host.call("select", pool="lab", key="data", job="j", request={"k": 2})["version"]
     poll = {"job": "j", "since": version, "wait": 600}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.cli import main
-from fastomp_nvm.names import NumberedNames
-from storage_backends.schema import TableSchema
+from fastomp_nvm.cli.main import main
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 from tests.service.running import RunningServer, small_data
 
 REQUESTS: list[dict[str, Any]] = [
@@ -114,8 +114,8 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
 
 def test_side_files_travel_inside_the_request(server: RunningServer, key: str, tmp_path: Path) -> None:
     """Every family that may name a file gives the same constraint when the file is written into its description."""
-    from fastomp_nvm.constraints.description import parse_constraint
-    from fastomp_nvm.constraints.inlining import inline_side_files
+    from fastomp_nvm.constraints.written.description import parse_constraint
+    from fastomp_nvm.constraints.written.inlining import inline_side_files
 
     names = ["a", "b[1]", "on", "1e5", "x*"]
     (tmp_path / "groups.csv").write_text("feature,group\na,1\nb[1],1\non,2\nx*,2\n")

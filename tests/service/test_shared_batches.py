@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.engine import Progress
-from fastomp_nvm.selection import select_shared
+from fastomp_nvm.engine.engine import Progress
+from fastomp_nvm.selection.select import select_shared
 from tests.service.running import small_data
 from tests.service.test_operations import Host
 

@@ -21,7 +21,7 @@ import pytest
 from pyarrow import flight
 
 import fastomp_nvm as fo
-from fastomp_nvm.wire import LARGEST_MESSAGE
+from fastomp_nvm.selection.codec import LARGEST_MESSAGE
 from tests.service.running import ROOT, RunningServer, small_data
 
 
@@ -317,7 +317,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch: pytest.Mon
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr("fastomp_nvm.client.time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr("fastomp_nvm.remote.client.time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with fo.connect("grpc://127.0.0.1:1", token="x" * 20, timeout=600) as client:
         for ask in (client.ping, lambda: client.result("any")):
             slept.clear()

@@ -17,15 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storage_backends
-from fastomp_nvm import moments
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.stores import BLOCK_COLUMNS, StoreURL, open_store
-from storage_backends import dram, statistics
-from storage_backends.builder import StoreBuilder, build_from_arrays
-from storage_backends.ingest import ingest
-from storage_backends.schema import TableSchema
-from storage_backends.targets import make_target
+from fastomp_nvm.matrix import moments
+from fastomp_nvm.stores.contract import BLOCK_COLUMNS
+from fastomp_nvm.stores.names import NumberedNames
+from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build import statistics
+from storage_backends.build.builder import StoreBuilder, build_from_arrays
+from storage_backends.build.ingest import ingest
+from storage_backends.build.schema import TableSchema
+from storage_backends.build.targets import make_target
+from storage_backends.media import dram
 
 ROOT = Path(storage_backends.__file__).parents[1]
 URL = "dram:builder"

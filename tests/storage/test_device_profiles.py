@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.pacing import PROFILES, DeviceProfile, Pace
-from storage_backends.pmem import MEDIUM
+from fastomp_nvm.matrix.pacing import PROFILES, DeviceProfile, Pace
+from storage_backends.media.pmem import MEDIUM
 
 
 @pytest.fixture(scope="module")

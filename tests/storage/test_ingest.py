@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastomp_nvm.errors import DataError, FastompError, InputError, MediumError, StoreURLError
-from fastomp_nvm.stores import open_store
-from storage_backends import ingest as ingest_module
-from storage_backends import mapped_files
-from storage_backends.ingest import IngestReport, ingest
+from fastomp_nvm.stores.open import open_store
+from storage_backends.build import ingest as ingest_module
+from storage_backends.build.ingest import IngestReport, ingest
+from storage_backends.files import mapped
 from storage_backends.readers import base
 from storage_backends.readers.text import MISSING_LABEL
 from storage_backends.testing.power_cut import Fault, failing_calls
@@ -428,7 +428,7 @@ def test_every_call_of_an_ingest_may_fail(table: np.ndarray, tmp_path: Path, cod
     np.save(tmp_path / "table.npy", table)
     place = tmp_path / "place"
     calls = [(os, name) for name in ("fsync", "mkdir", "rename", "posix_fallocate", "ftruncate", "pwrite")]
-    calls += [(mapped_files, "MappedFile"), (mapped_files.MappedFile, "flush")]
+    calls += [(mapped, "MappedFile"), (mapped.MappedFile, "flush")]
     for nth in range(1, 200):
         place.mkdir()
         fault = Fault(nth, code)

@@ -16,8 +16,8 @@ import pytest
 
 import storage_backends
 from fastomp_nvm.errors import FastompError, StoreURLError
-from fastomp_nvm.stores import create_store, open_store
-from storage_backends.store_draft import FileDraft
+from fastomp_nvm.stores.open import create_store, open_store
+from storage_backends.files.draft import FileDraft
 
 ROOT = Path(storage_backends.__file__).parents[1]
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastomp_nvm.stores import StoreURL, create_store, open_store
-from storage_backends import dram, libpmem, mmap_ssd, pmem
-from storage_backends.file_system import VOLATILE_FILE_SYSTEMS, file_system_type
+from fastomp_nvm.stores.open import create_store, open_store
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.files.durable import VOLATILE_FILE_SYSTEMS, file_system_type
+from storage_backends.media import dram, libpmem, pmem
+from storage_backends.media import mmap as mmap_ssd
 from storage_backends.testing.store_contract import StoreContract
 
 SHARED_MEMORY = "/dev/shm"

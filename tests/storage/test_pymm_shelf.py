@@ -23,7 +23,7 @@ import pytest
 
 from fastomp_nvm import create_store, open_store, select
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError, UnavailableError
-from storage_backends import pymm_directory
+from storage_backends.pymm import directory as pymm_directory
 from storage_backends.testing.store_contract import StoreContract
 
 ROOT = Path(__file__).parents[2]
@@ -288,7 +288,7 @@ def test_a_forked_child_is_refused(tmp_path: Path, run: Processes) -> None:
 def test_noise_does_not_reach_our_output(tmp_path: Path, run: Processes) -> None:
     """The JSON of the command line stays one object, whatever pymm prints from Python or from C."""
     np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(30, 20)))
-    code = "import sys; from fastomp_nvm.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from fastomp_nvm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     url = f"shelf://{tmp_path}/s#a"
     assert run(code, "ingest", str(tmp_path / "X.npy"), url).returncode == 0
     done = run(code, "select", url, "--k", "2", "--target", "f0", "--json")

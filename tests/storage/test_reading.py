@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import cli, columns, reading
-from fastomp_nvm.columns import automatic_budget
-from fastomp_nvm.dataset import Dataset
+from fastomp_nvm.cli import main
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError
-from fastomp_nvm.reading import MatrixFile, Reader, fillable_memory
-from fastomp_nvm.sweep import Sweeper, Vectors
-from storage_backends.file_system import VOLATILE_FILE_SYSTEMS, file_system_type
+from fastomp_nvm.matrix import pool as columns
+from fastomp_nvm.matrix import reader as reading
+from fastomp_nvm.matrix.pool import automatic_budget
+from fastomp_nvm.matrix.reader import MatrixFile, Reader, fillable_memory
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from storage_backends.files.durable import VOLATILE_FILE_SYSTEMS, file_system_type
 
 
 def build(url: str, n_obs: int, n_columns: int, dtype: str = "float32", tier: str = "int8") -> fo.FeatureStore:
@@ -287,8 +289,8 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
 def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str) -> None:
     """Once a block cannot be used the threads end after what they have in hand: nobody waits for the rest of the data."""
     monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr("fastomp_nvm.sweep.TASK_BYTES", 4096)
-    monkeypatch.setattr("fastomp_nvm.sweep.INLINE_PRODUCTS", 0)
+    monkeypatch.setattr("fastomp_nvm.matrix.sweeper.TASK_BYTES", 4096)
+    monkeypatch.setattr("fastomp_nvm.matrix.sweeper.INLINE_PRODUCTS", 0)
     with build(str(tmp_path / "store"), 500, 4000, tier="none") as store:
         dataset = Dataset.of_store(store)
         sweeper = Sweeper(2, files=dataset.files, io=io)
@@ -378,10 +380,10 @@ def test_the_command_line_chooses_the_way(tmp_path: Path, capsys: pytest.Capture
     build(str(tmp_path / "store"), 60, 80).close()
     printed = []
     for io in ("mmap", "direct"):
-        assert cli.main(["select", str(tmp_path / "store"), "--k", "4", "--io", io, "--json"]) == 0
+        assert main.main(["select", str(tmp_path / "store"), "--k", "4", "--io", io, "--json"]) == 0
         printed.append(json.loads(capsys.readouterr().out))
     assert printed[0]["indices"] == printed[1]["indices"]
-    assert cli.main(["select", str(tmp_path / "store"), "--k", "4", "--io", "direct", "--run", "nightly"]) == 2
+    assert main.main(["select", str(tmp_path / "store"), "--k", "4", "--io", "direct", "--run", "nightly"]) == 2
     assert "--io" in capsys.readouterr().err
     with pytest.raises(RequestError, match="sideways"):
         Reader((), "sideways", 1)

@@ -25,10 +25,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
-from fastomp_nvm.names import NumberedNames
-from fastomp_nvm.stores import ColumnStatistics, Sidecars, StoreLayout, create_store, open_store
-from storage_backends import file_system, store_draft, store_files, store_format
-from storage_backends.statistics import column_grid
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.stores.contract import Sidecars, StoreLayout
+from fastomp_nvm.stores.names import NumberedNames
+from fastomp_nvm.stores.open import create_store, open_store
+from storage_backends.build.statistics import column_grid
+from storage_backends.files import draft, durable
+from storage_backends.files import format as store_format
+from storage_backends.files import store as store_files
 
 SMALL_FILES = (store_format.HEADER, *store_format.SIDECARS)
 
@@ -307,7 +311,7 @@ def test_a_link_to_a_store_is_followed(tmp_path: Path) -> None:
 
 def test_replacing_works_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without an atomic exchange the store is still replaced and nothing is left over."""
-    monkeypatch.setattr(store_draft, "rename_with_flag", lambda *_, **__: False)
+    monkeypatch.setattr(draft, "rename_with_flag", lambda *_, **__: False)
     with create_store(str(tmp_path / "s"), np.eye(3)) as store:
         store.region("log", 8).close()
     create_store(str(tmp_path / "s"), 2 * np.eye(3), replace=True).close()
@@ -338,8 +342,8 @@ def test_a_store_replaced_while_it_is_opened_opens_as_its_successor(tmp_path: Pa
 
 def test_provenance_is_kept_or_refused(tmp_path: Path) -> None:
     """Provenance in JSON terms comes back; anything else is refused before the store appears."""
-    from storage_backends.builder import StoreBuilder
-    from storage_backends.schema import TableSchema
+    from storage_backends.build.builder import StoreBuilder
+    from storage_backends.build.schema import TableSchema
 
     schema = TableSchema.plain(1, ["a"])
     with StoreBuilder(str(tmp_path / "s"), schema) as builder:
@@ -487,7 +491,7 @@ def test_a_failing_device_leaves_the_old_store(store: Path, monkeypatch: pytest.
 
 def test_a_region_is_made_durable_page_by_page(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Persist flushes the pages of the range and no others."""
-    from storage_backends import mapped_files
+    from storage_backends.files import mapped
 
     flushed = []
 
@@ -495,8 +499,8 @@ def test_a_region_is_made_durable_page_by_page(store: Path, monkeypatch: pytest.
         def flush(self, offset: int, length: int) -> None:
             flushed.append((offset, length))
 
-    mapped_files.flush_pages(Recorder(), 3 * mmap.PAGESIZE + 5, 10)  # type: ignore[arg-type]
-    mapped_files.flush_pages(Recorder(), 7, 2)  # type: ignore[arg-type]
+    mapped.flush_pages(Recorder(), 3 * mmap.PAGESIZE + 5, 10)  # type: ignore[arg-type]
+    mapped.flush_pages(Recorder(), 7, 2)  # type: ignore[arg-type]
     assert flushed == [(3 * mmap.PAGESIZE, 15), (0, 9)]
 
 
@@ -515,8 +519,8 @@ def test_a_damaged_region_is_refused(store: Path) -> None:
 
 def test_the_file_system_is_told(tmp_path: Path) -> None:
     """The type of the file system is that of the deepest mount above the path."""
-    assert file_system.file_system_type("/proc/self") == "proc"
-    assert file_system.file_system_type(str(tmp_path / "not" / "there")) == file_system.file_system_type(str(tmp_path))
+    assert durable.file_system_type("/proc/self") == "proc"
+    assert durable.file_system_type(str(tmp_path / "not" / "there")) == durable.file_system_type(str(tmp_path))
 
 
 def test_no_descriptor_leaks(store: Path) -> None:

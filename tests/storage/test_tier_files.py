@@ -16,16 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import checksum, reading, seals, sweep
-from fastomp_nvm.cli import main
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import MediumError, RequestError, StoreError, StoreURLError
-from fastomp_nvm.moments import moments
-from fastomp_nvm.stores import StoreURL, create_store, open_store
-from fastomp_nvm.tiers import quantise
-from storage_backends import matrix_files, store_format
-from storage_backends.builder import StoreBuilder
-from storage_backends.dram import MEDIUM as DRAM
-from storage_backends.schema import TableSchema
+from fastomp_nvm.matrix import checksum, reader, seal
+from fastomp_nvm.matrix import sweeper as sweep
+from fastomp_nvm.matrix.moments import moments
+from fastomp_nvm.matrix.tier import quantise
+from fastomp_nvm.stores.open import create_store, open_store
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
+from storage_backends.files import format as store_format
+from storage_backends.files import matrix
+from storage_backends.media.dram import MEDIUM as DRAM
 
 pytestmark = pytest.mark.numerics
 
@@ -165,7 +168,7 @@ def test_the_first_sweep_compares_every_block(
     """By whichever way, on however many threads and in whatever pieces the codes come; later sweeps compare nothing."""
     monkeypatch.setattr(sweep, "TASK_BYTES", 60 * piece)
     monkeypatch.setattr(sweep, "INLINE_PRODUCTS", 0)
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 60 * piece)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 60 * piece)
     vectors = np.ones((1, 60), dtype=np.int16)
     for place in (None, 0, 255 * 60, 256 * 60, 511 * 60, 690 * 60):
         with open_store(str(store)) as opened:
@@ -183,7 +186,7 @@ def test_the_first_sweep_compares_every_block(
                     _flip(store / "tier.npy", place)
                 assert np.array_equal(sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal), expected)
                 with monkeypatch.context() as patch:
-                    patch.setattr(seals, "crc32", None)
+                    patch.setattr(seal, "crc32", None)
                     assert np.array_equal(sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal), expected)
             finally:
                 sweeper.close()
@@ -292,7 +295,7 @@ def _mapped_file(array: np.ndarray) -> str:
 
 def test_a_build_that_fails_leaves_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for the tier the build is refused when it is begun; one given up later leaves nothing either."""
-    allocate = matrix_files.allocate
+    allocate = matrix.allocate
 
     def no_room_for_tiers(descriptor: int, length: int, path: str) -> None:
         if path.startswith("the tier of"):
@@ -300,7 +303,7 @@ def test_a_build_that_fails_leaves_no_tier(tmp_path: Path, monkeypatch: pytest.M
         allocate(descriptor, length, path)
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(matrix_files, "allocate", no_room_for_tiers)
+    monkeypatch.setattr(matrix, "allocate", no_room_for_tiers)
     with pytest.raises(MediumError, match="no room"):
         create_store(str(tmp_path / "s"), np.eye(4))
     monkeypatch.undo()
@@ -355,7 +358,7 @@ def test_the_command_line_builds_shows_and_takes_tiers(tmp_path: Path, capsys: p
 
 def test_dram_counts_the_tier_in_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store in memory is refused when matrix and tier together do not fit."""
-    monkeypatch.setattr("storage_backends.dram._available_memory", lambda: 4500)
+    monkeypatch.setattr("storage_backends.media.dram._available_memory", lambda: 4500)
     url = StoreURL.parse("dram:too-large")
     DRAM.draft(url, 10, 100, "float32", replace=True).abort()
     with pytest.raises(MediumError, match=r"needs 5\.0 kB"):

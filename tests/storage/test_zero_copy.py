@@ -35,10 +35,10 @@ numpy.array(fo.open_store(sys.argv[1]).matrix)
 @pytest.fixture(scope="module")
 def large_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Build a 4 GB mmap store block by block."""
-    from fastomp_nvm.names import NumberedNames
-    from fastomp_nvm.stores import Target
-    from storage_backends.builder import StoreBuilder
-    from storage_backends.schema import TableSchema
+    from fastomp_nvm.stores.contract import Target
+    from fastomp_nvm.stores.names import NumberedNames
+    from storage_backends.build.builder import StoreBuilder
+    from storage_backends.build.schema import TableSchema
 
     folder = tmp_path_factory.mktemp("large")
     if shutil.disk_usage(folder).free < 6 * GIGABYTE:

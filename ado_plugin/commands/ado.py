@@ -1,0 +1,75 @@
+"""``fastomp ado``: configure an MCAS server, install the plugin into its Python, and prove that a live one works."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from fastomp_nvm import registry
+from fastomp_nvm.cli.output import clean
+from fastomp_nvm.errors import InputError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    actions = parser.add_subparsers(dest="action", metavar="config|install|check", required=True)
+    config = actions.add_parser("config", help="write a server configuration from a YAML file", description="Write it as JSON.")
+    config.add_argument("description", type=Path, metavar="FILE.yaml", help="ado_path, provider, shards; see deploy/MCAS.md")
+    config.add_argument("--out", type=Path, metavar="F", help="where to write it; otherwise standard output")
+    install = actions.add_parser("install", help="put the plugin where the server's Python finds it", description="Install it.")
+    install.add_argument("--python", required=True, metavar="EXE", help="the interpreter that the server embeds")
+    install.add_argument("--method", choices=("pth", "pip"), default="pth", help="a path file (default), or pip")
+    check = actions.add_parser("check", help="prove put, invoke, resume and delete on a live server", description="Check it.")
+    check.add_argument("url", metavar="mcas://HOST:PORT/POOL", help="a store fastomp_check is put there and deleted again")
+    check.add_argument("--timeout", type=float, default=45.0, metavar="S", help="seconds per call (default 45)")
+    check.add_argument("--json", action="store_true", help="print one object per step")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out one of the actions."""
+    return {"config": _config, "install": _install, "check": _check}[arguments.action](arguments)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    """Write a server configuration."""
+    import yaml
+
+    try:
+        described = yaml.safe_load(arguments.description.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{arguments.description} cannot be read: {' '.join(str(error).split())}") from error
+    configuration = registry.load("ado_plugin.mcas.admin:server_configuration")(described)
+    text = json.dumps(configuration, indent=2) + "\n"
+    if arguments.out is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            arguments.out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{arguments.out} cannot be written: {error.strerror}") from error
+    return 0
+
+
+def _install(arguments: argparse.Namespace) -> int:
+    """Install the plugin and say what the other Python then is."""
+    found = registry.load("ado_plugin.mcas.admin:install")(arguments.python, arguments.method)
+    print(f"Python {found['python']} with numpy {found['numpy']} finds fastomp {found['fastomp']} at {found['plugin']}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Print what each step saw; fail if one did."""
+    passed = True
+    for finding in registry.load("ado_plugin.mcas.admin:check")(arguments.url, arguments.timeout):
+        passed &= finding.passed
+        if arguments.json:
+            print(json.dumps(asdict(finding)), flush=True)
+        else:
+            verdict = "ok" if finding.passed else "FAILED"
+            print(f"{finding.step:<10} {verdict:<7} {finding.seconds:6.2f} s  {clean(finding.detail, 600)}", flush=True)
+    return 0 if passed else 1

@@ -1,0 +1,130 @@
+"""``fastomp serve``: serve pools of stores, so that selections run next to the data."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import psutil
+
+from fastomp_nvm import registry
+from fastomp_nvm.errors import InputError
+from fastomp_nvm.remote.address import split_host_port
+
+__all__ = ["ArrivingSignals", "add_arguments", "run"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", re.IGNORECASE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--pools", required=True, metavar="DIR|URL", help="where the pools are: a directory, mmap:///DIR or pmem:///DIR"
+    )
+    parser.add_argument("--listen", default="127.0.0.1:7010", metavar="HOST:PORT", help="default 127.0.0.1:7010; port 0 takes any")
+    parser.add_argument("--token-file", type=Path, metavar="F", help="one admin token, or a YAML list of name, sha256, role, pools")
+    parser.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain, PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="F", help="its key, PEM")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics for Prometheus and /health there; off by default")
+    parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
+    parser.add_argument("--quota", type=_size, metavar="SIZE", help="most bytes a pool may hold, uploads included, such as 500GB")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="most jobs waiting or running (default 256)")
+    parser.add_argument(
+        "--job-memory", type=_size, metavar="SIZE", help="most memory of jobs run together (default half of this machine's)"
+    )
+    parser.add_argument(
+        "--job-work", type=_size, default=10**14, metavar="SIZE", help="most bytes one job may read (default 100TB)"
+    )
+    parser.add_argument(
+        "--upload-idle", type=float, default=900.0, metavar="S", help="give up uploads that lie still this long (default 900)"
+    )
+    parser.add_argument("--drain", type=float, default=20.0, metavar="S", help="what running jobs get on SIGTERM (default 20)")
+    parser.add_argument(
+        "--journal-from", type=_size, metavar="SIZE", help="jobs that read more go on where a killed server was (default 4GB)"
+    )
+
+
+def _size(text: str) -> int:
+    """Read a number of bytes with an optional decimal unit."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: expected a number with kB, MB, GB or TB")
+    return int(float(match[1]) * 1000 ** "kmgt".find(match[2].lower()) * 1000) if match[2] else int(float(match[1]))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    settings, limits = (
+        registry.load("ado_plugin.service.server:ServiceSettings"),
+        registry.load("ado_plugin.service.jobs:JobLimits"),
+    )
+    registry.load("ado_plugin.service.logs:log_to_stderr")()
+    warnings.simplefilter("ignore")  # an infeasible answer says so in its fields
+    finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
+    if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
+        raise InputError("--queue, --upload-idle and --drain take positive numbers")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise InputError(f"--threads is {arguments.threads}: expected a whole number of at least 1")
+    host, port = split_host_port(arguments.listen)
+    memory = psutil.virtual_memory().total // 2 if arguments.job_memory is None else arguments.job_memory
+    service = registry.load("ado_plugin.service.server:Service")(
+        settings(
+            pools=arguments.pools,
+            host=host,
+            port=port,
+            token_file=arguments.token_file,
+            tls_certificate=arguments.tls_cert,
+            tls_key=arguments.tls_key,
+            metrics=None if arguments.metrics is None else split_host_port(arguments.metrics),
+            insecure=arguments.insecure,
+            quota=arguments.quota,
+            threads=arguments.threads,
+            idle_seconds=arguments.upload_idle,
+            drain_seconds=arguments.drain,
+            journal_from=arguments.journal_from,
+            limits=limits(queued=arguments.queue, memory=memory, work=arguments.job_work),
+        )
+    )
+    signals = ArrivingSignals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    service.start()
+    print(f"serving {arguments.pools} at {service.url}", flush=True)
+    if service.metrics_port is not None:
+        print(f"metrics at port {service.metrics_port}", flush=True)
+    while (number := signals.wait()) not in (signal.SIGTERM, signal.SIGINT):
+        if number == signal.SIGHUP:
+            service.reload()
+    if not service.stop():
+        # Calls that clients still hold open would keep the process alive; everything that must survive is on disk.
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+class ArrivingSignals:
+    """Signals as bytes of a pipe, which no moment of their arrival can lose.
+
+    A handler that sets a ``threading.Event`` deadlocks when it interrupts the beginning of the very ``wait`` it is to end, whose
+    lock is then held, and one that comes just before a blocking call is seen only after it.
+
+    Parameters
+    ----------
+    *numbers : int
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._arrivals, arrivals = os.pipe()
+        os.set_blocking(arrivals, False)
+        for number in numbers:
+            signal.signal(number, lambda *_: None)  # the C handler writes the number into the pipe; nothing is left to do
+        signal.set_wakeup_fd(arrivals)
+
+    def wait(self) -> int:
+        """Return the next signal's number."""
+        return os.read(self._arrivals, 1)[0]

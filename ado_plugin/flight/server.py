@@ -1,0 +1,227 @@
+"""The operations carried over Arrow Flight: the only server-side importer of ``pyarrow.flight``.
+
+An operation is an action: its body is the request, its results are a first empty one, sent at once, and the replies. Tiles of an
+upload come as a stream of batches, each one column of bytes with a description beside it. A stream that ends says nothing about
+success (a client that died ends it too): only ``commit`` publishes. Nothing but Flight errors of one sentence leave this module,
+because anything else would show the client a traceback.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from ado_plugin.service.access import Access
+from ado_plugin.service.operations import OPERATIONS, Caller, Operations
+from ado_plugin.service.uploads import LARGEST_TILE, Tile
+from fastomp_nvm.errors import FastompError, RequestError, ServerError
+from fastomp_nvm.selection.codec import LARGEST_MESSAGE, decode_message
+
+__all__ = ["FlightHost", "TLSFiles"]
+
+_log = logging.getLogger(__name__)
+
+_TILE_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
+#: Batches read before they are needed.
+_READ_AHEAD = 3
+#: Upload streams that one principal may have open. A stream whose client stalls keeps two threads until the client goes or its own
+#: deadline ends the call: the library can neither time a read out nor end a call from here.
+_MOST_STREAMS = 64
+_NUMBERS = ("number", "crc", "first_obs", "first_column", "rows", "columns")
+
+
+@dataclass(frozen=True, slots=True)
+class TLSFiles:
+    """A certificate chain and its key, PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class _Admission(flight.ServerMiddleware):  # type: ignore[misc]
+    """Carries who calls from the headers to the handler."""
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__()
+        self.caller = caller
+
+
+class _AdmissionFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without a valid token before anything else happens."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__()
+        self._access = access
+
+    def start_call(self, info: Any, headers: Any) -> _Admission:
+        """Authenticate a call."""
+        token = _header(headers, "authorization").removeprefix("Bearer ")
+        principal = self._access.authenticate(token)
+        if principal is None:
+            _log.warning("unauthenticated call")
+            raise flight.FlightUnauthenticatedError(
+                "the token is missing or not known to this server: check --token-file or FASTOMP_TOKEN"
+            )
+        return _Admission(Caller(principal, _header(headers, "x-fastomp-session")[:64]))
+
+
+def _header(headers: Any, name: str) -> str:
+    """Return the first value of a header."""
+    value = (headers.get(name) or [""])[0]
+    return value if isinstance(value, str) else value.decode("ascii", "replace")
+
+
+class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves operations; listening once constructed.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        0 for any; ``port`` then says which.
+    operations : Operations
+    access : Access
+    tls : TLSFiles, optional
+
+    Raises
+    ------
+    OSError
+        The address cannot be had.
+    """
+
+    def __init__(self, host: str, port: int, operations: Operations, access: Access, tls: TLSFiles | None = None) -> None:
+        self._operations = operations
+        self._streams: collections.Counter[str] = collections.Counter()  # open ones, by principal
+        self._counting = threading.Lock()
+        # With plain grpc:// here the certificates would be ignored and everything served in clear.
+        location = f"{'grpc' if tls is None else 'grpc+tls'}://{f'[{host}]' if ':' in host else host}:{port}"
+        certificates = None if tls is None else [(tls.certificate, tls.key)]
+        if port:
+            # The library shares a port that another server listens on, which would get every other call.
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        super().__init__(location, tls_certificates=certificates, middleware={"admission": _AdmissionFactory(access)})
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        """Carry out an operation."""
+        body = action.body
+        caller = context.get_middleware("admission").caller
+        if body.size > LARGEST_MESSAGE:
+            raise flight.FlightServerError(f"the request has {body.size} bytes, at most {LARGEST_MESSAGE} are possible")
+        return self._results(caller, action.type, body.to_pybytes())
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take in tiles of an upload; the reply comes when the stream has ended."""
+        caller = context.get_middleware("admission").caller
+        try:
+            message = decode_message(descriptor.command or b"")
+        except FastompError as error:
+            raise flight.FlightServerError(str(error)) from None
+        with self._stream_of(caller.principal.name):
+            chunks = _chunks(reader)
+            reply = self._operations.write(caller, message.get("upload"), (_tile(chunk) for chunk in chunks))
+            for _ in chunks:
+                pass  # after an error: a client that is still sending would not hear the reply
+            writer.write(reply)
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """Return the operations."""
+        return [(name, f"needs the role {role}") for name, (role, _) in OPERATIONS.items()]
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Refuse: no code path takes the matrix to the client."""
+        raise flight.FlightServerError("this server does not hand out data: send a selection to it")
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Refuse."""
+        raise flight.FlightServerError("this server has no exchanges: use its actions")
+
+    def list_flights(self, context: Any, criteria: Any) -> Any:
+        """Refuse."""
+        raise flight.FlightServerError("this server has no flights: use the action list")
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        """Refuse."""
+        raise flight.FlightServerError("this server has no flights: use the action info")
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        """Return an empty one: of this call alone the library sends tracebacks even of Flight errors."""
+        return flight.SchemaResult(pa.schema([]))
+
+    @contextlib.contextmanager
+    def _stream_of(self, principal: str) -> Iterator[None]:
+        """Count a stream of a principal, and refuse one too many."""
+        with self._counting:
+            if self._streams[principal] >= _MOST_STREAMS:
+                raise flight.FlightServerError(f"{_MOST_STREAMS} upload streams of {principal!r} are open: end some, or try later")
+            self._streams[principal] += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._streams[principal] -= 1
+
+    def _results(self, caller: Caller, operation: str, body: bytes) -> Iterator[bytes]:
+        """Yield the results of an action, the first at once: a client that drops the call before it would hang."""
+        yield b""
+        yield from self._operations.call(caller, operation, body)
+
+
+def _chunks(reader: Any) -> Iterator[Any]:
+    """Yield the batches of a stream, a few of them read ahead: receiving the next overlaps with writing this one."""
+    ahead: queue.Queue[Any] = queue.Queue(maxsize=_READ_AHEAD)
+
+    def receive() -> None:
+        try:
+            while True:
+                ahead.put(reader.read_chunk())
+        except StopIteration:
+            ahead.put(None)
+        except Exception as error:
+            # Whatever went wrong in the stream (a client that died, garbage) ends it; nothing is published by that.
+            _log.info("an upload stream broke", extra={"reason": type(error).__name__})
+            ahead.put(ServerError("the stream of the upload broke: begin it again, what arrived is kept"))
+
+    threading.Thread(target=receive, name="receive", daemon=True).start()
+    while (chunk := ahead.get()) is not None:
+        if isinstance(chunk, Exception):
+            raise chunk
+        yield chunk
+
+
+def _tile(chunk: Any) -> Tile:
+    """Return the tile in a batch, after checking everything that was declared about it."""
+    if chunk.app_metadata is None or chunk.data is None:
+        raise RequestError("a batch without a description arrived")
+    if chunk.app_metadata.size > 4096:
+        raise RequestError("the description of a tile is far larger than any of ours")
+    described = decode_message(chunk.app_metadata.to_pybytes())
+    numbers = [described.get(name) for name in _NUMBERS]
+    if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**40 for number in numbers):
+        raise RequestError(f"a tile needs {', '.join(_NUMBERS)} as whole numbers")
+    layout: Literal["columns", "rows"] = described.get("layout")  # type: ignore[assignment]
+    if layout not in ("columns", "rows") or described.get("dtype") not in _TILE_TYPES:
+        raise RequestError(f"a tile needs a layout of columns or rows and a dtype of {', '.join(_TILE_TYPES)}")
+    batch = chunk.data
+    if batch.num_columns != 1 or str(batch.schema.types[0]) != "uint8" or batch.num_rows > LARGEST_TILE:
+        raise RequestError(f"a tile is one column of at most {LARGEST_TILE} bytes")
+    element = np.dtype(described["dtype"])
+    if batch.num_rows != described["rows"] * described["columns"] * element.itemsize:
+        raise RequestError(f"a tile of {described['rows']} x {described['columns']} {element} has {batch.num_rows} bytes")
+    # Misaligned, as received: checked and written as it is, which costs less than a copy into memory of our own.
+    column = batch.column(0)
+    if column.null_count:
+        raise RequestError("a tile holds nulls: expected bytes only")
+    data = np.frombuffer(column.buffers()[1], np.uint8, batch.num_rows, column.offset).view(element)
+    number, checksum, first_obs, first_column, rows, columns = (int(described[name]) for name in _NUMBERS)
+    return Tile(number, checksum, first_obs, first_column, rows, columns, layout, data)

@@ -1,0 +1,119 @@
+"""A client's calls carried over Arrow Flight: the only client-side importer of ``pyarrow.flight``.
+
+Every call has a time limit. What the library reports becomes one of our errors: no answer is ``UnreachableError`` (and may be tried
+again, but for a certificate that is not trusted), a refusal is ``ServerError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from fastomp_nvm.errors import FastompError, RequestError, ServerError, UnreachableError, UntrustedError
+from fastomp_nvm.remote.address import ServerURL, is_loopback
+from fastomp_nvm.remote.upload import WireTile
+
+__all__ = ["FlightTransport"]
+
+_BYTES = pa.schema([pa.field("bytes", pa.uint8())])
+
+
+class FlightTransport:
+    """One connection.
+
+    Parameters
+    ----------
+    address : ServerURL
+    token : str or None
+    certificates : bytes or None
+        PEM of the authorities to trust; the system's when None.
+    """
+
+    def __init__(self, address: ServerURL, token: str | None, certificates: bytes | None) -> None:
+        self._server = address.server
+        self._tls = address.scheme == "grpc+tls"
+        self._headers = [(b"x-fastomp-session", secrets.token_hex(8).encode())]
+        if token is not None:
+            if not (token.isascii() and token.isprintable()):
+                raise RequestError("the token holds characters that cannot be sent: expected printable ASCII")
+            self._headers.append((b"authorization", b"Bearer " + token.encode("ascii")))
+        # A server that was restarted must be found again soon, not after the minutes of the library's default.
+        options: list[tuple[str, int]] = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+        if is_loopback(address.host):
+            options.append(("grpc.enable_http_proxy", 0))
+        trusted = {"tls_root_certs": certificates} if certificates is not None and self._tls else {}
+        try:
+            self._client = flight.connect(self._server, generic_options=options, **trusted)
+        except (pa.ArrowException, ValueError) as error:
+            raise UnreachableError(f"cannot connect to {self._server}: {_sentence(error)}") from error
+
+    def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
+        """Carry out an operation and yield its replies."""
+        try:
+            results = self._client.do_action(flight.Action(operation, body), self._options(timeout))
+            for result in results:
+                if result.body.size:  # the first says only that the server has begun
+                    yield result.body.to_pybytes()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._translated(error, timeout) from error
+
+    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
+        """Send tiles of an upload and return the reply."""
+        descriptor = flight.FlightDescriptor.for_command(json.dumps({"upload": upload}).encode())
+        try:
+            writer, reader = self._client.do_put(descriptor, _BYTES, self._options(timeout))
+            with contextlib.closing(writer):
+                for tile in tiles:
+                    array = pa.Array.from_buffers(pa.uint8(), tile.data.size, [None, pa.py_buffer(tile.data)])
+                    batch = pa.RecordBatch.from_arrays([array], schema=_BYTES)
+                    writer.write_with_metadata(batch, json.dumps(dict(tile.header)).encode())
+                writer.done_writing()
+                reply = reader.read()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._translated(error, timeout) from error
+        if reply is None:
+            raise UnreachableError(f"{self._server} ended the upload without a reply")
+        return bytes(reply.to_pybytes())
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._client.close()
+
+    def _options(self, timeout: float) -> Any:
+        """Return what goes along with a call."""
+        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+
+    def _translated(self, error: Exception, timeout: float) -> FastompError:
+        """Return what the library reported as one of our errors."""
+        text = _sentence(error)
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            return ServerError(f"{self._server} refuses the token: {text}")
+        if isinstance(error, flight.FlightTimedOutError):
+            return UnreachableError(f"{self._server} did not answer within {timeout:g} s: is it up, and is this its address?")
+        if isinstance(error, flight.FlightServerError) or not isinstance(error, (flight.FlightError, OSError, pa.ArrowException)):
+            return ServerError(f"{self._server} refuses: {text}")
+        if self._tls and "certificate" in text:
+            return UntrustedError(
+                f"the certificate of {self._server} is not trusted ({text}): name its authority (--tls-ca) or the host it is for"
+            )
+        hint = (
+            "is it up, and is its certificate valid and trusted (--tls-ca)?"
+            if self._tls
+            else "is it up, and does it speak without TLS?"
+        )
+        return UnreachableError(f"{self._server} cannot be reached ({text}): {hint}")
+
+
+def _sentence(error: Exception) -> str:
+    """Return the first line of what the library said, without its debug tail."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = text.rpartition("error, with message: ")[2]
+    for tail in (". gRPC client debug context", ". Client context", ". Detail: "):
+        text = text.partition(tail)[0]
+    return text[:300]

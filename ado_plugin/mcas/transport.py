@@ -1,0 +1,526 @@
+"""A client's calls carried out on an MCAS server: the same operations as on our own, driven from here.
+
+MCAS has no queue and no jobs: it runs one function next to one value and forgets. So a run is values of the pool (a record of what
+was asked, arrays for its journal, the result), and following its progress *is* what drives it, slice by slice; whoever asks next
+goes on where the pool says it stands. Two drivers do no harm: each slice names the sequence it expects, and the server's key lock
+keeps them apart. Keys are listed from an index of our own, because upstream's scan is not safe. Knows the client module only
+through :mod:`ado_plugin.mcas.session`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ado_plugin.mcas.message import data_of, invoke_message, read_reply, value_of
+from ado_plugin.mcas.session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SECONDS, McasSession
+from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
+from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
+from ado_plugin.mcas.stub import fastomp_slice
+from fastomp_nvm import __version__, registry
+from fastomp_nvm.errors import (
+    CallFailedError,
+    CancelledError,
+    FastompError,
+    InputError,
+    LockedError,
+    RequestError,
+    ServerError,
+    StoreURLError,
+    UnreachableError,
+)
+from fastomp_nvm.remote.address import ServerURL
+from fastomp_nvm.remote.upload import WireTile
+from fastomp_nvm.runs.log import read_state
+from fastomp_nvm.selection.codec import check_name, decode_message, encode_error, encode_message, raise_error
+
+__all__ = ["SLICE_SECONDS", "McasTransport"]
+
+#: Seconds one call drives a run for; upstream's client gives up after 30.
+SLICE_SECONDS = 3.0
+
+_INDEX = "fastomp/index"
+_INDEX_BYTES = 256 << 10
+_INDEX_ATTEMPTS = 5
+_LARGEST_REQUEST = 1 << 30
+_MOST_FAILURES = 3
+#: Bytes of a pool made by the first upload into it, unless FASTOMP_MCAS_POOL_BYTES says otherwise or the data needs more.
+_POOL_BYTES = 1 << 30
+
+
+class McasTransport:
+    """The operations on one MCAS server.
+
+    Parameters
+    ----------
+    address : ServerURL
+    token, certificates
+        MCAS knows neither; a token is refused rather than ignored.
+    """
+
+    def __init__(self, address: ServerURL, token: str | None = None, certificates: bytes | None = None) -> None:
+        if token is not None or certificates is not None:
+            raise InputError(f"{address.server} has neither tokens nor TLS: leave them out, and use it on a trusted network only")
+        self._pool = address.pool
+        self._session = McasSession(address.host, address.port)
+        self._staging = Staging(self._session)
+        self._code = inspect.getsource(fastomp_slice)
+        self._failed: dict[str, dict[str, str]] = {}  # job -> error, of this client
+        self._failures: dict[str, int] = {}  # job -> slices that failed without progress
+        self._locked_since: dict[str, float] = {}
+        self._sequences: dict[str, int] = {}  # job -> where it stood last
+        self._versions: dict[str, int] = {}
+        self._timeout = 30.0
+
+    def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
+        """Carry out an operation and yield its replies."""
+        handle = _OPERATIONS.get(operation)
+        if handle is None:
+            raise RequestError(f"an MCAS server cannot do {operation!r}: expected one of {', '.join(_OPERATIONS)}")
+        self._timeout = timeout
+        for reply in handle(self, decode_message(body)):
+            yield encode_message(reply)
+
+    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
+        """Take in tiles of an upload."""
+        return encode_message(self._staging.write(upload, tiles))
+
+    def close(self) -> None:
+        """Release the connection; runs stand where they stand."""
+        self._staging.close()
+        self._session.close()
+
+    def invoke(self, pool: str, key: str, parameters: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """Have the plugin in the server answer one call on a value that exists, and return its reply."""
+        message = invoke_message(fastomp_slice.__name__, self._code, json.dumps(parameters))
+        reply = read_reply(self._session.invoke(pool, key, message, self._timeout if timeout is None else timeout))
+        found = decode_message(reply.encode() if isinstance(reply, str) else reply)
+        if "error" in found:
+            raise_error(found["error"])
+        return found
+
+    def _ping(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Say that the server is there."""
+        self._session.open(self._pool or "fastomp", self._timeout)
+        yield {"version": __version__, "name": "anybody", "role": "admin"}
+
+    def _list(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """List the keys of a pool."""
+        if body.get("pool") is None:
+            raise InputError("an MCAS server does not tell which pools it has: name one, mcas://host:port/pool")
+        pool = self._open(body)
+        keys = []
+        for key in self._index(pool)["keys"]:
+            manifest = self._json(pool, f"fo/{key}")
+            if manifest is not None:
+                keys.append({"key": key, **{name: manifest.get(name) for name in ("n_features", "n_obs", "dtype", "bytes")}})
+        yield {"pool": pool, "keys": keys}
+
+    def _info(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Describe a store."""
+        pool, key = self._open(body), check_name(body.get("key"), "key")
+        self._manifest(pool, key)
+        facts = self.invoke(pool, f"fo/{key}", {"operation": "info", "key": key, "name": body.get("name")})
+        yield {**facts, "url": f"{pool}/{key}"}
+
+    def _delete(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Delete a store that no unfinished run needs, with its finished runs."""
+        pool, key = self._open(body), check_name(body.get("key"), "key")
+        self._clear(pool, key)
+        manifest = self._manifest(pool, key)
+        runs = [job for job, of in self._index(pool)["runs"].items() if of == key]
+        busy = [job for job in runs if self._is_open(pool, job)]
+        if busy:
+            raise ServerError(f"{len(busy)} runs on {pool}/{key} are not finished ({busy[0]} is one): cancel them or wait")
+        self._session.erase(pool, f"fo/{key}", self._timeout)
+        for value in values_of_store(key, manifest):
+            self._session.erase(pool, value, self._timeout)
+        for job in runs:
+            self._erase_run(pool, job)
+
+        def without(index: dict[str, Any]) -> None:
+            index["keys"] = [other for other in index["keys"] if other != key]
+            index["runs"] = {job: of for job, of in index["runs"].items() if of != key}
+
+        self._change_index(pool, without)
+        yield {}
+
+    def _put(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin an upload."""
+        pool, key = check_name(body.get("pool"), "pool"), check_name(body.get("key"), "key")
+        _pool_bytes()  # a mistake is told before the data is sent
+        if self._session.open(pool, self._timeout) and not body["replace"] and self._json(pool, f"fo/{key}") is not None:
+            raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
+        yield self._staging.begin(body)
+
+    def _commit(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Seal an upload and put it."""
+        plan, report, folder = self._staging.finish(body)
+        pool, key = plan["pool"], plan["key"]
+        try:
+            needed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            self._session.open(pool, self._timeout, max(_pool_bytes(), 3 * needed))
+            before = self._json(pool, f"fo/{key}")
+            if before is not None and not plan["replace"]:
+                raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
+            self._clear(pool, key)
+            manifest = self._staging.manifest(folder)
+            try:
+                self._announce(pool, key, [manifest, *([] if before is None else [before])])
+                self._staging.push(pool, key, folder, manifest, self._timeout)
+                # Whoever puts the same key takes what stands unfinished for left behind, and erases it from the first value on.
+                if not self._session.has(pool, next(values_of_store(key, manifest)), self._timeout):
+                    raise ServerError(f"another client has put {pool}/{key} meanwhile: put it again if this one is to stand")
+                self._session.put(pool, f"fo/{key}", value_of(f"fo/{key}", padded_json(manifest, MANIFEST_BYTES)), self._timeout)
+            except UnreachableError:
+                raise  # the next put or delete clears up
+            except BaseException as error:
+                with contextlib.suppress(FastompError):
+                    self._session.open(pool, self._timeout)
+                    self._clear(pool, key)
+                if isinstance(error, CallFailedError):
+                    raise ServerError(
+                        f"{error}; the pool {pool!r} may be full: a pool keeps the size it was made with (FASTOMP_MCAS_POOL_BYTES)"
+                    ) from error
+                raise
+            self._clear(pool, key)
+        finally:
+            self._staging.drop(body["upload"])
+        report["url"] = f"{pool}/{key}"
+        yield {"state": "done", "report": report}
+
+    def _abort(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Give an upload up."""
+        self._staging.drop(str(body.get("upload")))
+        yield {}
+
+    def _select(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin a run of one request; following it drives it."""
+        yield self._begin(body, [body["request"]])
+
+    def _select_many(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin a run of several requests, answered in shared sweeps."""
+        yield self._begin(body, body["requests"])
+
+    def _list_jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how the runs in a pool stand, all of them or those on a key, without driving them."""
+        if body.get("pool") is None:
+            raise InputError("which pool the runs are in is not clear: name it in the URL, mcas://host:port/pool")
+        pool, key = self._open(body), body.get("key")
+        records = {job: self._json(pool, f"run/{job}") for job, of in self._index(pool)["runs"].items() if key in (None, of)}
+        yield {"jobs": [self._standing(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
+
+    def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Drive a run for as long as the caller waits, telling how it stands after each slice."""
+        pool, job, record = self._find(body)
+        wait = float(body.get("wait", 0.0))
+        end = time.monotonic() + wait
+        if not wait:
+            yield self._standing(pool, job, record, 0.0)
+            return
+        while True:
+            now = self._standing(pool, job, record, min(SLICE_SECONDS, max(end - time.monotonic(), 0.1)))
+            yield now
+            if now["state"] != "running" or time.monotonic() >= end:
+                return
+
+    def _result(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Read the answers of a finished run."""
+        pool, job, record = self._find(body)
+        state = read_state(_FetchedRegions(self._session, pool, f"run/{job}", self._timeout), RESULT, _identifier(record))
+        if state.sequence:
+            yield decode_message(state.records[-1])
+            return
+        if job in self._failed:
+            raise_error(self._failed[job])
+        raise ServerError(f"the run {job!r} is not finished: follow its progress, which drives it")
+
+    def _cancel(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Mark a run as cancelled: no driver goes on with it."""
+        pool, job, record = self._find(body)
+        mark = f"run/{job}/cancelled"
+        self._session.put(pool, mark, value_of(mark, b"1"), self._timeout)
+        yield self._standing(pool, job, record, 0.0)
+
+    def _resume(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Take the mark away, and forget what went wrong."""
+        pool, job, record = self._find(body)
+        self._session.erase(pool, f"run/{job}/cancelled", self._timeout)
+        self._failed.pop(job, None)
+        self._failures.pop(job, None)
+        yield self._standing(pool, job, record, 0.0)
+
+    def _begin(self, body: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Put the record of a run and the arrays for its journal; harmless when done twice."""
+        pool, key, job = self._open(body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
+        manifest = self._manifest(pool, key)
+        asked = {"job": job, "key": key, "requests": list(requests), "y": body.get("y"), "verify": bool(body.get("verify"))}
+        record = self._json(pool, f"run/{job}")
+        if record is None:
+            record = {**asked, "id": secrets.token_hex(16), "fingerprint": manifest["fingerprint"]}
+            encoded = json.dumps(record, separators=(",", ":")).encode()
+            if len(encoded) > min(_LARGEST_REQUEST, LARGEST_VALUE):
+                raise RequestError(f"the request has {len(encoded)} bytes, an MCAS value holds fewer: keep the target in the store")
+            for number in range(len(requests)):
+                self._make_room(pool, job, f"{log_name(number)}.0", FIRST_ROOM)
+            # In the index before it exists: a run that nothing lists could never be removed.
+            self._change_index(pool, lambda index: index["runs"].update({job: key}))
+            self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
+        elif {name: record.get(name) for name in asked} != asked:
+            raise ServerError(f"a run {job!r} exists and asked for something else: choose another name")
+        return self._standing(pool, job, record, 0.0)
+
+    def _standing(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Return how a run stands, after driving it for some seconds if there are any."""
+        state, progress = "running", []
+        if self._session.has(pool, f"run/{job}/cancelled", self._timeout):
+            state = "cancelled"
+            self._failed[job] = encode_error(CancelledError(f"the run {job!r} was cancelled"))
+        elif job in self._failed and self._failed[job]["kind"] != "CancelledError":
+            state = "failed"
+        else:
+            self._failed.pop(job, None)
+            reply = self._advance(pool, job, record, seconds)
+            if job in self._failed:
+                state = "failed"
+            else:
+                state = "done" if reply.get("state") == "done" else "running"
+                progress = [self._step(number, each) for number, each in enumerate(reply.get("progress", ()))]
+        self._versions[job] = self._versions.get(job, 0) + 1
+        return {
+            "job": job,
+            "pool": pool,
+            "key": record["key"],
+            "state": state,
+            "version": self._versions[job],
+            "progress": progress,
+            "error": self._failed.get(job),
+        }
+
+    def _advance(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Find out where a run stands and, with ``seconds``, drive one slice from there."""
+        call = {"operation": "slice", "run": record["id"], "seconds": seconds}
+        try:
+            now = self.invoke(pool, f"run/{job}", {**call, "expected": self._sequences.get(job, -1) if seconds else -1})
+            while seconds and now["state"] in ("moved", "room"):
+                if now["state"] == "room":
+                    self._make_room(pool, job, now["region"], now["size"])
+                now = self.invoke(pool, f"run/{job}", {**call, "expected": now["sequence"]})
+            self._sequences[job] = now["sequence"]
+            self._failures.pop(job, None)
+            self._locked_since.pop(job, None)
+            return now
+        except LockedError as error:
+            return self._wait_for_lock(pool, job, error)
+        except (CallFailedError, UnreachableError) as error:
+            # A slice that took too long, or a helper process that died; the pool knows how far the run came.
+            self._failures[job] = self._failures.get(job, 0) + 1
+            if self._failures[job] > _MOST_FAILURES:
+                self._failed[job] = encode_error(
+                    ServerError(
+                        f"{_MOST_FAILURES} slices of the run {job!r} failed one after the other ({error}): see fastomp ado check"
+                    )
+                )
+                return {}
+            self._session.open(pool, self._timeout)  # raises when the server is gone
+            return {}
+        except FastompError as error:
+            self._failed[job] = encode_error(error)
+            return {}
+
+    def _wait_for_lock(self, pool: str, job: str, error: LockedError) -> dict[str, Any]:
+        """Let another driver go on; a lock that nobody gives back was left by a helper process that died."""
+        since = self._locked_since.setdefault(job, time.monotonic())
+        if time.monotonic() - since > self._timeout:
+            self._locked_since.pop(job)
+            raise UnreachableError(
+                f"the run {job!r} stays locked ({error}): the server's helper process died; close the pool {pool!r} in all clients"
+            )
+        time.sleep(LOCK_POLL_SECONDS)
+        if time.monotonic() - since > REOPEN_SECONDS:
+            self._session.reopen(pool, self._timeout)
+        return {}
+
+    def _step(self, number: int, standing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where a request stands as the fields of ``Progress``."""
+        counts = {"run": number, "round": standing["round"], "selected": standing["selected"], "target": 0, "bytes_read": 0}
+        return {**counts, "value": standing["value"], "seconds": standing["seconds"]}
+
+    def _announce(self, pool: str, key: str, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Note in the index which values are about to be put, and which will then be old: one that nothing names stays for ever."""
+        place = {"key": key, "host": platform.node(), "folder": self._staging.folder}
+        noted = [{**place, **{name: each[name] for name in ("token", "pieces", "files", "arrays")}} for each in manifests]
+
+        def note(index: dict[str, Any]) -> None:
+            others = [each for each in index.get("unfinished", ()) if each not in noted]
+            index["unfinished"] = [*others, *noted]
+
+        self._change_index(pool, note)
+
+    def _clear(self, pool: str, key: str) -> None:
+        """Erase what puts made old, or left without coming to their end: those to this key, and those of dead clients here."""
+        left = [
+            each
+            for each in self._index(pool).get("unfinished", ())
+            if each["key"] == key or (each["host"] == platform.node() and not is_held(each["folder"]))
+        ]
+        published = []
+        for each in left:
+            manifest = self._json(pool, f"fo/{each['key']}")
+            if manifest is not None and manifest["token"] == each["token"]:
+                published.append(each["key"])
+                continue
+            for value in values_of_store(each["key"], each):
+                self._session.erase(pool, value, self._timeout)
+
+        def settle(index: dict[str, Any]) -> None:
+            index["unfinished"] = [each for each in index.get("unfinished", ()) if each not in left]
+            index["keys"] += [new for new in dict.fromkeys(published) if new not in index["keys"]]
+
+        if left:
+            self._change_index(pool, settle)
+
+    def _make_room(self, pool: str, job: str, region: str, size: int) -> None:
+        """Create an array of zeros for a region of a run; one that exists is left alone."""
+        key = f"run/{job}/{region}"
+        if size > LARGEST_VALUE:
+            raise ServerError(
+                f"the journal of the run {job!r} needs {size} bytes, more than an MCAS value holds: split the request"
+            )
+        if not self._session.has(pool, key, self._timeout):
+            self._session.put(pool, key, value_of(key, bytes(size)), self._timeout)
+
+    def _open(self, body: Mapping[str, Any]) -> str:
+        """Open the pool that is meant and return its name."""
+        pool = check_name(body.get("pool"), "pool")
+        if not self._session.open(pool, self._timeout):
+            raise StoreURLError(f"there is no pool {pool!r} on {self._session.server}: put a store into it first")
+        return pool
+
+    def _find(self, body: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        """Return the pool, the name and the record of the run that is meant."""
+        job = check_name(body.get("job"), "run")
+        if self._pool is None:
+            raise InputError("which pool the run is in is not clear: name it in the URL, mcas://host:port/pool")
+        pool = self._open({"pool": self._pool})
+        record = self._json(pool, f"run/{job}")
+        if record is None:
+            raise ServerError(f"there is no run {job!r} in the pool {pool!r}")
+        return pool, job, record
+
+    def _is_open(self, pool: str, job: str) -> bool:
+        """Tell whether a run is neither finished nor cancelled."""
+        if self._session.has(pool, f"run/{job}/cancelled", self._timeout) or job in self._failed:
+            return False
+        record = self._json(pool, f"run/{job}")
+        if record is None:
+            return False
+        regions = _FetchedRegions(self._session, pool, f"run/{job}", self._timeout)
+        return not read_state(regions, RESULT, _identifier(record)).sequence
+
+    def _erase_run(self, pool: str, job: str) -> None:
+        """Erase every value of a run, its record last."""
+        record = self._json(pool, f"run/{job}")
+        names = [RESULT, *(log_name(number) for number in range(len((record or {}).get("requests", ()))))]
+        for name in names:
+            for region in _FetchedRegions(self._session, pool, f"run/{job}", self._timeout).generations(name):
+                self._session.erase(pool, f"run/{job}/{region}", self._timeout)
+        for key in (f"run/{job}/cancelled", f"run/{job}"):
+            self._session.erase(pool, key, self._timeout)
+
+    def _manifest(self, pool: str, key: str) -> dict[str, Any]:
+        """Return the manifest of a store that exists."""
+        manifest = self._json(pool, f"fo/{key}")
+        if manifest is None:
+            raise StoreURLError(f"there is no store {key!r} in the pool {pool!r} of {self._session.server}")
+        return manifest
+
+    def _json(self, pool: str, key: str) -> dict[str, Any] | None:
+        """Return the JSON object in a value, or None where there is none."""
+        value = self._session.get(pool, key, self._timeout)
+        return None if value is None else decode_message(data_of(value).rstrip(b" "))
+
+    def _index(self, pool: str) -> dict[str, Any]:
+        """Return the index of a pool: names of stores, and runs with the store each is about."""
+        return self._json(pool, _INDEX) or {"keys": [], "runs": {}}
+
+    def _change_index(self, pool: str, change: Callable[[dict[str, Any]], Any]) -> None:
+        """Change the index; once more when another client overwrote the change. Only listing and clearing up depend on it."""
+        for _ in range(_INDEX_ATTEMPTS):
+            index = self._index(pool)
+            change(index)
+            encoded = padded_json(index, _INDEX_BYTES)
+            if len(encoded) > _INDEX_BYTES:
+                raise ServerError(f"the index of the pool {pool!r} is full: delete stores or runs that are not needed any more")
+            self._session.put(pool, _INDEX, value_of(_INDEX, encoded), self._timeout)
+            if self._index(pool) == index:
+                return
+
+
+class _FetchedRegions:
+    """The regions of a run, read by value: what a client sees of them."""
+
+    def __init__(self, session: McasSession, pool: str, prefix: str, timeout: float) -> None:
+        self._session, self._pool, self._prefix, self._timeout = session, pool, prefix, timeout
+
+    def region(self, name: str, size: int = 0) -> Any:
+        """Return a copy of a region."""
+        value = self._session.get(self._pool, f"{self._prefix}/{name}", self._timeout)
+        if value is None:
+            raise StoreURLError(f"there is no region {name!r} in this pool")
+        return registry.load("storage_backends.media.mcas:ArrayRegion")(name, np.frombuffer(data_of(value), dtype=np.uint8))
+
+    def regions(self) -> Sequence[str]:
+        """Names of the regions of the result."""
+        return self.generations(RESULT)
+
+    def generations(self, name: str) -> list[str]:
+        """Names of the regions of one log."""
+        found: list[str] = []
+        while self._session.has(self._pool, f"{self._prefix}/{name}.{len(found)}", self._timeout):
+            found.append(f"{name}.{len(found)}")
+        return found
+
+    def drop_region(self, name: str) -> None:
+        """Erase a region."""
+        self._session.erase(self._pool, f"{self._prefix}/{name}", self._timeout)
+
+
+def _pool_bytes() -> int:
+    """Return the bytes of a pool that is made."""
+    wished = os.environ.get("FASTOMP_MCAS_POOL_BYTES") or str(_POOL_BYTES)
+    if not wished.isdecimal():
+        raise InputError(f"FASTOMP_MCAS_POOL_BYTES is {wished!r}: expected a whole number of bytes, such as {_POOL_BYTES}")
+    return int(wished)
+
+
+def _identifier(record: Mapping[str, Any]) -> bytes:
+    """Return what the log of a run's result is known by."""
+    return log_identifier(record["id"], RESULT)
+
+
+_OPERATIONS: Mapping[str, Callable[[McasTransport, Mapping[str, Any]], Iterator[dict[str, Any]]]] = {
+    "ping": McasTransport._ping,
+    "list": McasTransport._list,
+    "info": McasTransport._info,
+    "delete": McasTransport._delete,
+    "put": McasTransport._put,
+    "commit": McasTransport._commit,
+    "abort": McasTransport._abort,
+    "select": McasTransport._select,
+    "select_many": McasTransport._select_many,
+    "jobs": McasTransport._list_jobs,
+    "progress": McasTransport._progress,
+    "result": McasTransport._result,
+    "cancel": McasTransport._cancel,
+    "resume": McasTransport._resume,
+}

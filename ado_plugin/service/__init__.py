@@ -1,0 +1,1 @@
+"""The selection service, free of any transport."""

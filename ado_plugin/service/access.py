@@ -1,0 +1,196 @@
+"""Who may do what: tokens, roles and the pools they reach.
+
+Tokens are kept as SHA-256 digests and compared in constant time. A token file holds one admin token, or a YAML list of
+``{name, sha256, role, pools}``; it is read again on request, and a file that cannot be used leaves the old list in force. Knows
+neither pools nor sockets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from fastomp_nvm.errors import InputError, ServerError
+from fastomp_nvm.home import local_token_file
+from fastomp_nvm.selection.codec import check_name
+
+__all__ = ["ROLES", "Access", "Principal", "Role"]
+
+Role = Literal["read", "write", "admin"]
+
+#: Each role may do what those before it may.
+ROLES: tuple[Role, ...] = ("read", "write", "admin")
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Someone who showed a token.
+
+    Attributes
+    ----------
+    name : str
+        Shown in logs; owns uploads and jobs.
+    role : {"read", "write", "admin"}
+    pools : frozenset of str or None
+        Pools it reaches; None for all.
+    """
+
+    name: str
+    role: Role
+    pools: frozenset[str] | None = None
+
+    def require(self, role: Role) -> None:
+        """Refuse what needs a higher role."""
+        if ROLES.index(self.role) < ROLES.index(role):
+            raise ServerError(f"{self.name} has the role {self.role!r}, and this needs {role!r}: ask for another token")
+
+    def reaches(self, pool: str) -> bool:
+        """Tell whether ``pool`` is one of its pools."""
+        return self.pools is None or pool in self.pools
+
+    def require_pool(self, pool: str) -> None:
+        """Refuse a pool out of reach, whether it exists or not."""
+        if not self.reaches(pool):
+            raise ServerError(f"{self.name} has no access to the pool {pool!r}: ask for another token")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A principal and the digest of its token."""
+
+    digest: str
+    principal: Principal
+
+
+class Access:
+    """The tokens a server accepts; none at first.
+
+    Parameters
+    ----------
+    file : Path, optional
+        Token file.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._entries: Sequence[_Entry] = ()
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the token file again; when it cannot be used, raise and keep what was known."""
+        if self._file is not None:
+            self._entries = _read_tokens(self._file)
+
+    def admit_local(self, port: int) -> None:
+        """Accept the token that clients of the same user find by themselves, created when there is none."""
+        self._entries = (_Entry(_digest(_local_token(port)), Principal("local", "admin")),)
+
+    def admit_anyone(self) -> None:
+        """Accept callers without a token as administrators; only for those who asked for it."""
+        self._entries = (_Entry("", Principal("anyone", "admin")),)
+
+    def authenticate(self, token: str) -> Principal | None:
+        """Return who showed ``token``, or None."""
+        digest, found = _digest(token), None
+        for entry in self._entries:  # never stops early: how long it takes says nothing about the token
+            if entry.digest == "" or (hmac.compare_digest(entry.digest, digest) and token):
+                found = entry.principal
+        return found
+
+
+def _digest(token: str) -> str:
+    """Return the SHA-256 of a token in hexadecimal."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _local_token(port: int) -> str:
+    """Return the token for a server on this port of the loopback interface, created when there is none."""
+    path = local_token_file(port)
+    if path.is_symlink() or path.exists():
+        return _standing_token(path)
+    token = secrets.token_urlsafe(32)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a loss of power must not leave an empty file under the name
+        os.link(partial, path)  # a token appears whole, also when this process is killed here
+    except FileExistsError:
+        return _standing_token(path)  # another server was quicker
+    finally:
+        partial.unlink()
+    return token
+
+
+def _standing_token(path: Path) -> str:
+    """Return the token that an earlier server left for clients of the same user."""
+    token = _secret(path)
+    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+        raise InputError(f"the token file {path} holds no usable token: remove it, and the server makes a new one")
+    return token
+
+
+def _secret(path: Path) -> str:
+    """Return the content of a file that nobody else may read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            text = file.read(1 << 20)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the token file {path} cannot be read ({error}): check its path and that it is no link") from error
+    if mode & 0o077:
+        raise InputError(f"the token file {path} has mode {mode:04o}, so others can read it: chmod 600 it")
+    return text.strip()
+
+
+def _read_tokens(path: Path) -> Sequence[_Entry]:
+    """Return the entries of a token file."""
+    text = _secret(path)
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"the token file {path} is neither one token nor YAML: {' '.join(str(error).split())[:200]}") from error
+    if isinstance(content, list):
+        entries = [_entry(item, f"{path.name}, entry {place}") for place, item in enumerate(content, start=1)]
+        if not entries:
+            raise InputError(f"the token file {path} lists nobody: add an entry of name, sha256 and role")
+        names = [entry.principal.name for entry in entries]
+        if len(set(names)) < len(names):
+            raise InputError(f"the token file {path} has two entries of the same name: rename one")
+        return entries
+    if len(text) < _SHORTEST_TOKEN or len(text.split()) != 1:
+        raise InputError(f"the token file {path} holds no usable token: expected one word of at least {_SHORTEST_TOKEN} characters")
+    return [_Entry(_digest(text), Principal("admin", "admin"))]
+
+
+def _entry(item: object, place: str) -> _Entry:
+    """Read one entry of the list."""
+    if not isinstance(item, dict) or not {"name", "sha256", "role"} <= set(item) <= {"name", "sha256", "role", "pools"}:
+        raise InputError(f"{place}: expected name, sha256, role and optionally pools")
+    if not isinstance(item["sha256"], str) or not _DIGEST.fullmatch(item["sha256"].lower()):
+        raise InputError(f"{place}: sha256 is not 64 hexadecimal digits: take it from sha256sum, and quote it if it is all digits")
+    if item["role"] not in ROLES:
+        raise InputError(f"{place}: the role is {item['role']!r}, expected {', '.join(ROLES)}")
+    pools = item.get("pools")
+    if pools is not None:
+        if not isinstance(pools, list):
+            raise InputError(f"{place}: pools are {pools!r}, expected a list of names")
+        pools = frozenset(check_name(pool, "pool") for pool in pools)
+    name = check_name(item["name"], "principal")
+    return _Entry(item["sha256"].lower(), Principal(name, item["role"], pools))

@@ -1,0 +1,529 @@
+"""Jobs: a bounded queue, fair among clients, whose jobs on the same key share their sweeps and outlive connection and server.
+
+A job is durable before it is acknowledged. One worker takes the job of whoever was served longest ago, and with it every waiting
+job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections; if that fails each is run
+alone, so that nobody pays for another's mistake. A job that was running when the server died is run again; after the third time it
+is parked as failed, and a job that brought a server down once no longer runs in company. What ended is kept for a while, so much of
+each owner, without what was long in its request. How a job is executed is the executor's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
+
+from ado_plugin.service.job_records import JobRecords
+from fastomp_nvm.engine.engine import Progress
+from fastomp_nvm.errors import CancelledError, FastompError, RequestError, ServerError
+from fastomp_nvm.selection import codec
+
+__all__ = ["Executor", "Job", "JobLimits", "JobRequest", "Jobs", "State"]
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+
+_FINISHED = ("done", "failed", "cancelled")
+_MOST_CRASHES = 3
+#: Seconds between two notices of progress: rounds on small data last microseconds.
+_NOTICE_SECONDS = 0.1
+#: Characters of JSON above which a value of an ended job's request is kept as a digest.
+_SHORT = 500
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What the queue holds.
+
+    Attributes
+    ----------
+    queued : int
+        Jobs waiting or running.
+    merged : int
+        Requests answered in shared sweeps at a time.
+    memory : int
+        Bytes that the requests answered together may need, by estimate.
+    work : int
+        Bytes one job may read, by estimate.
+    keep_seconds : float
+        How long answers are kept.
+    kept, kept_bytes : int
+        Ended jobs of one owner that are kept, and bytes of their records; the oldest go first, the last one never.
+    """
+
+    queued: int = 256
+    merged: int = 64
+    memory: int = 8 << 30
+    work: int = 100 << 40
+    keep_seconds: float = 7 * 86400.0
+    kept: int = 1000
+    kept_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a job is to do, in JSON terms.
+
+    Attributes
+    ----------
+    owner : str
+        Principal who submitted it.
+    session : str
+        Which of the owner's clients did; for fairness only.
+    pool, key, fingerprint : str
+        The data; with another fingerprint the job fails instead of answering about other data.
+    requests : list of mapping
+        Fields of ``SelectionRequest``, checked when the job was submitted.
+    y : object
+        Response in place of the store's target, as ``wire.encode_vector`` has it, or None.
+    verify : bool
+        Check the store's checksums first.
+    memory, work : int
+        Bytes it needs and bytes it reads, by estimate.
+    submitted : float
+        Seconds since the epoch.
+    """
+
+    owner: str
+    session: str
+    pool: str
+    key: str
+    fingerprint: str
+    requests: Sequence[Mapping[str, Any]]
+    y: Any
+    verify: bool
+    memory: int
+    work: int
+    submitted: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job and how it stands."""
+
+    name: str
+    order: int
+    request: JobRequest
+    state: State = "queued"
+    crashes: int = 0
+    error: dict[str, str] | None = None
+    changed: float = field(default_factory=time.time)
+    version: int = 0
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: bool = False
+    noticed: float = 0.0
+    size: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return how the job stands, for its owner."""
+        return {
+            "job": self.name,
+            "pool": self.request.pool,
+            "key": self.request.key,
+            "state": self.state,
+            "version": self.version,
+            "progress": list(self.progress),
+            "error": self.error,
+        }
+
+
+class Executor(Protocol):
+    """What answers jobs."""
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        observer: Callable[[Progress], None],
+        stopped: Callable[[], bool],
+        dropped: Callable[[Job], bool],
+        ended: Callable[[Job, list[dict[str, Any]] | None], None],
+    ) -> None:
+        """Answer jobs on the same data: hand over each one's selections, in JSON terms, as soon as it has all of them.
+
+        ``stopped`` is asked at every round and ends all with ``CancelledError``. ``dropped`` is asked at every round of a job and
+        ends this one alone, which is then handed over with None.
+        """
+        ...
+
+    def forget(self, job: Job) -> None:
+        """Drop what was kept to go on with a job."""
+        ...
+
+
+class Jobs:
+    """The jobs of a server.
+
+    Parameters
+    ----------
+    records : JobRecords
+        Unfinished jobs found there are queued again.
+    executor : Executor
+    limits : JobLimits
+    """
+
+    def __init__(self, records: JobRecords, executor: Executor, limits: JobLimits) -> None:
+        self._records = records
+        self._executor = executor
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._jobs: dict[str, Job] = {}
+        self._served: collections.Counter[object] = collections.Counter()  # turn at which an owner or a session was served last
+        self._turn = 0
+        self._order = 0
+        self._accepting = True
+        self._stopping = False
+        self.finished: collections.Counter[str] = collections.Counter()
+        with self._changed:
+            self._recover()
+        self._worker = threading.Thread(target=self._work, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._worker.start()
+
+    def submit(self, name: str, request: JobRequest) -> Job:
+        """Queue a job durably; the same job submitted again is the one there is.
+
+        Raises
+        ------
+        ServerError
+            The queue is full, or the server is going down.
+        RequestError
+            The name is taken.
+        """
+        with self._changed:
+            standing = self._jobs.get(name)
+            if standing is not None:
+                if _same(standing.request, request):
+                    return standing
+                raise RequestError(f"a job called {name!r} exists already: choose another name")
+            self._admit()
+            # A new session counts as served just now: otherwise whoever opens one for each job is always next.
+            self._served.setdefault((request.owner, request.session), self._turn)
+            self._order += 1
+            job = Job(name, self._order, request)
+            self._records.write_state(name, _state(job))
+            self._records.write_request(name, asdict(request))
+            self._jobs[name] = job
+            self._changed.notify_all()
+            return job
+
+    def find(self, name: str, owner: str | None) -> Job:
+        """Return a job of this owner (None: of anyone)."""
+        job = self._jobs.get(name)
+        if job is None or owner not in (None, job.request.owner):
+            raise RequestError(f"there is no job {name!r}: it was never submitted here, or its answer was kept long enough")
+        return job
+
+    def standings(self, owner: str | None) -> list[dict[str, Any]]:
+        """Return how the jobs of an owner (None: of everyone) stand, in the order they were submitted."""
+        with self._changed:
+            return [job.describe() for job in self._jobs.values() if owner in (None, job.request.owner)]
+
+    def follow(self, job: Job, since: int, wait: float) -> Iterator[dict[str, Any]]:
+        """Yield how a job stands, at once if that is news after version ``since``, then at every change for ``wait`` seconds."""
+        end = time.monotonic() + wait
+        told = since
+        while True:
+            with self._changed:
+                while job.version <= told and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                standing = job.describe()
+            told = job.version
+            yield standing
+            if standing["state"] in _FINISHED or time.monotonic() >= end:
+                return
+
+    def answer(self, job: Job) -> list[dict[str, Any]]:
+        """Return what came out of a job, or raise what went wrong."""
+        if job.state == "done":
+            answers: list[dict[str, Any]] = self._records.answer(job.name)["answers"]
+            return answers
+        if job.error is not None:
+            codec.raise_error(job.error)
+        raise ServerError(f"the job {job.name!r} is {job.state}: follow its progress and ask again")
+
+    def cancel(self, job: Job) -> None:
+        """End a job; harmless when it has ended."""
+        with self._changed:
+            if job.state == "queued":
+                self._finish(job, "cancelled", CancelledError("the job was cancelled"))
+            elif job.state == "running":
+                job.cancelled = True  # noticed at the next round
+                self._tell(job)
+
+    def resume(self, job: Job) -> None:
+        """Queue a job again that failed or was cancelled; any other goes on as it is."""
+        with self._changed:
+            job.cancelled = False  # one that has not noticed yet that it was cancelled goes on
+            if job.state in ("failed", "cancelled"):
+                self._admit()
+                job.request = JobRequest(**self._records.request(job.name))  # whole again
+                job.error, job.progress = None, []
+                job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
+                self._set_state(job, "queued")
+
+    def uses(self, pool: str, key: str) -> int:
+        """Return how many unfinished jobs need this key."""
+        with self._changed:
+            return sum(
+                (job.request.pool, job.request.key) == (pool, key) for job in self._jobs.values() if job.state not in _FINISHED
+            )
+
+    @property
+    def active(self) -> int:
+        """Jobs waiting or running."""
+        return sum(job.state not in _FINISHED for job in list(self._jobs.values()))
+
+    def reap(self) -> int:
+        """Forget jobs that ended long ago; return how many."""
+        with self._changed:
+            oldest = time.time() - self._limits.keep_seconds
+            old = [job for job in self._jobs.values() if job.state in _FINISHED and job.changed < oldest]
+            for job in old:
+                self._forget(job)
+            sessions = {(job.request.owner, job.request.session) for job in self._jobs.values()}
+            for served in [each for each in self._served if isinstance(each, tuple) and each not in sessions]:
+                del self._served[served]
+        return len(old)
+
+    def drain(self, seconds: float) -> None:
+        """Take no more jobs; give the running ones ``seconds`` to end, then leave them for the next server."""
+        with self._changed:
+            self._accepting = False
+            end = time.monotonic() + seconds
+            while any(job.state == "running" for job in self._jobs.values()) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._stopping = True
+            self._changed.notify_all()
+        if self._worker.is_alive():
+            self._worker.join(seconds + 5.0)
+        # A worker that has not heard by now is deep in a sweep: its jobs wait for the next server, and what it says later of a job
+        # that is not running is not heard.
+        with self._changed, contextlib.suppress(FastompError):
+            self._end(list(self._jobs.values()), CancelledError("the job was cancelled"))
+
+    def _recover(self) -> None:
+        """Take up the jobs that an earlier server left; the caller holds the lock."""
+        found = []
+        for name, request, state in self._records.load():
+            try:
+                found.append(_recovered(name, request, state))
+            except (KeyError, TypeError, ValueError, AttributeError) as reason:
+                _log.error("a job cannot be recovered", extra={"job": name, "reason": repr(reason)})
+        for job in sorted(found, key=lambda each: (each.order, each.name)):
+            self._order = max(self._order, job.order)
+            self._jobs[job.name] = job
+            if job.state in _FINISHED:
+                job.request, job.size = _light(job.request), self._records.size(job.name)
+                self._executor.forget(job)  # the server may have died between the job's end and this
+            if job.state != "running":
+                continue
+            job.crashes += 1
+            if job.crashes >= _MOST_CRASHES:
+                error = ServerError(
+                    f"the server went down {job.crashes} times while this job ran, so it is parked: resume tries once more"
+                )
+                self._finish(job, "failed", error)
+            else:
+                self._set_state(job, "queued")
+            _log.warning("job recovered", extra={"job": job.name, "crashes": job.crashes, "state": job.state})
+
+    def _work(self) -> None:
+        """Answer jobs until told to stop."""
+        while True:
+            with self._changed:
+                while not self._stopping and not (batch := self._next_batch()):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                for job in batch:
+                    job.progress = []
+                    self._set_state(job, "running")
+            self._run(batch)
+
+    def _next_batch(self) -> list[Job]:
+        """Choose whom to serve, and who can be served along; the caller holds the lock."""
+        waiting = [job for job in self._jobs.values() if job.state == "queued"]
+        if not waiting:
+            return []
+
+        def turn(job: Job) -> tuple[int, int, int]:
+            owner = job.request.owner
+            return self._served[owner], self._served[owner, job.request.session], job.order
+
+        waiting.sort(key=turn)
+        batch = [waiting[0]]
+        memory, requests = batch[0].request.memory, len(batch[0].request.requests)
+        for job in waiting[1:]:
+            if not (_mergeable(batch[0]) and _mergeable(job) and _data(job) == _data(batch[0])):
+                continue
+            memory += job.request.memory
+            requests += len(job.request.requests)
+            if memory > self._limits.memory or requests > self._limits.merged:
+                break
+            batch.append(job)
+        self._turn += 1
+        for job in batch:
+            self._served[job.request.owner] = self._served[job.request.owner, job.request.session] = self._turn
+        return batch
+
+    def _run(self, batch: list[Job]) -> None:
+        """Answer jobs together; when that fails, one by one."""
+        positions = [(job, place) for job in batch for place in range(len(job.request.requests))]
+        for job in batch:
+            job.progress = [{} for _ in job.request.requests]
+
+        def observe(step: Progress) -> None:
+            job, place = positions[step.run]
+            job.progress[place] = {**asdict(step), "run": place}
+            now = time.monotonic()
+            if now - job.noticed >= _NOTICE_SECONDS:
+                job.noticed = now
+                with self._changed:
+                    self._tell(job)
+
+        def dropped(job: Job) -> bool:
+            return job.cancelled or job.state != "running"
+
+        reason: FastompError
+        try:
+            self._executor.run(batch, observe, lambda: self._stopping, dropped, self._keep)
+            return
+        except FastompError as error:
+            reason = error
+        except Exception as error:
+            _log.exception("a job failed", extra={"job": batch[0].name})
+            text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "its log says why"
+            reason = ServerError(f"the server failed at this job: {text}")
+        if len(batch) == 1 or isinstance(reason, CancelledError):
+            with self._changed:
+                self._end(batch, reason)
+            return
+        for job in batch:
+            if job.state == "running":
+                self._run([job])
+
+    def _keep(self, job: Job, answers: list[dict[str, Any]] | None) -> None:
+        """Keep the answers of a job that is running, unless it was cancelled."""
+        with self._changed:
+            if job.state != "running":
+                return
+            if job.cancelled or answers is None:
+                self._end([job], CancelledError("the job was cancelled"))
+                return
+            try:
+                self._records.write_answer(job.name, {"answers": answers})
+                self._finish(job, "done", None)
+            except FastompError as error:
+                self._finish(job, "failed", error)
+
+    def _end(self, batch: Sequence[Job], error: FastompError) -> None:
+        """End those jobs that are running without an answer; what was only interrupted waits. The caller holds the lock."""
+        for job in batch:
+            if job.state != "running":
+                continue
+            if isinstance(error, CancelledError) and not job.cancelled:
+                self._set_state(job, "queued")
+            else:
+                self._finish(job, "cancelled" if isinstance(error, CancelledError) else "failed", error)
+
+    def _admit(self) -> None:
+        """Refuse one more job when the server is going down or the queue is full; the caller holds the lock."""
+        if not self._accepting:
+            raise ServerError("the server is going down and takes no more jobs: try again when it is back")
+        if self.active >= self._limits.queued:
+            raise ServerError(f"{self.active} jobs are waiting, the most this server takes: try later")
+
+    def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
+        """Bring a job to its end."""
+        job.error = None if error is None else codec.encode_error(error)
+        self._set_state(job, state)
+        self._executor.forget(job)
+        whole, job.request = job.request, _light(job.request)
+        if state == "done" and job.request != whole:  # any other may be resumed
+            with contextlib.suppress(FastompError):
+                self._records.write_request(job.name, asdict(job.request))
+        job.size = self._records.size(job.name)
+        for surplus in self._surplus(job.request.owner):
+            self._forget(surplus)
+        self.finished[state] += 1
+        _log.info("job ended", extra={"job": job.name, "owner": job.request.owner, "state": state, "error": job.error})
+
+    def _surplus(self, owner: str) -> list[Job]:
+        """Return the ended jobs of an owner that are too many or too large to be kept, the oldest ones."""
+        ended = [job for job in self._jobs.values() if job.state in _FINISHED and job.request.owner == owner]
+        ended.sort(key=lambda job: (job.changed, job.order), reverse=True)
+        count, total = 0, 0
+        for job in ended:
+            total += job.size
+            if count and (count >= self._limits.kept or total > self._limits.kept_bytes):
+                break
+            count += 1
+        return ended[count:]
+
+    def _forget(self, job: Job) -> None:
+        """Forget an ended job with its records."""
+        del self._jobs[job.name]
+        self._records.remove(job.name)
+
+    def _set_state(self, job: Job, state: State) -> None:
+        """Change how a job stands, durably."""
+        job.state, job.changed = state, time.time()
+        self._records.write_state(job.name, _state(job))
+        self._tell(job)
+
+    def _tell(self, job: Job) -> None:
+        """Wake those who follow a job."""
+        job.version += 1
+        self._changed.notify_all()
+
+
+def _state(job: Job) -> dict[str, Any]:
+    """Return what must survive of a job's standing."""
+    return {"order": job.order, "state": job.state, "crashes": job.crashes, "error": job.error, "changed": job.changed}
+
+
+def _data(job: Job) -> tuple[str, str, str]:
+    """Return which data a job is about."""
+    return job.request.pool, job.request.key, job.request.fingerprint
+
+
+def _mergeable(job: Job) -> bool:
+    """Tell whether a job may run in company: it has the store's own target and never brought a server down."""
+    return job.request.y is None and not job.crashes and not job.request.verify
+
+
+def _same(one: JobRequest, other: JobRequest) -> bool:
+    """Tell whether two jobs ask the same, whenever and by whichever client of the owner they were submitted."""
+    return replace(_light(one), session="", submitted=0.0) == replace(_light(other), session="", submitted=0.0)
+
+
+def _light(request: JobRequest) -> JobRequest:
+    """Return what is kept in memory of an ended job's request: what is long in it, as vectors are, is there as a digest."""
+    fields = [{name: _digest(value) for name, value in each.items()} for each in request.requests]
+    return replace(request, requests=fields, y=_digest(request.y))
+
+
+def _digest(value: Any) -> Any:
+    """Return a JSON value if it is short, otherwise an object with its digest."""
+    text = json.dumps(value, sort_keys=True)
+    return value if len(text) <= _SHORT else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _recovered(name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
+    """Return the job that two records speak of; raises what Python raises where they are not such records."""
+    found = JobRequest(**request)
+    if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
+        raise ValueError("state, owner or session is none")
+    _light(found)  # raises unless the requests are a list of objects
+    numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
+    return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2])

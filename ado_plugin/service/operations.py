@@ -1,0 +1,353 @@
+"""What can be asked of a pool server, defined once and free of any transport: hosts only carry bytes.
+
+An operation takes a JSON object and gives one or more JSON objects back. What a client sent is data: names are checked before they
+become part of a path, requests before they are queued, constraints may name neither files nor code. Every error is an answer, one
+sentence under ``error``, and nothing a client sends can raise out of ``call``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ado_plugin.service.access import Principal, Role
+from ado_plugin.service.execution import estimate
+from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
+from ado_plugin.service.pools import Pools
+from ado_plugin.service.upload_plans import decode_plan
+from ado_plugin.service.uploads import Tile, Uploads
+from fastomp_nvm import __version__
+from fastomp_nvm.constraints.written.description import parse_constraint
+from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
+from fastomp_nvm.selection.codec import (
+    as_names,
+    check_name,
+    decode_message,
+    decode_request,
+    decode_vector,
+    encode_error,
+    encode_message,
+)
+from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.stores.contract import FeatureStore, Target
+from fastomp_nvm.stores.describe import describe
+
+__all__ = ["OPERATIONS", "Caller", "Operations"]
+
+_log = logging.getLogger(__name__)
+
+#: Longest time in seconds that one call keeps a client waiting; it then asks again.
+_LONGEST_WAIT = 20.0
+#: Calls that may wait at a time, each of which has a thread; one more is answered at once.
+_MOST_WAITING = 128
+_MOST_REQUESTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    Attributes
+    ----------
+    principal : Principal
+    session : str
+        Which of the principal's clients; for fairness among them.
+    """
+
+    principal: Principal
+    session: str
+
+    @property
+    def sees(self) -> str | None:
+        """Whose jobs the caller sees: its own, or (None) everybody's."""
+        return None if self.principal.role == "admin" else self.principal.name
+
+
+class Operations:
+    """The operations over pools.
+
+    Parameters
+    ----------
+    pools : Pools
+    uploads : Uploads
+    jobs : Jobs
+    limits : JobLimits
+    """
+
+    def __init__(self, pools: Pools, uploads: Uploads, jobs: Jobs, limits: JobLimits) -> None:
+        self._pools = pools
+        self._uploads = uploads
+        self._jobs = jobs
+        self._limits = limits
+        #: Calls so far, by operation and outcome.
+        self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._waiters = 0
+        self._counting = threading.Lock()
+
+    def call(self, caller: Caller, operation: str, body: bytes | memoryview) -> Iterator[bytes]:
+        """Carry out an operation; yield its replies, an error being the last of them."""
+        known = operation in OPERATIONS
+        outcome = "ok"
+        try:
+            if not known:
+                raise RequestError(f"there is no operation {operation[:40]!r}: expected one of {', '.join(OPERATIONS)}")
+            role, handle = OPERATIONS[operation]
+            caller.principal.require(role)
+            for reply in handle(self, caller, decode_message(body)):
+                yield encode_message(reply)
+        except Exception as error:
+            outcome = "error"
+            yield encode_message({"error": self.explain(error, caller, operation)})
+        finally:
+            with self._counting:
+                self.calls[operation if known else "unknown", outcome] += 1
+
+    def write(self, caller: Caller, upload: object, tiles: Iterable[Tile]) -> bytes:
+        """Take in the tiles of an upload; the reply says how far it is."""
+        try:
+            caller.principal.require("write")
+            return encode_message(self._uploads.write(caller.principal.name, upload, tiles))
+        except Exception as error:
+            return encode_message({"error": self.explain(error, caller, "write")})
+
+    def explain(self, error: Exception, caller: Caller, operation: str) -> dict[str, str]:
+        """Return an error for the client; what is not its business goes to the log."""
+        if isinstance(error, FastompError):
+            answer = encode_error(error)
+            answer["message"] = answer["message"].replace(f"{self._pools.root}/", "")  # where the pools are is nobody's business
+            _log.info("refused", extra={"operation": operation, "principal": caller.principal.name, "reason": answer["message"]})
+            return answer
+        event = uuid.uuid4().hex[:12]
+        _log.exception("failed", extra={"operation": operation, "principal": caller.principal.name, "event_id": event})
+        return encode_error(ServerError(f"the server failed at this request: its log has more under {event}"))
+
+    def _ping(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Say that the server is there, and who the caller is to it."""
+        yield {"version": __version__, "name": caller.principal.name, "role": caller.principal.role}
+
+    def _list(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """List pools, or the keys of one."""
+        if body.get("pool") is None:
+            names = [name for name in self._pools.names() if caller.principal.reaches(name)]
+            yield {"pools": [{"pool": name, "bytes": self._pools.usage(name), "quota": self._pools.quota} for name in names]}
+            return
+        pool = self._pool(caller, body)
+        keys = []
+        for key in self._pools.keys(pool):
+            try:
+                with self._pools.open(pool, key) as store:
+                    shape = {name: getattr(store.layout, name) for name in ("n_features", "n_obs", "dtype")}
+                    keys.append({"key": key, **shape, "bytes": int(store.matrix.nbytes)})
+            except FastompError as error:
+                keys.append({"key": key, "error": encode_error(error)["message"]})
+        yield {"pool": pool, "keys": keys}
+
+    def _info(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Describe a store; with ``name`` say also whether it has a target or feature of that name."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        with self._pools.open(pool, key) as store:
+            facts = describe(store)
+            facts["url"] = f"{pool}/{key}"
+            if isinstance(name := body.get("name"), str):
+                facts["has_name"] = name in store.targets or name in store.names
+            yield facts
+
+    def _delete(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Delete a key that no job needs."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        if count := self._jobs.uses(pool, key):
+            raise ServerError(f"{count} jobs on {pool}/{key} are not finished: cancel them or wait")
+        self._pools.delete(pool, key)
+        _log.info("deleted", extra={"pool": pool, "key": key, "principal": caller.principal.name})
+        yield {}
+
+    def _put(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin an upload, or go on with one; tiles follow, then ``commit``."""
+        self._pool(caller, body)
+        plan = decode_plan({name: value for name, value in body.items() if name != "wait"})
+        with self._waiting(body, default=10.0) as wait:
+            reply = self._uploads.begin(caller.principal.name, plan, wait)
+        yield reply
+
+    def _commit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Seal and publish an upload."""
+        tiles, checksum = body.get("tiles"), body.get("crc")
+        if not isinstance(tiles, int) or not isinstance(checksum, int):
+            raise RequestError("a commit needs the number of tiles and their checksum")
+        provenance = body.get("provenance", {})
+        if not isinstance(provenance, dict):
+            raise RequestError("the provenance is not an object")
+        targets = _decode_targets(body.get("targets", {}))
+        with self._waiting(body) as wait:
+            reply = self._uploads.commit(
+                caller.principal.name,
+                body.get("upload"),
+                tiles,
+                checksum,
+                targets,
+                {**provenance, "uploaded_by": caller.principal.name},
+                wait,
+            )
+        yield reply
+
+    def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Give an upload up."""
+        yield self._uploads.abort(caller.principal.name, body.get("upload"))
+
+    def _submit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Queue a selection; the reply comes at once."""
+        yield self._queued(caller, body, [body.get("request")]).describe()
+
+    def _submit_many(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Queue several selections over the same data, answered in shared sweeps."""
+        requests = body.get("requests")
+        if not isinstance(requests, list) or not 1 <= len(requests) <= _MOST_REQUESTS:
+            raise RequestError(f"requests are not a list of 1 to {_MOST_REQUESTS} requests")
+        yield self._queued(caller, body, requests).describe()
+
+    def _list_jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how the caller's jobs stand, all of them or those on a pool or key; of many requests in one job the first tells."""
+        place = {name: check_name(body[name], name) for name in ("pool", "key") if body.get(name) is not None}
+        found = [job for job in self._jobs.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
+        yield {"jobs": [{**job, "progress": job["progress"][:1]} for job in found]}
+
+    def _progress(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Tell how a job stands, then every change for as long as the caller wants to wait."""
+        since = body.get("since", -1)
+        if not isinstance(since, int):
+            raise RequestError("since is not a version of the job")
+        job = self._job(caller, body)
+        with self._waiting(body) as wait:
+            yield from self._jobs.follow(job, since, wait)
+
+    def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Give the answers of a finished job."""
+        yield {"answers": self._jobs.answer(self._job(caller, body))}
+
+    def _cancel(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """End a job."""
+        job = self._job(caller, body)
+        self._jobs.cancel(job)
+        yield job.describe()
+
+    def _resume(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Queue a failed or cancelled job again."""
+        job = self._job(caller, body)
+        self._jobs.resume(job)
+        yield job.describe()
+
+    @contextlib.contextmanager
+    def _waiting(self, body: Mapping[str, Any], default: float = 0.0) -> Iterator[float]:
+        """Give the seconds that this call may wait: what the caller wants, bounded, and none at all when too many wait already."""
+        wait = body.get("wait", default)
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
+            raise RequestError("wait is not a number of seconds")
+        with self._counting:
+            self._waiters += 1
+            patient = self._waiters <= _MOST_WAITING
+        try:
+            yield min(float(wait), _LONGEST_WAIT) if patient else 0.0
+        finally:
+            with self._counting:
+                self._waiters -= 1
+
+    def _pool(self, caller: Caller, body: Mapping[str, Any]) -> str:
+        """Return the pool that is meant, if the caller reaches it."""
+        pool = check_name(body.get("pool"), "pool")
+        caller.principal.require_pool(pool)
+        return pool
+
+    def _job(self, caller: Caller, body: Mapping[str, Any]) -> Job:
+        """Return the job that is meant, if the caller sees it."""
+        return self._jobs.find(check_name(body.get("job"), "run"), caller.sees)
+
+    def _queued(self, caller: Caller, body: Mapping[str, Any], sent: list[Any]) -> Job:
+        """Check requests against the data and queue them."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        name = check_name(body.get("job"), "run")
+        verify = body.get("verify", False)
+        if not isinstance(verify, bool):
+            raise RequestError("verify is neither true nor false")
+        y = body.get("y")
+        response = None if y is None else decode_vector(y, "y")
+        requests = [decode_request(each) for each in sent]
+        with self._pools.open(pool, key) as store:
+            n_obs = store.layout.n_obs
+            if response is not None and len(response) != n_obs:
+                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
+            for weights in (request.weights for request in requests if request.weights is not None):
+                if len(weights) != n_obs:
+                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
+            needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
+            fingerprint = store.layout.fingerprint
+        memory, work = sum(need.memory for need in needs), sum(need.work for need in needs)
+        if memory > self._limits.memory:
+            raise ServerError(
+                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it"
+            )
+        if work > self._limits.work:
+            raise ServerError(
+                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it"
+            )
+        request = JobRequest(
+            caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
+        )
+        job = self._jobs.submit(name, request)
+        _log.info("submitted", extra={"job": name, "pool": pool, "key": key, "principal": caller.principal.name})
+        return job
+
+
+#: Name -> (role it needs, what carries it out).
+OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, Any]], Iterator[dict[str, Any]]]]] = {
+    "ping": ("read", Operations._ping),
+    "list": ("read", Operations._list),
+    "info": ("read", Operations._info),
+    "delete": ("write", Operations._delete),
+    "put": ("write", Operations._put),
+    "commit": ("write", Operations._commit),
+    "abort": ("write", Operations._abort),
+    "select": ("read", Operations._submit),
+    "select_many": ("read", Operations._submit_many),
+    "jobs": ("read", Operations._list_jobs),
+    "progress": ("read", Operations._progress),
+    "result": ("read", Operations._result),
+    "cancel": ("read", Operations._cancel),
+    "resume": ("read", Operations._resume),
+}
+
+
+def _rank(request: SelectionRequest, store: FeatureStore) -> int:
+    """Return how many features a request can select, having made sure that its constraint names neither files nor code."""
+    ranks = [store.layout.n_features]
+    if request.k is not None:
+        ranks.append(int(request.k))
+    if request.constraint is not None:
+        ranks.append(parse_constraint(request.constraint, store.names, base_path=None, allow_oracle=False).rank)  # type: ignore[arg-type]
+    return min(ranks)
+
+
+def _decode_targets(sent: object) -> dict[str, Target]:
+    """Return the targets of an upload."""
+    if not isinstance(sent, dict):
+        raise RequestError("the targets are not an object of vectors by name")
+    targets = {}
+    for name, described in sent.items():
+        if not isinstance(described, dict) or set(described) != {"values", "classes"} or not name:
+            raise RequestError(f"the target {name[:40]!r} is not an object of values and classes")
+        values = decode_vector(described["values"], f"the target {name[:40]!r}")
+        classes = tuple(as_names(described["classes"], "classes"))
+        if values.dtype != np.float64 or not np.isfinite(values).all():
+            raise DataError(f"the target {name[:40]!r} holds what is not a finite number: fix it and upload again")
+        if classes and not np.isin(values, np.arange(len(classes))).all():
+            raise DataError(f"the target {name[:40]!r} holds a code that stands for none of its classes")
+        targets[name] = Target(values, classes)
+    return targets

@@ -1,0 +1,254 @@
+"""Pools: directories of stores that a server owns.
+
+``<root>/<pool>/<key>`` is a store of one file medium; hidden names belong to the server (builds in progress, its own records). Keys
+are immutable: a store appears whole, is replaced in one step and disappears in one step. A name is checked before it becomes part
+of a path, and nothing in a pool may be a symbolic link. Everything in a pool counts against its quota, builds in progress included.
+Media and builders are found through the registry; clients and jobs are not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import urllib.parse
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from fastomp_nvm import registry
+from fastomp_nvm.errors import MediumError, ServerError, StoreError, StoreURLError
+from fastomp_nvm.selection.codec import check_name
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.stores.url import StoreURL
+
+__all__ = ["Pools"]
+
+_FILE_MEDIA = ("mmap", "pmem")
+_OWN = ".fastomp"
+_LEFT_BEHIND = re.compile(r"\..+\.(partial|deleted)-[0-9]+-[0-9a-f]+")
+
+
+class Pools:
+    """All pools under one directory, owned by one server at a time.
+
+    Parameters
+    ----------
+    location : str
+        Directory, or the URL of one on a file medium; a plain path means ``pmem``, emulated where there is none.
+    quota : int, optional
+        Most bytes a pool may hold.
+    """
+
+    def __init__(self, location: str, quota: int | None = None) -> None:
+        url = StoreURL.parse(location)
+        self.scheme = url.scheme if location.startswith(f"{url.scheme}:") else "pmem"
+        if self.scheme not in _FILE_MEDIA:
+            raise StoreURLError(
+                f"pools cannot be kept on {self.scheme!r}: expected a directory, or a URL of {' or '.join(_FILE_MEDIA)}"
+            )
+        self.quota = quota
+        self.root = Path(os.path.abspath(url.path))
+        self._lock = threading.Lock()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.own_folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise MediumError(f"pools cannot be kept in {self.root}: {error.strerror}") from error
+        self._owner = _own(self.own_folder / "lock", self.root)
+
+    @property
+    def own_folder(self) -> Path:
+        """Where the server keeps its own records."""
+        return self.root / _OWN
+
+    def close(self) -> None:
+        """Let another server have the pools."""
+        os.close(self._owner)
+
+    def names(self) -> list[str]:
+        """Return the names of all pools, in order."""
+        return _directories(self.root)
+
+    def keys(self, pool: str) -> list[str]:
+        """Return the names of the stores in a pool, in order."""
+        return _directories(self._pool(pool))
+
+    def has(self, pool: str, key: str) -> bool:
+        """Tell whether a pool holds a key."""
+        with contextlib.suppress(StoreURLError):
+            self._store(pool, key)
+            return True
+        return False
+
+    def open(self, pool: str, key: str) -> FeatureStore:
+        """Open a store.
+
+        Raises
+        ------
+        StoreURLError
+            There is no such pool or key.
+        """
+        return open_store(self._url(self._store(pool, key)))
+
+    def usage(self, pool: str) -> int:
+        """Return the bytes that everything in a pool takes."""
+        total = 0
+        for folder, _, files in os.walk(self._pool(pool)):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):  # a build may end while we look
+                    total += os.lstat(os.path.join(folder, name)).st_size
+        return total
+
+    def build(
+        self, pool: str, key: str, schema: Any, *, dtype: str, missing: str, tier: str, replace: bool, folder: str | None = None
+    ) -> Any:
+        """Start a store, or go on with one, and return its builder.
+
+        Parameters
+        ----------
+        pool, key : str
+            The pool is created when it is absent.
+        schema : TableSchema
+        dtype, missing, tier : str
+        replace : bool
+            Whether the key may exist.
+        folder : str, optional
+            Where an earlier builder of the same store left it, which counts against the quota already.
+
+        Raises
+        ------
+        ServerError
+            The pool has no room for it.
+        StoreURLError
+            The key exists and is not to be replaced.
+        """
+        path = self.root / check_name(pool, "pool")
+        check_name(key, "key")
+        with self._lock:  # two builds must not both find the same room
+            _refuse_link(path)
+            if not replace and self.has(pool, key):
+                raise StoreURLError(f"the key {key!r} stands in the pool {pool!r} already: choose another, or ask to replace it")
+            _refuse_link(path / key)
+            itemsize = {"float16": 2, "float32": 4, "float64": 8}.get(dtype, 8) + (tier == "int8")
+            needed = schema.n_columns * schema.n_obs * itemsize
+            fresh = not path.exists()
+            used = 0 if fresh else self.usage(pool)
+            if self.quota is not None and folder is None and used + needed > self.quota:
+                raise ServerError(
+                    f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
+                )
+            builder = registry.load("storage_backends.build.builder:StoreBuilder")
+            try:
+                path.mkdir(exist_ok=True)
+            except OSError as error:
+                raise MediumError(f"the pool {pool!r} cannot be made: {error.strerror}") from error
+            try:
+                url = self._url(path / key)
+                return builder(url, schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
+            except BaseException:
+                if fresh:  # what is refused leaves no pool behind
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                raise
+
+    def delete(self, pool: str, key: str) -> None:
+        """Remove a store in one step."""
+        path = self._store(pool, key)
+        gone = path.with_name(f".{key}.deleted-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            os.rename(path, gone)
+        except OSError as error:
+            raise MediumError(f"the key {key!r} cannot be deleted: {error.strerror}") from error
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _url(self, path: Path) -> str:
+        """Return the address of the store at a path of ours."""
+        return f"{self.scheme}://{urllib.parse.quote(str(path))}"
+
+    def _pool(self, pool: str) -> Path:
+        """Return the directory of a pool that exists."""
+        path = self.root / check_name(pool, "pool")
+        _refuse_link(path)
+        if not path.is_dir():
+            raise StoreURLError(f"there is no pool {pool!r}: list shows those there are")
+        return path
+
+    def _store(self, pool: str, key: str) -> Path:
+        """Return the directory of a store that exists and holds no links."""
+        path = self._pool(pool) / check_name(key, "key")
+        _refuse_link(path)
+        if not path.is_dir():
+            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}: list shows those there are")
+        for folder, folders, files in os.walk(path):
+            for name in (*folders, *files):
+                _refuse_link(Path(folder) / name)
+        return path
+
+    def left_build(self, pool: str, folder: str) -> Path | None:
+        """Return the directory that an earlier builder left in a pool, if it is there and nobody's."""
+        path = self.root / check_name(pool, "pool") / folder
+        is_ours = _LEFT_BEHIND.fullmatch(folder) and path.is_dir() and not path.is_symlink() and not path.parent.is_symlink()
+        return path if is_ours and not _locked(str(path)) else None
+
+    def sweep(self, kept: Collection[Path]) -> None:
+        """Remove what an earlier server left behind, builds and keys half deleted, but for those ``kept`` to go on with."""
+        for pool in self.names():
+            for entry in os.scandir(self.root / pool):
+                if _LEFT_BEHIND.fullmatch(entry.name) and self.root / pool / entry.name not in kept:
+                    self.discard(pool, entry.name)
+
+    def discard(self, pool: str, folder: str) -> None:
+        """Remove what an earlier builder left, unless a living one has it."""
+        if (path := self.left_build(pool, folder)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _own(path: Path, root: Path) -> int:
+    """Return a descriptor that keeps other servers away from these pools for as long as it is open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ServerError(f"another server has the pools in {root}: stop it, or choose another directory") from error
+    return descriptor
+
+
+def _locked(path: str) -> bool:
+    """Tell whether a builder, ours or someone else's, still holds this directory."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _directories(path: Path) -> list[str]:
+    """Return the names in a directory that are directories, neither hidden nor links."""
+
+    def visible() -> Iterator[str]:
+        for entry in os.scandir(path):
+            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                yield entry.name
+
+    return sorted(visible())
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuse a symbolic link, wherever it leads."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if stat.S_ISLNK(mode):
+        raise StoreError(f"{path.name!r} is a symbolic link, which a pool may not hold: put the store itself there")

@@ -1,0 +1,207 @@
+"""The embedded pool server, put together: pools, uploads, jobs, operations, a Flight host, metrics, and an orderly end.
+
+Beyond the loopback interface it does not start without token and TLS unless told that this is meant. On ``stop`` it takes no more
+jobs, lets the running ones end or leaves them for the next server, and closes what is still open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ado_plugin.flight.server import FlightHost, TLSFiles
+from ado_plugin.service.access import Access
+from ado_plugin.service.execution import Execution
+from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.jobs import JobLimits, Jobs
+from ado_plugin.service.metrics import Figure, Labels, MetricsServer
+from ado_plugin.service.operations import Operations
+from ado_plugin.service.pools import Pools
+from ado_plugin.service.uploads import Uploads
+from fastomp_nvm.errors import InputError, ServerError
+from fastomp_nvm.remote.address import is_loopback
+
+__all__ = ["Service", "ServiceSettings"]
+
+_log = logging.getLogger(__name__)
+
+_REAP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """How to serve.
+
+    Attributes
+    ----------
+    pools : str
+        Directory or URL of the pools.
+    host, port : str, int
+        Where to listen; port 0 for any.
+    token_file, tls_certificate, tls_key : Path, optional
+    metrics : (host, port), optional
+    insecure : bool
+        Serve beyond loopback without token or TLS.
+    quota : int, optional
+        Bytes per pool.
+    threads : int, optional
+        Threads of a sweep.
+    idle_seconds : float
+        After which an upload that lies still is reaped.
+    drain_seconds : float
+        What running jobs get when the server is stopped.
+    journal_from : int, optional
+        Bytes of work from which a job keeps a journal.
+    limits : JobLimits
+    """
+
+    pools: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    token_file: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    metrics: tuple[str, int] | None = None
+    insecure: bool = False
+    quota: int | None = None
+    threads: int | None = None
+    idle_seconds: float = 900.0
+    drain_seconds: float = 20.0
+    journal_from: int | None = None
+    limits: JobLimits = field(default_factory=JobLimits)
+
+
+class Service:
+    """A running server.
+
+    Parameters
+    ----------
+    settings : ServiceSettings
+
+    Raises
+    ------
+    InputError
+        The settings would serve strangers, or a file cannot be used.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        tls = _tls(settings)
+        local = is_loopback(settings.host)
+        if not local and not settings.insecure and (tls is None or settings.token_file is None):
+            raise InputError(
+                f"{settings.host} is not this machine alone: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
+            )
+        if settings.metrics is not None and not is_loopback(settings.metrics[0]) and not settings.insecure:
+            raise InputError(
+                f"{settings.metrics[0]} is not this machine alone and the metrics need no token: --insecure allows that"
+            )
+        self._settings = settings
+        self._access = Access(settings.token_file)
+        self._pools = Pools(settings.pools, settings.quota)
+        own, limits = self._pools.own_folder, settings.limits
+        self._uploads = Uploads(self._pools, settings.idle_seconds)
+        options = {} if settings.journal_from is None else {"journal_from": settings.journal_from}
+        execution = Execution(self._pools, own / "journals", settings.threads, **options)
+        self._jobs = Jobs(JobRecords(own / "jobs"), execution, limits)
+        self._operations = Operations(self._pools, self._uploads, self._jobs, limits)
+        self._ended = threading.Event()
+        self._draining = False
+        self._metrics: MetricsServer | None = None
+        try:
+            if settings.metrics is not None:
+                self._metrics = MetricsServer(*settings.metrics, self._figures, lambda: not self._draining)
+            self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls)
+        except OSError as error:
+            if self._metrics is not None:
+                self._metrics.close()
+            self._pools.close()
+            raise ServerError(f"an address to listen on cannot be had ({error}): choose another port") from error
+        if settings.token_file is None:
+            if local:
+                self._access.admit_local(self._host.port)
+            else:
+                self._access.admit_anyone()
+        self._reaper = threading.Thread(target=self._reap, name="reaper", daemon=True)
+        scheme = "grpc" if tls is None else "grpc+tls"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.url = f"{scheme}://{host}:{self._host.port}"
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Port of the metrics, if they are served."""
+        return None if self._metrics is None else self._metrics.port
+
+    def start(self) -> None:
+        """Begin to answer jobs."""
+        self._jobs.start()
+        self._reaper.start()
+        _log.info("serving", extra={"url": self.url, "pid": os.getpid(), "medium": self._pools.scheme})
+
+    def reload(self) -> None:
+        """Read the token file again; one that cannot be used changes nothing."""
+        try:
+            self._access.reload()
+            _log.info("tokens read again")
+        except InputError as error:
+            _log.error("the old tokens stay in force", extra={"reason": str(error)})
+
+    def stop(self) -> bool:
+        """Drain and close; return False when clients still held calls open at the end."""
+        self._draining = True
+        _log.info("draining", extra={"jobs": self._jobs.active})
+        self._jobs.drain(self._settings.drain_seconds)
+        self._ended.set()
+        # Waits for open calls, and a client that stalls would keep it waiting for ever.
+        closing = threading.Thread(target=self._host.shutdown, name="shutdown", daemon=True)
+        closing.start()
+        closing.join(self._settings.drain_seconds)
+        self._uploads.close(self._settings.drain_seconds)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._pools.close()
+        _log.info("stopped", extra={"orderly": not closing.is_alive()})
+        return not closing.is_alive()
+
+    def _reap(self) -> None:
+        """Give up, from time to time, what nobody wants any more."""
+        while not self._ended.wait(min(_REAP_SECONDS, self._settings.idle_seconds / 4)):
+            try:
+                self._uploads.reap()
+                self._jobs.reap()
+            except Exception:
+                _log.exception("reaping failed")
+
+    def _figures(self) -> Sequence[Figure]:
+        """Collect the metrics."""
+        calls: dict[Labels, float] = {
+            (("operation", name), ("outcome", outcome)): count for (name, outcome), count in self._operations.calls.copy().items()
+        }
+        finished: dict[Labels, float] = {(("state", state),): count for state, count in self._jobs.finished.copy().items()}
+        return (
+            Figure("calls_total", "Operations carried out.", "counter", calls),
+            Figure("jobs_finished_total", "Jobs that ended, by state.", "counter", finished),
+            Figure("jobs_active", "Jobs waiting or running.", "gauge", {(): self._jobs.active}),
+            Figure("uploads_staged", "Uploads under way.", "gauge", {(): self._uploads.staged}),
+            Figure("upload_bytes_total", "Bytes of values received.", "counter", {(): self._uploads.bytes_received}),
+            Figure("pools", "Pools served.", "gauge", {(): len(self._pools.names())}),
+        )
+
+
+def _tls(settings: ServiceSettings) -> TLSFiles | None:
+    """Return certificate and key, having made sure that they belong together."""
+    if settings.tls_certificate is None and settings.tls_key is None:
+        return None
+    if settings.tls_certificate is None or settings.tls_key is None:
+        raise InputError("TLS needs both --tls-cert and --tls-key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+        return TLSFiles(settings.tls_certificate.read_bytes(), settings.tls_key.read_bytes())
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(
+            f"the certificate {settings.tls_certificate} cannot be used with its key ({error}): expected PEM files"
+        ) from error

@@ -1,0 +1,206 @@
+r"""How far from the optimum a selection can be, from one more full sweep at its model.
+
+With scores ``g_s^2`` at the returned S let G be the largest sum of scores over an independent set of features outside S. Whether
+such a set fits *beside* S is ignored: the optimum need not contain S, and a maximal S would otherwise certify itself. Any feasible
+set T then has
+
+* linear, :math:`f = 1 - |y - Xb|^2 - ridge |b|^2`: the gradient off S is ``2g``, the curvature at least ``2 lam`` with
+  ``lam = lambda_min(X'X) + ridge`` on the columns of S and T, so maximising the quadratic bound over the coefficients of T gives
+  :math:`f(T) \le f(S \cup T) \le f(S) + G / lam`, and never more than 1;
+* GLM, total log-likelihood less ``ridge / 2 |b|^2``: gradient ``g``, curvature at least ``m = lambda_min + ridge``, and
+  :math:`f(T) \le f(S) + G / (2m)`. Profiling the intercept out is a Schur complement and keeps the bound. Nor is ``f`` ever above
+  the likelihood of a perfect model (0 for classes, every count as its own mean for counts) less that of the null model.
+
+The ridge acts on whitened coordinates, in which scores are sums of squares, so features of several columns need nothing else. With
+a ridge the bound thus holds for the penalised objective whatever the data. Without one it rests on ``lambda_min``, which nobody
+can compute for millions of features: either the caller vouches for one, or the bound is stated on condition, with the value that
+the selected columns themselves have. All of this is up to the rounding of the sweep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Problem, Query
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.cardinality import Cardinality
+from fastomp_nvm.errors import RequestError
+from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.linear import Linear
+
+__all__ = ["Certificate", "certificate_in_words", "certified", "theorem1_factor"]
+
+#: Curvature below this bounds nothing.
+SMALLEST_CURVATURE = 1e-12
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """An upper bound on the objective of every feasible set.
+
+    Attributes
+    ----------
+    value : float
+        f of the selection: R^2 less the penalty, or the penalised total log-likelihood above the null model's.
+    upper_bound : float
+        No feasible set has a larger f.
+    ratio : float
+        ``value / upper_bound``: at least this share of the optimum was reached. 1 where there is nothing to reach.
+    score_sum : float
+        G.
+    curvature : float
+        The ``lam`` or ``m`` the bound was made with; 0 when there was none.
+    unconditional : bool
+        True when the bound follows from the ridge, from ``lambda_min`` as given, or from the largest value f can have.
+    condition : str or None
+        What it rests on otherwise.
+    theorem1_factor : float or None
+        Share of the optimum that Theorem 1 promises in expectation if ``m / M`` is at least tau; None where it does not apply.
+    """
+
+    value: float
+    upper_bound: float
+    ratio: float
+    score_sum: float
+    curvature: float
+    unconditional: bool
+    condition: str | None
+    theorem1_factor: float | None
+
+
+def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None = None, *, theorem1: bool = False) -> Algorithm:
+    """Run ``algorithm``, then ask once more, at its selection, and add the certificate to its outcome.
+
+    Parameters
+    ----------
+    problem : Problem
+    algorithm : generator
+        As made for the same problem.
+    lambda_min : float, optional
+        A lower bound on the smallest eigenvalue that the caller vouches for.
+    theorem1 : bool
+        Whether the algorithm is the one of Theorem 1.
+    """
+    outcome = yield from algorithm
+    model, counters = problem.objective.null(), problem.counters
+    columns = problem.pool.columns(outcome.selected).dense(np.arange(len(outcome.selected)))
+    if len(outcome.selected):
+        model.add(columns)
+    outside = np.setdiff1d(problem.usable, outcome.selected)
+    outside = outside[problem.constraint.extensions(_NOTHING, outside)]
+    score_sum = 0.0
+    if outside.size:
+        answers = yield Query(len(outcome.selected), model.value, (Ask(model.residual, outside),))
+        assert answers is not None
+        counters.gradient_rounds += 1
+        counters.gradient_calls += 1
+        score_sum = _largest_sum(problem, answers[0], outside)
+    tau = outcome.tau if outcome.tau is not None else problem.parameters.tau
+    promised = None
+    if theorem1 and not problem.parameters.skip_weak and not isinstance(tau, str):
+        promised = theorem1_factor(problem.constraint, problem.parameters.epsilon, tau)
+    return replace(outcome, certificate=_bound(problem, columns, model.value, score_sum, lambda_min, promised))
+
+
+def theorem1_factor(constraint: Constraint, epsilon: float, tau: float) -> float | None:
+    """Return the share of the optimum that Theorem 1 promises in expectation at ``m / M = tau``; None when ``p`` is unknown."""
+    if isinstance(constraint, Cardinality):
+        return 1.0 - math.exp(-((1.0 - epsilon) ** 2) * tau**2)
+    if constraint.p is None:
+        return None
+    return (1.0 - math.exp(-((1.0 - epsilon) ** 2) * tau**3)) / (1.0 + constraint.p)
+
+
+def certificate_in_words(certificate: Mapping[str, Any]) -> str:
+    """Return a certificate, as it stands in a result, in one or two sentences."""
+    condition = "" if certificate["unconditional"] else f", if {certificate['condition']}"
+    words = (
+        f"certificate: f is {certificate['value']:.6g}, no feasible set has more than {certificate['upper_bound']:.6g}{condition}: "
+        f"at least {certificate['ratio']:.1%} of the optimum."
+    )
+    if certificate["theorem1_factor"] is None:
+        return words
+    return f"{words} Theorem 1 promises {certificate['theorem1_factor']:.1%} in expectation, if m/M is at least tau."
+
+
+def _bound(
+    problem: Problem,
+    columns: Float64Array,
+    value: float,
+    score_sum: float,
+    lambda_min: float | None,
+    promised: float | None,
+) -> Certificate:
+    """Put the certificate together from f(S) and G; ``columns`` (n_obs, d) are those of S."""
+    objective, condition = problem.objective, None
+    if isinstance(objective, Linear):
+        # Without standardisation the model's ridge acts on columns of unit length, but scores do not: then it bounds nothing here.
+        ridge, ceiling, share = (objective.ridge if objective.centred else 0.0), 1.0, 1.0
+    elif isinstance(objective, GLM):
+        ridge, ceiling, share = objective.ridge, objective.best_likelihood() - objective.null_likelihood, 0.5
+    else:
+        raise RequestError(f"there is no certificate for the objective {type(objective).__name__}: leave it out")
+    curvature = ridge + (lambda_min or 0.0)
+    if curvature == 0.0 and isinstance(objective, Linear):
+        curvature = _smallest_eigenvalue(objective.weighted(columns))
+        reach = min(len(problem.usable), columns.shape[1] + problem.constraint.rank)
+        condition = f"lambda_min is at least {curvature:.4g} on any {reach} features"
+    bound = ceiling
+    if curvature > SMALLEST_CURVATURE:
+        bound = min(ceiling, value + share * score_sum / curvature)
+    if bound == ceiling:
+        condition = None
+    bound = max(bound, value)  # f(S) = 1 may be passed by a rounding
+    return Certificate(
+        value=value,
+        upper_bound=bound,
+        ratio=value / bound if bound > 0.0 else 1.0,
+        score_sum=score_sum,
+        curvature=curvature,
+        unconditional=condition is None,
+        condition=condition,
+        theorem1_factor=promised,
+    )
+
+
+def _smallest_eigenvalue(columns: Float64Array) -> float:
+    """Return that of the Gram matrix of ``columns`` (n_obs, d); 1, as of one standardised column, when there are none."""
+    columns = columns[:, columns.any(axis=0)]  # the dependent directions of a whitened feature
+    return max(float(np.linalg.eigvalsh(columns.T @ columns)[0]), 0.0) if columns.shape[1] else 1.0
+
+
+def _largest_sum(problem: Problem, gradients: Gradients, outside: IndexArray) -> float:
+    """Return G exactly for a matroid, where greedy is optimal; otherwise the sum of the largest scores, as many as the rank."""
+    constraint = problem.constraint
+    count = min(constraint.rank, len(outside))
+    largest = gradients.top_mean(count)
+    if isinstance(constraint, Cardinality) or constraint.p != 1.0:
+        return count * largest
+    # Greedy by falling score never looks below the scores it has taken when nothing more fits: so few must be known.
+    threshold = largest
+    while True:
+        strong = gradients.at_least(threshold)
+        scores = problem.design.standardisation.subset(strong).scores(gradients.of(strong)[:, None])[:, 0]
+        chosen = _heaviest(constraint, strong, scores)
+        if threshold == 0.0 or not constraint.extensions(chosen, outside).any():
+            return math.fsum(scores[np.searchsorted(strong, chosen)].tolist())
+        threshold = threshold / 16 if threshold > 1e-9 * largest else 0.0
+
+
+def _heaviest(constraint: Constraint, features: IndexArray, scores: Float64Array) -> IndexArray:
+    """Return the greedy set of ``features`` by falling score, the lower index first among equals."""
+    chosen, left = _NOTHING, features[np.lexsort((features, -scores))]
+    while left.size:
+        taken = constraint.longest_prefix(chosen, left)
+        chosen = np.concatenate((chosen, left[:taken]))
+        left = left[taken:]
+        left = left[constraint.extensions(chosen, left)]
+    return chosen

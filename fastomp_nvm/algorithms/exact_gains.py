@@ -1,0 +1,232 @@
+"""Exact gains of every feature over a growing set, for the baselines that ask for f itself rather than for its gradient.
+
+A :class:`Gains` stands for one set and never changes; adding features returns others. For the linear model it is two vectors with
+one entry per column, the gradient ``g`` and the squared remainder ``d``: a new direction ``q``, with ``c = A_std q``, gives
+``g - c (q.y)`` and ``d - c^2``, and the gain of a column is ``g^2 / d``. One sweep per added column, no refits. Other objectives
+have no such shortcut: their gains are **refits, one per candidate**, over columns read chunk by chunk. That is exact and slow.
+
+Algorithms drive the methods with ``yield from``: whatever they need from the medium is asked like any other question.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from fastomp_nvm.algorithms.protocol import Ask, Gradients, Problem, Query, Round
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.errors import RequestError
+from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.linear import Linear
+from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
+from fastomp_nvm.objectives.newton import Coefficients
+
+__all__ = ["Gains", "Steps", "gains_of_nothing"]
+
+Result = TypeVar("Result")
+
+#: Part of an algorithm: yields rounds as the algorithm does and returns a result to it.
+Steps: TypeAlias = Generator[Round, "Sequence[Gradients] | None", Result]
+
+#: Candidates refitted between two points at which a run may be cancelled.
+REFITS = 256
+
+
+class Gains(ABC):
+    """What each feature would add to f of a set.
+
+    Attributes
+    ----------
+    size : int
+        Features in the set.
+    value : float
+        f of the set.
+    """
+
+    size: int
+    value: float
+
+    @abstractmethod
+    def of(self, candidates: IndexArray) -> Steps[Float64Array]:
+        """Return (c,): the gain of each candidate, ascending usable features; 0 for one that the set explains already."""
+
+    @abstractmethod
+    def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
+        """Return, per set, the gains after adding its first, first two, ... features; all sets in one round."""
+
+
+def gains_of_nothing(problem: Problem) -> Steps[Gains]:
+    """Return the gains over the empty set."""
+    if isinstance(problem.objective, Linear):
+        return (yield from _LinearGains.of_nothing(problem, problem.objective))
+    if isinstance(problem.objective, GLM):
+        yield Round(0, 0.0)
+        return _RefittedGains(problem, problem.objective, np.empty(0, dtype=np.int64), problem.objective.null_coefficients, 0.0)
+    raise RequestError(f"exact gains of {type(problem.objective).__name__} are unknown: choose fast_omp or sds_omp")
+
+
+def _ask(problem: Problem, size: int, value: float, vectors: Sequence[Float64Array]) -> Steps[Sequence[Gradients]]:
+    """Ask about all ``vectors`` in one round and count it."""
+    if not vectors:
+        return ()
+    answers = yield Query(size, value, tuple(Ask(vector, problem.usable) for vector in vectors))
+    assert answers is not None
+    problem.counters.gradient_rounds += 1
+    problem.counters.gradient_calls += len(vectors)
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Directions:
+    """What a sequence of features adds to the span of a set.
+
+    Attributes
+    ----------
+    vectors : list of (n_obs,) float64
+        One per column that is not dependent.
+    moves : list of float
+        The response's coordinate along each.
+    ends : list of int
+        Number of vectors up to and with each feature.
+    """
+
+    vectors: list[Float64Array]
+    moves: list[float]
+    ends: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _LinearGains(Gains):
+    """Gradient and squared remainders (n_columns,) of the usable features; a small matrix of remainders per wide feature."""
+
+    problem: Problem
+    objective: Linear
+    gradient: Float64Array
+    pivot: Float64Array
+    groups: tuple[Float64Array, ...]
+    smallest: Float64Array  # (n_columns,): pivots that count as nothing
+    basis: Float64Array
+    size: int
+    value: float
+
+    @classmethod
+    def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[Gains]:
+        """Ask for the gradient at the empty model."""
+        answers = yield from _ask(problem, 0, 0.0, [objective.null().residual])
+        columns = None if objective.centred else problem.pool.columns(problem.usable)
+        pivot, groups = objective.remainders(problem.design.standardisation.subset(problem.usable), columns)
+        gradient = answers[0].of(problem.usable)
+        basis, smallest = np.empty((len(objective.response), 0)), SMALLEST_PIVOT * pivot
+        return cls(problem, objective, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)
+
+    def of(self, candidates: IndexArray) -> Steps[Float64Array]:
+        """Return ``g^2 / d``."""
+        yield Round(self.size, self.value)
+        standardisation = self.problem.design.standardisation.subset(self.problem.usable)
+        gains = exact_gains(standardisation, self.gradient, self.pivot, self.groups, self.smallest)
+        return gains[np.searchsorted(self.problem.usable, candidates)]
+
+    def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
+        """Sweep all new directions at once."""
+        spans = [self._directions(features) for features in sets]
+        vectors = [self.objective.weighted(vector) for span in spans for vector in span.vectors]
+        answers = yield from _ask(self.problem, self.size, self.value, vectors)
+        starts = np.cumsum([0, *(len(span.vectors) for span in spans)]).tolist()
+        return [self._walk(span, answers[start : start + len(span.vectors)]) for span, start in zip(spans, starts, strict=False)]
+
+    def _directions(self, features: IndexArray) -> _Directions:
+        """Orthogonalise the columns of ``features``, one after the other, against the set and each other."""
+        objective, basis = self.objective, self.basis
+        dense = objective.weighted(self.problem.pool.columns(features).dense(np.arange(len(features))))
+        offsets = self.problem.design.standardisation.subset(features).offsets
+        span = _Directions([], [], [])
+        for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            for column in dense.T[first:last]:
+                overlaps = basis.T @ column
+                remainder = column - basis @ overlaps
+                squared = float(column @ column)
+                if objective.ridge:
+                    pivot = squared + objective.ridge - float(overlaps @ overlaps)
+                else:  # once more: what cancellation left of the span
+                    remainder -= basis @ (basis.T @ remainder)
+                    pivot = float(remainder @ remainder)
+                if pivot > SMALLEST_PIVOT * squared:
+                    vector = remainder / math.sqrt(pivot)
+                    basis = np.column_stack((basis, vector))
+                    span.vectors.append(vector)
+                    span.moves.append(float(vector @ objective.response))
+            span.ends.append(len(span.vectors))
+        return span
+
+    def _walk(self, span: _Directions, answers: Sequence[Gradients]) -> Iterator[Gains]:
+        """Yield the gains after each feature of ``span``."""
+        whiteners = self.problem.design.standardisation.subset(self.problem.usable).whiteners
+        gradient, pivot, groups, basis, value, first = self.gradient, self.pivot, self.groups, self.basis, self.value, 0
+        for added, end in enumerate(span.ends, 1):
+            for vector, move, answer in zip(span.vectors[first:end], span.moves[first:end], answers[first:end], strict=True):
+                coordinates = answer.of(self.problem.usable)
+                gradient, pivot, value = gradient - coordinates * move, pivot - coordinates**2, value + move * move
+                parts = [coordinates[group.columns] for group in whiteners]
+                groups = tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(groups, parts, strict=True))
+                basis = np.column_stack((basis, vector))
+            first = end
+            yield replace(self, gradient=gradient, pivot=pivot, groups=groups, basis=basis, size=self.size + added, value=value)
+
+
+@dataclass(frozen=True, slots=True)
+class _RefittedGains(Gains):
+    """A fitted model; the gain of a candidate is that of a refit with it, started from this one."""
+
+    problem: Problem
+    objective: GLM
+    features: IndexArray
+    at: Coefficients
+    value: float
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Features in the set."""
+        return len(self.features)
+
+    def of(self, candidates: IndexArray) -> Steps[Float64Array]:
+        """Refit with each candidate."""
+        fitted = self._dense(self.features)
+        gains = np.zeros(len(candidates))
+        for start in range(0, len(candidates), REFITS):
+            yield Round(self.size, self.value)
+            chunk = candidates[start : start + REFITS]
+            rows = self.problem.design.standardisation.subset(chunk)
+            dense = rows.materialise(self.problem.pool.read(chunk))
+            for place, (first, last) in enumerate(zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True), start):
+                gains[place] = self._fit(np.hstack((fitted, dense[:, first:last])))[1] - self.value
+        return np.maximum(gains, 0.0)
+
+    def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
+        """Fit the prefixes when they are looked at."""
+        yield Round(self.size, self.value)
+        self.problem.counters.gradient_rounds += 1
+        self.problem.counters.gradient_calls += sum(map(len, sets))
+        return [self._walk(features) for features in sets]
+
+    def _walk(self, features: IndexArray) -> Iterator[Gains]:
+        """Yield the models of the prefixes of ``features``, each started from the one before."""
+        model = self
+        for feature in features:
+            grown = np.append(model.features, feature)
+            model = _RefittedGains(self.problem, self.objective, grown, *model._fit(self._dense(grown)))
+            yield model
+
+    def _dense(self, features: IndexArray) -> Float64Array:
+        """Return the standardised columns of ``features``."""
+        return self.problem.pool.columns(features).dense(np.arange(len(features)))
+
+    def _fit(self, columns: Float64Array) -> tuple[Coefficients, float]:
+        """Fit ``columns``, which begin with those of this model; return the coefficients and f."""
+        at = self.objective.newton(columns, self.at)
+        likelihood = self.objective.likelihood(self.objective.predictor(columns, at), at.coef)
+        return at, likelihood - self.objective.null_likelihood

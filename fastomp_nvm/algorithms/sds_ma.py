@@ -1,0 +1,36 @@
+"""SDS_MA: greedy on f under a constraint, the forward selection of Krause and Cevher (2010).
+
+Starting from the empty set, add the feasible feature with which f grows most, the lowest index among equals, until nothing extends
+the set. For the linear model a step is one sweep with one vector per column of the feature, as dear as a step of SDS_OMP. For
+other objectives every step refits the model with every candidate: exact, and slow beyond some thousand features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastomp_nvm.algorithms.exact_gains import gains_of_nothing
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+
+__all__ = ["sds_ma"]
+
+
+def sds_ma(problem: Problem) -> Algorithm:
+    """Run SDS_MA."""
+    counters, constraint = problem.counters, problem.constraint
+    gains = yield from gains_of_nothing(problem)
+    selected = np.empty(0, dtype=np.int64)
+    best = selected
+    candidates = problem.usable
+    while True:
+        counters.independence_rounds += 1
+        counters.independence_calls += len(candidates)
+        candidates = candidates[constraint.extensions(selected, candidates)]
+        if not candidates.size:
+            return Outcome(selected)
+        if best.size:
+            grown = yield from gains.after([best])
+            gains = next(grown[0])
+        growth = yield from gains.of(candidates)
+        best = candidates[int(np.argmax(growth)), None]
+        selected = np.concatenate((selected, best))

@@ -1,0 +1,1 @@
+"""Many selections in shared sweeps, and what a selection means for groups of people."""

@@ -1,0 +1,64 @@
+"""``fastomp check-constraint FILE STORE``: read a constraint against a store, show what it is, test that it is downward closed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from fastomp_nvm import registry
+from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.output import clean
+from fastomp_nvm.constraints import check_downward_closed
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.errors import ConstraintError, RequestError
+from fastomp_nvm.stores.open import open_store
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="constraint file; see the published schema")
+    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_ray_argument(parser)
+    parser.add_argument("--samples", type=int, default=100, metavar="N", help="random chains of sets to test (default 100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the chains (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and print."""
+    if arguments.samples < 0:
+        raise RequestError(f"--samples is {arguments.samples}: expected a whole number of at least 0")
+    with open_store(arguments.store) as store:
+        dataset = Dataset.of_store(store)
+        read = registry.load("fastomp_nvm.constraints.written.description:read_constraint")
+        constraint = read(Path(arguments.file), dataset.names, usable=dataset.design().standardisation.usable())
+        found = check_downward_closed(constraint, samples=arguments.samples, seed=arguments.seed)
+        if found is not None:
+            allowed, refused = (
+                ", ".join(clean(dataset.names[feature], 24) for feature in features)
+                for features in (found.allowed, found.refused_subset)
+            )
+            raise ConstraintError(
+                f"the constraint is not downward closed: it allows {{{allowed}}} but refuses {{{refused}}}, a part of it; "
+                "correct it, because no guarantee holds without this"
+            )
+    facts = {
+        "n_features": constraint.n_features,
+        "rank": constraint.rank,
+        "p": constraint.p,
+        "needs_base": constraint.needs_base,
+        "samples": arguments.samples,
+        "downward_closed": True,
+    }
+    if arguments.json:
+        print(json.dumps(facts))
+        return 0
+    p = "unknown" if constraint.p is None else f"{constraint.p:g}{' (a matroid)' if constraint.p == 1 else ''}"
+    print(f"at most {constraint.rank:,} of {constraint.n_features:,} features can be selected; p is {p}")
+    if constraint.needs_base:
+        print("lower bounds: a selection goes on until nothing more fits")
+    print(f"no counterexample to downward closure in {arguments.samples:,} samples")
+    return 0

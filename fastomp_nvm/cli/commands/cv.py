@@ -1,0 +1,65 @@
+"""``fastomp cv STORE``: choose how many features to select by cross-validation, all folds in shared scans."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+
+from rich.console import Console
+from rich.table import Table
+
+from fastomp_nvm.analysis.many import cross_validate
+from fastomp_nvm.cli.commands.grid import sharing_in_words
+from fastomp_nvm.cli.commands.select import (
+    add_request_arguments,
+    add_store_arguments,
+    opened_dataset,
+    request_fields,
+    show_selection,
+)
+from fastomp_nvm.cli.output import run_progress
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_store_arguments(parser)
+    add_request_arguments(parser, several=("k",))
+    parser.add_argument("--k-max", type=int, metavar="K", help="try 1 to K, instead of the values of --k")
+    parser.add_argument("--folds", type=int, default=5, metavar="N", help="folds, drawn by --seed (default 5)")
+    parser.add_argument("--rule", default="best", help="best, or one-standard-error: the smallest k that is nearly as good")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Cross-validate and print."""
+    with opened_dataset(arguments) as dataset, run_progress("cv") as observer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fields, values = request_fields(arguments, dataset)
+        ks = fields.pop("k")
+        found = cross_validate(
+            dataset,
+            values,
+            folds=arguments.folds,
+            ks=ks,
+            k_max=arguments.k_max,
+            rule=arguments.rule,
+            threads=arguments.threads,
+            observer=observer,
+            **fields,
+        )
+    if arguments.json:
+        print(json.dumps(found.to_json(), allow_nan=False))
+        return 0
+    console = Console(highlight=False, markup=False)
+    table = Table(title=f"{found.scores.shape[1]} folds, score on held-out observations")
+    for name in ("k", "mean", "standard error", ""):
+        table.add_column(name, justify="right")
+    marks = {found.one_standard_error_k: "within one standard error", found.best_k: "best"}
+    for k, mean, error in zip(found.ks.tolist(), found.mean, found.standard_error, strict=True):
+        table.add_row(str(k), f"{mean:.6g}", f"{error:.2g}", marks.get(k, ""))
+    console.print(table)
+    show_selection(found.selection)
+    console.print(sharing_in_words(found.sharing))
+    return 0

@@ -1,0 +1,168 @@
+"""``fastomp doctor``: what this machine has, and how to get what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import scipy
+from rich.console import Console
+from rich.table import Table
+
+from fastomp_nvm.cli.output import human_bytes
+from fastomp_nvm.matrix import kernels
+
+__all__ = ["Finding", "add_arguments", "examine", "run"]
+
+_COMPILER = "install a C compiler, then reinstall fastomp-nvm"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked for: whether it is there, what was seen, how to get it."""
+
+    name: str
+    present: bool
+    seen: str
+    remedy: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine and print."""
+    findings = examine()
+    if arguments.json:
+        print(json.dumps({finding.name: asdict(finding) for finding in findings}))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "what", "found", "to get it"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        table.add_row("yes" if finding.present else "no", finding.name, finding.seen, "" if finding.present else finding.remedy)
+    Console(highlight=False, markup=False).print(table)
+    return 0
+
+
+def examine() -> list[Finding]:
+    """Look at everything fastomp can use."""
+    memory = psutil.virtual_memory()
+    cores = len(os.sched_getaffinity(0))
+    findings = [
+        Finding("python", True, f"{platform.python_version()} with numpy {np.__version__}, scipy {scipy.__version__}"),
+        Finding("machine", True, f"{cores} cores, {human_bytes(memory.total)} memory, {human_bytes(memory.available)} available"),
+        _memory_limit(),
+        *_kernels(),
+        *_compiled(),
+        _dax(),
+        _libpmem(),
+        _package("pyarrow", "Parquet and Feather files, the pool server", "pip install 'fastomp-nvm[formats]'"),
+        _package("h5py", "HDF5 files", "pip install 'fastomp-nvm[formats]'"),
+        _package("pandas", "DataFrames", "pip install 'fastomp-nvm[formats]'"),
+        _package("sklearn", "the estimator and Lasso", "pip install 'fastomp-nvm[sklearn]'"),
+        _package("matplotlib", "plots of the benchmarks", "pip install 'fastomp-nvm[report]'"),
+        _package("ray", "selections over shards on many machines", "pip install 'fastomp-nvm[ray]'"),
+        _border("pymm", "shelf", "build it from the sources of IBM's pymm; the package of that name on PyPI is another program"),
+        _border("mcas", "Session", "build it from the sources of IBM's MCAS; it is not on PyPI"),
+    ]
+    return findings
+
+
+def _kernels() -> list[Finding]:
+    """Say which sweep kernels there are."""
+    remedies = {"c": _COMPILER, "numba": "pip install 'fastomp-nvm[fast]'", "numpy": ""}
+    chosen = kernels.kernel().id
+    found = []
+    for name, seen in kernels.available().items():
+        present = seen.startswith((name, "c-"))
+        text = f"{seen}{', in use' if seen == chosen else ''}"
+        found.append(Finding(f"kernel {name}", present, text, remedies.get(name, "")))
+    return found
+
+
+def _compiled() -> list[Finding]:
+    """Say which of the compiled parts beside the kernel were built; Python, slower or less kind, stands in for each."""
+    parts = {
+        "reads": ("_column_reads", "columns here and there of a cold file"),
+        "fits": ("objectives._newton", "logistic and Poisson models"),
+        "rounds": ("objectives._gram", "rounds of linear models that touch no column"),
+        "columns": ("_standardise", "columns standardised on their way"),
+        "draws": ("_mixing", "random sequences"),
+        "flushes": ("_flushing", "durable runs persist beside their sweeps at less cost to them"),
+        "guard": ("_lost_pages", "a file that fails while mapped ends its job alone"),
+    }
+    found = []
+    for name, (module, purpose) in parts.items():
+        built = importlib.util.find_spec(f"fastomp_nvm.{module}") is not None
+        found.append(Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER))
+    return found
+
+
+def _memory_limit() -> Finding:
+    """Say which cgroup limits the memory of this process."""
+    for version, path in (("v2", "/sys/fs/cgroup/memory.max"), ("v1", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        limit = None if text == "max" or int(text) > 1 << 60 else int(text)
+        seen = f"cgroup {version}: {'no limit set' if limit is None else human_bytes(limit)}"
+        return Finding("memory limit", True, seen)
+    return Finding("memory limit", False, "no cgroup memory controller", "mount one, to benchmark data larger than memory")
+
+
+def _dax() -> Finding:
+    """Look for a file system mounted with DAX."""
+    mounts = Path("/proc/mounts")
+    lines = mounts.read_text().splitlines() if mounts.exists() else []
+    found = [words[1] for words in map(str.split, lines) if len(words) > 3 and "dax" in words[3].replace("=", ",").split(",")]
+    remedy = "needs persistent memory (Optane, NVDIMM) mounted with -o dax; pmem: URLs are emulated without it"
+    return Finding("DAX file system", bool(found), ", ".join(found) or "none mounted", remedy)
+
+
+def _libpmem() -> Finding:
+    """Look for libpmem."""
+    name = ctypes.util.find_library("pmem")
+    return Finding("libpmem", name is not None, name or "not found", "Debian: apt-get install libpmem1 (only real DAX needs it)")
+
+
+def _package(module: str, purpose: str, remedy: str) -> Finding:
+    """Look for an importable package without importing it."""
+    found = importlib.util.find_spec(module) is not None
+    if not found:
+        return Finding(module, False, f"not installed ({purpose})", remedy)
+    try:
+        version = importlib.metadata.version("scikit-learn" if module == "sklearn" else module)
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
+    return Finding(module, True, f"{version} ({purpose})")
+
+
+def _border(module: str, attribute: str, remedy: str) -> Finding:
+    """Look for a package whose name another one bears on PyPI."""
+    if importlib.util.find_spec(module) is None:
+        return Finding(module, False, "not installed", remedy)
+    # Importing the real ones prints and may load native code that aborts: ask a child process.
+    script = f"import {module}, sys; sys.exit(0 if hasattr({module}, {attribute!r}) else 3)"
+    command = [sys.executable, "-c", script]
+    try:
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return Finding(module, False, "its import hangs", remedy)
+    if code == 0:
+        return Finding(module, True, "installed, the real one")
+    return Finding(module, False, "another package of that name" if code == 3 else "installed, but it does not import", remedy)

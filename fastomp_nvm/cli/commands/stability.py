@@ -1,0 +1,59 @@
+"""``fastomp stability STORE``: how often each feature is selected on random subsamples, all in shared scans."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+
+from rich.console import Console
+from rich.table import Table
+
+from fastomp_nvm.analysis.many import stability
+from fastomp_nvm.cli.commands.grid import sharing_in_words
+from fastomp_nvm.cli.commands.select import add_request_arguments, add_store_arguments, opened_dataset, request_fields
+from fastomp_nvm.cli.output import clean, run_progress
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_store_arguments(parser)
+    add_request_arguments(parser)
+    parser.add_argument("--subsamples", type=int, default=50, metavar="N", help="subsamples, drawn by --seed (default 50)")
+    parser.add_argument("--fraction", type=float, default=0.5, metavar="F", help="share of the observations in each (default 0.5)")
+    parser.add_argument("--threshold", type=float, default=0.6, metavar="P", help="frequency of a stable feature (default 0.6)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Select on subsamples and print."""
+    with opened_dataset(arguments) as dataset, run_progress("stability") as observer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fields, values = request_fields(arguments, dataset)
+        found = stability(
+            dataset,
+            values,
+            subsamples=arguments.subsamples,
+            fraction=arguments.fraction,
+            threshold=arguments.threshold,
+            threads=arguments.threads,
+            observer=observer,
+            **fields,
+        )
+    if arguments.json:
+        print(json.dumps(found.to_json(), allow_nan=False))
+        return 0
+    console = Console(highlight=False, markup=False)
+    shown = max(len(found.stable), 20)
+    table = Table(title=f"{len(found.stable)} stable features, the {min(shown, len(found.features))} most frequent")
+    table.add_column("feature", overflow="fold")
+    table.add_column("selected in", justify="right")
+    table.add_column("")
+    for place, (name, index) in enumerate(zip(found.features[:shown], found.indices[:shown], strict=True)):
+        table.add_row(clean(name), f"{found.frequencies[index]:.1%}", "stable" if place < len(found.stable) else "")
+    console.print(table)
+    if found.expected_false is not None:
+        console.print(f"at most {found.expected_false:.2g} irrelevant features are to be expected among the stable ones")
+    console.print(sharing_in_words(found.sharing))
+    return 0

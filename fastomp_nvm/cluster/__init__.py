@@ -1,0 +1,1 @@
+"""Selections over shards: one shard's answers, and the driver that merges them."""

@@ -1,0 +1,414 @@
+"""The driver's side of a selection over shards: questions go to all of them at once, their decisions are merged into one.
+
+Merging is exact: the mean of the largest scores is taken over the union of what the shards found largest with a correctly rounded
+sum, survivors are concatenated, and of the best features the one with the highest score and then the lowest index is kept. With
+the row-invariant kernel on every shard the answer has the bits of one store that holds all features.
+
+Per decision a shard is told what changed in its candidates (``candidate_sets``) and sends back r scores, or its survivors, or one
+feature. A call takes milliseconds, so with its r scores a shard offers what is likely to be asked next: algorithms keep what
+reaches some share of the mean of the r largest scores, mostly the same share in every sweep, and the largest scores of one shard
+are no larger than those of all. So what reaches that share of its own mean contains its survivors.
+
+Vectors, weights and candidates are handed over once and named afterwards; a shard that was restarted says that it has forgotten
+them and is given them again. How calls reach a shard is the ``Transport``'s part.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import math
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.cluster.candidate_sets import Bits, ShardedCandidates, Slot, packed
+from fastomp_nvm.cluster.shard import Answer, ForgottenError, ShardAddress, SweepRequest, View
+from fastomp_nvm.engine.gradients import largest
+from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.remote_rows import RemoteRows
+from fastomp_nvm.matrix.standardisation import Standardisation, Whitener, column_index
+from fastomp_nvm.stores.contract import Sidecars
+
+__all__ = ["ShardedRows", "Transport", "payload_bytes"]
+
+#: Bytes of columns asked of one shard at a time: bounds what lies in the object store.
+GATHER_BYTES = 32 << 20
+
+
+class Transport(Protocol):
+    """Carries calls to shards."""
+
+    def share(self, value: Any) -> Any:
+        """Hand over a value for all shards; return what stands for it in the arguments of ``call``: a small one for itself."""
+        ...
+
+    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of :class:`~fastomp_nvm.cluster.shard.Shard` on several shards at once; return their results, all of them.
+
+        Raises a ``FastompError`` that names the shard when one cannot answer, in bounded time.
+        """
+        ...
+
+    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
+        """Have ``told`` called with the share of its sweep that each shard has done, from time to time while waiting."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        ...
+
+
+class ShardedRows(RemoteRows):
+    """The matrix of a sharded store.
+
+    Parameters
+    ----------
+    addresses : sequence of ShardAddress
+        In the order of their columns.
+    shape : (int, int)
+    dtype : dtype
+    connect : callable
+        Returns the transport; called when the first question is asked.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[ShardAddress],
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        connect: Callable[[], Transport],
+    ) -> None:
+        super().__init__(shape, dtype)
+        self.addresses = tuple(addresses)
+        self._features = np.array([0, *(address.features[1] for address in addresses)], dtype=np.int64)
+        self._columns = np.array([0, *(address.columns[1] for address in addresses)], dtype=np.int64)
+        self._connection = _Connection(connect)
+        self._view = View("plain")
+        self._shared_view: Any = None
+
+    def under(self, standardize: bool, weights: Float64Array | None) -> ShardedRows:
+        """Return these rows under another standardisation."""
+        if standardize and weights is None:
+            return self
+        other = copy.copy(self)
+        other._view = View("raw") if not standardize else _weighted_view(weights)
+        other._shared_view = None
+        return other
+
+    def gather(self, columns: IndexArray, out: AnyArray) -> None:
+        """Copy ``columns``, in their order, into ``out``."""
+        step = max(GATHER_BYTES // max(self.shape[1] * self.itemsize, 1), 1)
+        waiting = [
+            (shard, here[first : first + step]) for shard, here in self._owned(columns) for first in range(0, len(here), step)
+        ]
+        while waiting:
+            now: dict[int, IndexArray] = {}
+            later = []
+            for shard, here in waiting:
+                if shard in now:
+                    later.append((shard, here))
+                else:
+                    now[shard] = here
+            wanted = {shard: (columns[here] - self._columns[shard],) for shard, here in now.items()}
+            for shard, rows in self._call("rows", wanted).items():
+                out[now[shard]] = rows
+                self.network.received_columns += rows.nbytes
+            waiting = later
+
+    def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:
+        """Compute the standardisation under each of ``weights`` in one pass over all shards."""
+        views = [_weighted_view(each) for each in weights]
+        shared = self._share(views)
+        parts = self._call("standardisations", dict.fromkeys(range(len(self.addresses)), (shared,)))
+        for shard in parts:
+            self._connection.sent[shard] |= {view.key for view in views}
+        found = []
+        for place in range(len(views)):
+            mean, scale = (np.concatenate([parts[shard][place][kind] for shard in sorted(parts)]) for kind in (0, 1))
+            found.append(Standardisation(plain.offsets, mean, scale, plain.wide, self._whiteners(plain, parts, place)))
+        return found
+
+    def sweep(self, vectors: Float64Array, tiered: bool) -> Callable[[Query, int, ColumnPool], Sequence[Gradients]]:
+        """Hand the vectors over; the shards sweep with them when the first decision is asked for."""
+        request = SweepRequest(secrets.token_hex(8), vectors, tiered, self._view.standardize)
+        shared = _Named(request.key, self._share(request), replace(request, vectors=None))
+        shares = self._connection.shares = _Shares(self._connection.shares.lowest)
+
+        def answer(query: Query, first: int, pool: ColumnPool) -> Sequence[Gradients]:
+            rows = pool.design.matrix
+            assert isinstance(rows, ShardedRows)
+            slots = self._connection.slots(pool, len(query.asks))
+            return [
+                _ShardedGradients(rows, shared, first + place, ask, pool, shares, slots[place])
+                for place, ask in enumerate(query.asks)
+            ]
+
+        return answer
+
+    def decide(
+        self,
+        request: _Named,
+        place: int,
+        candidates: ShardedCandidates,
+        decision: str,
+        arguments: Mapping[int, Any],
+        pool: ColumnPool,
+    ) -> dict[int, Answer]:
+        """Have shards take a decision, each with its own argument; add what they read to the account of the run."""
+        if self._shared_view is None:
+            self._shared_view = _Named(self._view.key, self._share(self._view), View(self._view.key))
+        view, sent = self._shared_view, self._connection.sent
+
+        def asked(again: bool) -> dict[int, tuple[Any, ...]]:
+            """Name what a shard was given before, and give it what it was not."""
+            return {
+                shard: (
+                    *(each.whole if again or each.key not in sent[shard] else each.stub for each in (request, view)),
+                    place,
+                    candidates.told(shard, again),
+                    decision,
+                    argument,
+                )
+                for shard, argument in arguments.items()
+            }
+
+        try:
+            answers: dict[int, Answer] = self._call("decide", asked(again=False))
+        except ForgottenError:  # a shard was restarted
+            answers = self._call("decide", asked(again=True))
+        for shard, found in answers.items():
+            sent[shard] |= {request.key, view.key}
+            candidates.given(shard)
+            pool.glanced(found.traffic)
+        return dict(sorted(answers.items()))
+
+    def masks(self, features: BoolArray) -> list[Bits]:
+        """Split a mask of all features by shard."""
+        return [np.packbits(part) for part in np.split(features, self._features[1:-1])]
+
+    def first_feature(self, shard: int) -> int:
+        """Return the first feature of a shard."""
+        return int(self._features[shard])
+
+    def sidecars(self, shards: Sequence[int]) -> dict[int, Sidecars]:
+        """Return everything but the matrix of some shards."""
+        return self._call("sidecars", dict.fromkeys(shards, ()))
+
+    def verify(self) -> None:
+        """Have every shard check its blocks."""
+        self._call("verify", dict.fromkeys(range(len(self.addresses)), ()))
+
+    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
+        """Have ``told`` called with the share of its sweep that each shard has done."""
+        self._connection.watch(told)
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        self._connection.close()
+
+    def _whiteners(self, plain: Standardisation, parts: Mapping[int, Any], place: int) -> tuple[Whitener, ...]:
+        """Put the whitening matrices of the shards together, in the grouping of the whole store."""
+        widths = np.diff(plain.offsets)
+        whole = []
+        for group in plain.whiteners:
+            width = group.columns.shape[1]
+            matrices = []
+            for shard in sorted(parts):
+                mine = widths[self._features[shard] : self._features[shard + 1]]
+                kinds = np.unique(mine[mine > 1]).tolist()
+                if width in kinds:
+                    matrices.append(parts[shard][place][2][kinds.index(width)])
+            whole.append(Whitener(group.features, group.columns, np.concatenate(matrices)))
+        return tuple(whole)
+
+    def _owned(self, columns: IndexArray) -> list[tuple[int, IndexArray]]:
+        """Return, per shard that has some of ``columns``, their positions."""
+        owners = np.searchsorted(self._columns, columns, side="right") - 1
+        return [(int(shard), np.flatnonzero(owners == shard)) for shard in np.unique(owners)]
+
+    def _share(self, value: Any) -> Any:
+        """Hand a value over, counted once per shard; one that travels with the calls instead is counted there."""
+        shared = self._connection.transport.share(value)
+        self.network.sent += payload_bytes(value) * len(self.addresses) if shared is not value else 0
+        return shared
+
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call shards, counted."""
+        results = self._connection.transport.call(method, arguments)
+        self.network.calls += 1
+        self.network.sent += sum(map(payload_bytes, arguments.values()))
+        self.network.received += sum(map(payload_bytes, results.values()))
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What shards are given once: its name, the whole of it (or what stands for it), and what names it from then on."""
+
+    key: str
+    whole: Any
+    stub: Any
+
+
+@dataclass(slots=True)
+class _Shares:
+    """Thresholds as shares of the mean of the largest scores: the lowest of the sweep before, and of this one."""
+
+    likely: float = math.inf
+    lowest: float = math.inf
+
+
+class _Connection:
+    """A transport made when it is first needed, shared by all views of the same rows."""
+
+    def __init__(self, connect: Callable[[], Transport]) -> None:
+        self._connect = connect
+        self._transport: Transport | None = None
+        self._told: Callable[[Sequence[float]], None] | None = None
+        self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of what each shard was given
+        self.shares = _Shares()
+        self._slots: WeakKeyDictionary[ColumnPool, list[Slot]] = WeakKeyDictionary()  # of runs in flight, by their pools
+
+    @property
+    def transport(self) -> Transport:
+        """The transport."""
+        if self._transport is None:
+            self._transport = self._connect()
+            self._transport.watch(self._told)
+        return self._transport
+
+    def slots(self, pool: ColumnPool, count: int) -> list[Slot]:
+        """Return slots for the asks of a run: its own ones, and others that no run in flight has, so that shards keep few sets."""
+        mine = self._slots.setdefault(pool, [])
+        if len(mine) < count:
+            taken = {slot.number for slots in self._slots.values() for slot in slots}
+            unused = (number for number in itertools.count() if number not in taken)
+            mine += [Slot(next(unused), {}) for _ in range(count - len(mine))]
+        return mine
+
+    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
+        """Have ``told`` called while waiting."""
+        self._told = told
+        if self._transport is not None:
+            self._transport.watch(told)
+
+    def close(self) -> None:
+        """Let go of the transport."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+            self.sent.clear()
+            self._slots.clear()
+
+
+class _ShardedGradients(Gradients):
+    """The answer to one ask, from all shards."""
+
+    def __init__(
+        self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ColumnPool, shares: _Shares, slot: Slot
+    ) -> None:
+        self._rows = rows
+        self._request = request
+        self._place = place
+        self._pool = pool
+        usable = pool.design.standardisation.usable()
+        members = np.zeros_like(usable)
+        members[ask.candidates] = True
+        mine = rows.masks(members)
+        self._candidates = ShardedCandidates(slot, mine, rows.masks(usable))
+        self._asked = [shard for shard, few in enumerate(mine) if few.any()]
+        self._count = len(ask.candidates)
+        self._shares = shares
+        self._mean = 0.0  # of the largest scores, once it was asked for
+        self._reaching: dict[int, Answer] = {}  # features that reach a bar, by shard
+        self._known: tuple[IndexArray, Float64Array] | None = None  # survivors and their gradient
+
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+        count = min(count, self._count)
+        if count == 0:
+            return 0.0
+        self._reaching = self._decide("largest", (count, self._shares.likely))
+        scores = np.concatenate([found.largest for found in self._reaching.values()])
+        self._mean = math.fsum(largest(scores, count).tolist()) / count
+        return self._mean
+
+    def at_least(self, threshold: float) -> IndexArray:
+        """Return the candidates whose score reaches ``threshold``, ascending."""
+        if self._mean > 0.0:  # a little less, so that rounding does not lift a bar above the threshold
+            self._shares.lowest = min(self._shares.lowest, threshold / self._mean * (1.0 - 1e-12))
+        if not self._reaching or not all(found.bar <= threshold for found in self._reaching.values()):
+            self._reaching = self._decide("at_least", threshold)
+        answers = self._reaching
+        features = np.concatenate(
+            [_NOTHING, *(found.features + self._rows.first_feature(shard) for shard, found in answers.items())]
+        )
+        gradient = np.concatenate([np.empty(0), *(found.numbers for found in answers.values())])
+        standardisation = self._pool.design.standardisation.subset(features)
+        kept = standardisation.scores(gradient[:, None])[:, 0] >= threshold
+        features, gradient = features[kept], gradient[np.repeat(kept, np.diff(standardisation.offsets))]
+        self._known = features, gradient
+        return features
+
+    def argmax(self) -> int:
+        """Return the candidate with the largest score; the lowest index among equals."""
+        answers = self._decide("argmax", None)
+        # Shards come in the order of their features, so the first of equals is the one with the lowest index.
+        best = max(answers, key=lambda shard: float(answers[shard].numbers[0]))
+        return int(answers[best].features[0]) + self._rows.first_feature(best)
+
+    def of(self, features: IndexArray) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order."""
+        if self._known is not None and np.array_equal(self._known[0], features):
+            return self._known[1]
+        ascending = np.unique(features)
+        members = np.zeros(self._pool.design.n_features, dtype=np.bool_)
+        members[ascending] = True
+        wanted = {shard: packed(part) for shard, part in enumerate(self._rows.masks(members)) if part.any()}
+        answers = self._rows.decide(self._request, self._place, self._candidates, "of", wanted, self._pool)
+        gradient = np.concatenate([np.empty(0), *(found.numbers for found in answers.values())])
+        if np.array_equal(ascending, features):
+            return gradient
+        widths = np.diff(self._pool.design.standardisation.offsets)[ascending]
+        offsets = np.concatenate(([0], np.cumsum(widths)))
+        return gradient[column_index(offsets, np.searchsorted(ascending, features))]
+
+    def _decide(self, decision: str, argument: Any) -> dict[int, Answer]:
+        """Ask every shard that has candidates."""
+        arguments = dict.fromkeys(self._asked, argument)
+        return self._rows.decide(self._request, self._place, self._candidates, decision, arguments, self._pool)
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+def _weighted_view(weights: Float64Array | None) -> View:
+    """Return the view of the standardisation under ``weights``, named by them: a shard finds what it computed for them before."""
+    assert weights is not None
+    return View(hashlib.blake2b(weights.tobytes(), digest_size=16).hexdigest(), weights)
+
+
+def payload_bytes(value: Any) -> int:
+    """Return the size of what a value carries: arrays, bytes and text by length, numbers as 8 bytes, handles not at all."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return int(value.nbytes)
+    if isinstance(value, (bytes, str)):
+        return len(value)
+    if isinstance(value, (bool, int, float)):
+        return 8
+    if isinstance(value, (tuple, list)):
+        return sum(map(payload_bytes, value))
+    if isinstance(value, dict):
+        return sum(map(payload_bytes, value.values()))
+    if is_dataclass(value) and not isinstance(value, type):
+        return sum(payload_bytes(getattr(value, field.name)) for field in fields(value))
+    return 0

@@ -1,0 +1,382 @@
+"""One shard's side of a selection over many: it maps its store and answers as a pure function of what it is asked.
+
+A question carries everything its answer depends on, so that a shard which was restarted, or another one over the same store, gives
+the same answer. What a shard remembers (its last sweep, standardisations under weights) only saves work. Knows no network.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from fastomp_nvm import __version__
+from fastomp_nvm.algorithms.protocol import Ask, Gradients
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.cluster.candidate_sets import NOTHING, USABLE, Bits, CandidateSet, digest, features_of, unpacked
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.gradients import ExactGradients, TierGradients
+from fastomp_nvm.errors import FastompError, RequestError, StoreError
+from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.matrix.kernels import Kernel, kernel
+from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.standardisation import Design
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from fastomp_nvm.matrix.tier import TierSweep
+from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs.registration import sweep_build
+from fastomp_nvm.stores.contract import FeatureStore, Sidecars
+from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.stores.url import StoreURL
+
+__all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", "View", "open_shard"]
+
+#: Standardisations that a shard remembers, unless more were asked for at once.
+_VIEWS = 256
+
+#: Bytes of columns a shard holds while it decides one question.
+_GLANCE_BYTES = 256 << 20
+
+#: Bytes of features and gradients that a shard adds to the largest scores; Ray hands over answers below 100 kB at once.
+_OFFER_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """Where a shard is and what it must hold.
+
+    Attributes
+    ----------
+    name : str
+        What errors call it.
+    url : str
+        Of its store, as the machine that holds it sees it.
+    fingerprint : str
+    features, columns : (int, int)
+        The range of the whole store's features, and of its columns, that it holds.
+    resource : str
+        Ray resource of the machines that have the store; empty when all have.
+    labels : str
+        Digest of its names and targets; empty when it is not known.
+    """
+
+    name: str
+    url: str
+    fingerprint: str
+    features: tuple[int, int]
+    columns: tuple[int, int]
+    resource: str = ""
+    labels: str = ""
+
+
+class ForgottenError(FastompError):
+    """A shard was asked about something by its name alone and does not remember it: ask again with all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A standardisation by how it comes about.
+
+    Attributes
+    ----------
+    key : str
+        ``plain`` (as stored), ``raw`` (none), or what names the weights.
+    weights : (n_obs,) float64, optional
+        Left out where there are none, and where the shard is taken to remember them.
+    """
+
+    key: str
+    weights: Float64Array | None = None
+
+    @property
+    def standardize(self) -> bool:
+        """False for columns as they are."""
+        return self.key != "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRequest:
+    """One sweep.
+
+    Attributes
+    ----------
+    key : str
+        Names it.
+    vectors : (m, n_obs) float64, optional
+        All vectors of a round; left out where the shard is taken to remember the sweep.
+    tiered : bool
+        Whether the tier may decide.
+    standardize : bool
+        Whether columns with large means are accumulated in float64, as standardised ones are.
+    """
+
+    key: str
+    vectors: Float64Array | None
+    tiered: bool
+    standardize: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a shard says.
+
+    Attributes
+    ----------
+    features : (f,) int64
+        By its own count, ascending.
+    numbers : float64
+        Scores, or gradients of the columns of ``features``: see ``Shard.decide``.
+    traffic : Traffic
+        What it read beyond the sweep itself.
+    largest : (r,) float64
+        The largest scores, where they were asked for.
+    bar : float
+        ``features`` are all those whose score reaches it.
+    """
+
+    features: IndexArray
+    numbers: Float64Array
+    traffic: Traffic
+    largest: Float64Array
+    bar: float = math.inf
+
+
+def open_shard(address: ShardAddress) -> FeatureStore:
+    """Open the store of a shard; ``StoreError`` names the shard when it is missing or not the one that belongs there."""
+    try:
+        store = open_store(address.url)
+    except (FastompError, OSError) as error:
+        raise StoreError(f"{address.name} is missing or damaged: {error}") from error
+    if store.layout.fingerprint != address.fingerprint:
+        found = store.layout.fingerprint
+        store.close()
+        raise StoreError(
+            f"{address.name} at {address.url} is stale or foreign: it holds the matrix {found[:16]} where the manifest names "
+            f"{address.fingerprint[:16]}; put the right store back or cut the shards again"
+        )
+    return store
+
+
+class Shard:
+    """Answers questions about one store.
+
+    Parameters
+    ----------
+    address : ShardAddress
+    threads : int, optional
+        Of a sweep.
+    tier_in_memory : bool
+        Copy the tier into memory first.
+    """
+
+    def __init__(self, address: ShardAddress, threads: int | None = None, tier_in_memory: bool = False) -> None:
+        self._address = address
+        self._store = open_shard(_with_tier(address) if tier_in_memory else address)
+        self._dataset = Dataset.of_store(self._store)
+        self._swept_columns = 0  # of the sweep going on, over both kinds of kernel
+        self._sweeper = Sweeper(threads, _counting(kernel(), self._count), files=self._dataset.files)
+        self._views: OrderedDict[str, Design] = OrderedDict()
+        self._most_views = _VIEWS
+        self._sweep: tuple[str, Any] = ("", None)
+        self._sets: dict[int, tuple[bytes, Bits]] = {}  # candidates by slot: their key and themselves
+        self._gradients: dict[tuple[str, int, bytes], tuple[Gradients, ColumnPool]] = {}
+        self._lock = threading.Lock()
+
+    def hello(self) -> dict[str, str]:
+        """Return what must be the same on all machines for the bits to be the same."""
+        return {"release": __version__, **sweep_build(self._sweeper.kernel.id)}
+
+    def progress(self) -> float:
+        """Return the share of the latest sweep that is done; may be called while it runs."""
+        return min(self._swept_columns / len(self._dataset.matrix), 1.0)
+
+    def decide(
+        self,
+        request: SweepRequest,
+        view: View,
+        place: int,
+        candidates: CandidateSet,
+        decision: Literal["largest", "at_least", "argmax", "of"],
+        argument: Any,
+    ) -> Answer:
+        """Take one decision about the vector at ``place``; the first one about a request sweeps.
+
+        Parameters
+        ----------
+        request : SweepRequest
+        view : View
+        place : int
+        candidates : CandidateSet
+            Of the features usable under ``view``.
+        decision : str
+            ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and what ``at_least`` of ``share`` times
+            their sum over ``r`` would say, if that is little and costs no reading. ``at_least``: features whose score reaches
+            ``argument``, and their gradients. ``argmax``: the best feature and its score. ``of``: gradients of the features in
+            ``argument``, see ``candidate_sets.packed``.
+        """
+        with self._lock, one_blas_thread():
+            gradients, pool = self._answers(request, view, place, candidates)
+            features, numbers, largest, bar = _NO_FEATURES, _NO_NUMBERS, _NO_NUMBERS, math.inf
+            if decision == "largest":
+                count, share = argument
+                largest = gradients.largest(count)
+                if not request.tiered and share < math.inf:
+                    bar = share * math.fsum(largest.tolist()) / count
+                    features = gradients.at_least(bar)
+                    numbers = gradients.of(features)
+                    if features.nbytes + numbers.nbytes > _OFFER_BYTES:
+                        features, numbers, bar = _NO_FEATURES, _NO_NUMBERS, math.inf
+            elif decision == "at_least":
+                features, bar = gradients.at_least(argument), argument
+                numbers = gradients.of(features)
+            elif decision == "argmax":
+                best = gradients.argmax()
+                features, numbers = np.array([best]), gradients.largest(1)
+            else:
+                count = self._dataset.n_features
+                numbers = gradients.of(features_of(unpacked(argument, count), count))
+            return Answer(features, numbers, pool.settle(), largest, bar)
+
+    def rows(self, columns: IndexArray) -> AnyArray:
+        """Return ``columns`` (by the shard's own count) as (n, n_obs)."""
+        with self._lock:
+            return self._sweeper.gather(self._dataset.matrix, columns)
+
+    def standardisations(self, views: Sequence[View]) -> list[tuple[Float64Array, Float64Array, list[Float64Array]]]:
+        """Return mean, scale and, per width of features of several columns, whitening matrices under each view, in one pass."""
+        with self._lock, one_blas_thread():
+            self._most_views = max(_VIEWS, len(views) + 2)  # with those without weights: the questions that follow are about all
+            weights = [view.weights for view in views if view.weights is not None]
+            known = self._dataset.knowing(weights)
+            found = []
+            for view in views:
+                design = known.design(view.standardize, view.weights)
+                self._remember(view.key, design)
+                part = design.standardisation
+                found.append((part.mean, part.scale, [group.matrices for group in part.whiteners]))
+            return found
+
+    def sidecars(self) -> Sidecars:
+        """Return everything of the store but the matrix."""
+        store: Any = self._store
+        found: Sidecars = store.sidecars
+        return found
+
+    def verify(self) -> None:
+        """Check every block."""
+        try:
+            self._store.verify()
+        except StoreError as error:
+            raise StoreError(f"{self._address.name}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._sweeper.close()
+        self._store.close()
+
+    def _answers(self, request: SweepRequest, view: View, place: int, candidates: CandidateSet) -> tuple[Any, ColumnPool]:
+        """Return what answers decisions about one ask, from memory where it was asked about before."""
+        design = self._design(view)  # before the sweep, which is not to be repeated for what was forgotten
+        members = self._members(candidates, design)
+        vectors, swept = self._swept(request)
+        key = (view.key, place, candidates.key)
+        if key not in self._gradients:
+            standardisation = design.standardisation
+            among = features_of(members, self._dataset.n_features)
+            pool = ColumnPool(design, self._sweeper, Traffic(), _GLANCE_BYTES)
+            gradients: Gradients
+            if request.tiered:
+                below, above = swept.scores(place, standardisation)
+                gradients = TierGradients(Ask(vectors.wide[place], among), below, above, pool)
+            else:
+                here = slice(place, place + 1)
+                raw = np.ascontiguousarray(swept[:, here])
+                products = standardisation.apply(raw, vectors.sums[here], vectors.wide_sums[here])
+                gradients = ExactGradients(products[:, 0], standardisation, among)
+            self._gradients[key] = gradients, pool
+        return self._gradients[key]
+
+    def _swept(self, request: SweepRequest) -> tuple[Vectors, Any]:
+        """Return the products of a sweep, which is run unless it was the last one."""
+        if self._sweep[0] != request.key:
+            if request.vectors is None:
+                raise ForgottenError(f"{self._address.name} does not remember the sweep {request.key}")
+            self._gradients.clear()
+            self._sweep = ("", None)
+            self._swept_columns = 0
+            vectors = Vectors(request.vectors.T, self._dataset.matrix.dtype)
+            if request.tiered:
+                if self._dataset.tier is None:
+                    raise RequestError(f"{self._address.name} has no int8 tier: select with tier exact")
+                swept: Any = TierSweep(self._sweeper, self._dataset.tier, vectors)
+            else:
+                swept = self._sweeper.dots(
+                    self._dataset.matrix, vectors, self._dataset.design(request.standardize).standardisation.wide
+                )
+            self._sweep = request.key, (vectors, swept)
+        found: tuple[Vectors, Any] = self._sweep[1]
+        return found
+
+    def _members(self, candidates: CandidateSet, design: Design) -> Bits:
+        """Return a set of candidates, made from what it is a change of unless it is in its slot."""
+        count = self._dataset.n_features
+        nothing = np.zeros(-(-count // 8), dtype=np.uint8)
+        held, members = self._sets.get(candidates.slot, (NOTHING, nothing))
+        if held != candidates.key:
+            bases = {NOTHING: nothing, USABLE: np.packbits(design.standardisation.usable()), held: members}
+            if candidates.change is None or candidates.base not in bases:
+                raise ForgottenError(f"{self._address.name} does not remember the candidates {candidates.key.hex()}")
+            members = bases[candidates.base] ^ unpacked(candidates.change, count)
+            if digest(members) != candidates.key:
+                raise StoreError(f"{self._address.name} and its driver take other features for usable: install the same release")
+            self._sets[candidates.slot] = candidates.key, members
+        return members
+
+    def _design(self, view: View) -> Design:
+        """Return the design under a view, computed unless remembered."""
+        if view.key not in self._views:
+            if view.weights is None and view.key not in ("plain", "raw"):
+                raise ForgottenError(f"{self._address.name} does not remember the weights {view.key}")
+            self._remember(view.key, self._dataset.design(view.standardize, view.weights))
+        self._views.move_to_end(view.key)
+        return self._views[view.key]
+
+    def _remember(self, key: str, design: Design) -> None:
+        """Remember the design of a view."""
+        self._views[key] = design
+        while len(self._views) > self._most_views:
+            self._views.popitem(last=False)
+
+    def _count(self, columns: int) -> None:
+        """Count columns that a sweep has done; exactness is not needed."""
+        self._swept_columns += columns
+
+
+_NO_FEATURES = np.empty(0, dtype=np.int64)
+_NO_NUMBERS = np.empty(0)
+
+
+def _with_tier(address: ShardAddress) -> ShardAddress:
+    """Return the address that opens the store with its tier in memory."""
+    if StoreURL.parse(address.url).query:
+        return address
+    return replace(address, url=f"{address.url}?tier=dram")
+
+
+def _counting(implementation: Kernel, count: Callable[[int], None]) -> Kernel:
+    """Return a kernel that counts the rows it has multiplied."""
+
+    def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
+        implementation.dots(rows, residuals, out)
+        count(len(rows))
+
+    def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
+        implementation.dots_int8(rows, residuals, out)
+        count(len(rows))
+
+    return replace(implementation, dots=dots, dots_int8=dots_int8)

@@ -1,0 +1,1 @@
+"""Constraints written as YAML or JSON."""

@@ -1,0 +1,1 @@
+"""Drives algorithms over a matrix: merges their questions into shared sweeps."""

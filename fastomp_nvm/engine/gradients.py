@@ -1,0 +1,152 @@
+"""Answers to a query as decisions: from exact gradients, or from certified intervals and the columns these leave open."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastomp_nvm.algorithms.protocol import Ask, Gradients
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.standardisation import Standardisation, column_index
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["TierGradients"]
+
+
+#: About how many scores are looked at first, to tell which of all may be among the largest.
+SAMPLE = 1024
+
+
+class TierGradients(Gradients):
+    """Decisions taken from intervals, and from the exact columns where intervals do not decide.
+
+    Parameters
+    ----------
+    ask : Ask
+    below, above : (n_features,) float64
+        Bounds of the scores that the exact sweep would find.
+    pool : ColumnPool
+        Reads the columns that must be known exactly.
+    """
+
+    def __init__(self, ask: Ask, below: Float64Array, above: Float64Array, pool: ColumnPool) -> None:
+        self._candidates = ask.candidates
+        self._vector = ask.vector[:, None]
+        self._below = below[ask.candidates]
+        self._above = above[ask.candidates]
+        self._exact = np.zeros(len(ask.candidates), dtype=np.bool_)
+        self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of exact candidates
+        self._pool = pool
+
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+        scores = self.largest(count)
+        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
+
+    def largest(self, count: int) -> Float64Array:
+        """Return the ``count`` largest scores (all, when there are fewer), in no order."""
+        count = min(count, len(self._candidates))
+        return largest(self._below[self._leaders(count)], count) if count else np.empty(0)
+
+    def at_least(self, threshold: float) -> IndexArray:
+        """Return the candidates whose score reaches ``threshold``, ascending."""
+        self._read(np.flatnonzero(~(self._above < threshold) & ~(self._below >= threshold)))
+        return np.asarray(self._candidates[self._below >= threshold])
+
+    def argmax(self) -> int:
+        """Return the candidate with the largest score; the lowest index among equals."""
+        leaders = self._leaders(1)
+        return int(self._candidates[leaders[int(np.argmax(self._below[leaders]))]])
+
+    def of(self, features: IndexArray) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order."""
+        positions = np.searchsorted(self._candidates, features)
+        positions = positions[positions < len(self._candidates)]
+        if not np.array_equal(self._candidates[positions], features):  # some are no candidates
+            return self._pool.products(features, self._vector)[:, 0]
+        self._read(np.sort(positions))
+        return self._gradient[column_index(self._pool.design.standardisation.offsets, features)]
+
+    def _leaders(self, count: int) -> IndexArray:
+        """Return positions, ascending, of candidates now known exactly that have the ``count`` largest scores among them."""
+        # Reading the likely leaders first lifts the bar that the others must reach to be read at all.
+        self._read(np.sort(_largest(self._below, count)))
+        bar = self._below[_largest(self._below, count)].min()
+        leaders = np.flatnonzero(~(self._above < bar))  # those that may tie with the last one too
+        self._read(leaders)
+        return leaders
+
+    def _read(self, positions: IndexArray) -> None:
+        """Replace the intervals of the candidates at ``positions`` (ascending) by their exact scores."""
+        positions = positions[~self._exact[positions]]
+        if not positions.size:
+            return
+        features = self._candidates[positions]
+        standardisation = self._pool.design.standardisation
+        products = self._pool.products(features, self._vector)
+        scores = standardisation.subset(features).scores(products)[:, 0]
+        self._gradient[column_index(standardisation.offsets, features)] = products[:, 0]
+        self._below[positions] = self._above[positions] = scores
+        self._exact[positions] = True
+
+
+def _largest(values: Float64Array, count: int) -> IndexArray:
+    """Return the positions of the ``count`` largest values, in no order."""
+    return np.argpartition(values, len(values) - count)[len(values) - count :]
+
+
+class ExactGradients(Gradients):
+    """Decisions taken from the gradient of every column.
+
+    Parameters
+    ----------
+    products : (n_columns,) float64
+        Gradient of every column, standardised and whitened.
+    standardisation : Standardisation
+    candidates : (c,) int64
+        Ascending.
+    """
+
+    def __init__(self, products: Float64Array, standardisation: Standardisation, candidates: IndexArray) -> None:
+        self._products = products
+        self._standardisation = standardisation
+        self._candidates = candidates
+        scores = standardisation.scores(products[:, None])[:, 0]
+        self._scores = scores if len(candidates) == len(scores) else scores[candidates]  # ascending: as many are all
+
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+        scores = self.largest(count)
+        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
+
+    def largest(self, count: int) -> Float64Array:
+        """Return the ``count`` largest scores (all, when there are fewer), in no order."""
+        return largest(self._scores, count)
+
+    def at_least(self, threshold: float) -> IndexArray:
+        """Return the candidates whose score reaches ``threshold``, ascending."""
+        return np.asarray(self._candidates[np.flatnonzero(self._scores >= threshold)])
+
+    def argmax(self) -> int:
+        """Return the candidate with the largest score; the lowest index among equals."""
+        return int(self._candidates[int(np.argmax(self._scores))])
+
+    def of(self, features: IndexArray) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order."""
+        return self._products[column_index(self._standardisation.offsets, features)]
+
+
+def largest(values: Float64Array, count: int) -> Float64Array:
+    """Return the ``count`` largest of ``values`` (n,), all when there are fewer, in no order."""
+    sample = values[:: max(len(values) // SAMPLE, 1)]
+    likely = 2 * count * len(sample) // max(len(values), 1) + 8
+    if likely < len(sample) < len(values):  # few of many: all but a few are below what some of a sample reach
+        some = values[values >= np.partition(sample, len(sample) - likely)[len(sample) - likely]]
+        values = some if len(some) >= count else values
+    count = min(count, len(values))
+    return np.partition(values, len(values) - count)[len(values) - count :] if count else np.empty(0)

@@ -1,0 +1,1 @@
+"""The only code that touches the big matrix: sweeps, gathers, standardisation, the certified tier."""

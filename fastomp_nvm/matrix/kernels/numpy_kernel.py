@@ -1,0 +1,159 @@
+"""The sweep kernel in NumPy alone: what remains when there is neither a compiled extension nor numba.
+
+Row-invariant: products are formed element by element, and their sums by ``np.add.reduce`` along the rows of a work tile whose shape
+does not depend on the number of rows asked for, so a row meets the same pairwise summation wherever it stands. BLAS is not used
+for floats: its bits change with width, position and threads. Exact integers are order-independent, so there it is.
+
+It also holds what the kernels written in Python share: the argument checks, the gather and the float16 table. Knows no store and
+no thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.errors import DataError
+from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
+
+__all__ = ["KERNEL_ID", "check_dots", "check_dots_int8", "copied_tiles", "dots", "dots_at", "dots_int8", "gather", "half_table"]
+
+KERNEL_ID = "numpy-1"
+
+#: Row and residual element types that may meet, in native byte order.
+_PAIRINGS = frozenset((np.dtype(row), np.dtype(residual)) for row, residual in ("ef", "ed", "ff", "fd", "dd"))
+
+_TILE_ROWS = 32
+_CHUNK = 1024  # observations summed in the residuals' precision before they join the float64 total
+_COPY_BYTES = 1 << 18  # rows picked by number are copied this much at a time
+
+
+def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
+    """Fill ``out[i, j]`` with the dot product of ``rows[i]`` and ``residuals[j]``.
+
+    Parameters
+    ----------
+    rows : (c, n_obs) float16, float32 or float64
+    residuals : (m, n_obs) float32 or float64, at least as wide as ``rows``
+        Also the precision of the products; sums of chunks are float64.
+    out : (c, m) float64
+    """
+    check_dots(rows, residuals, out)
+    out[...] = 0.0
+    n_obs = rows.shape[1]
+    work = np.zeros((_TILE_ROWS, _CHUNK), dtype=residuals.dtype)
+    for top in range(0, len(rows), _TILE_ROWS):
+        height = min(_TILE_ROWS, len(rows) - top)
+        for begin in range(0, n_obs, _CHUNK):
+            length = min(_CHUNK, n_obs - begin)
+            tile = _widened(rows[top : top + height, begin : begin + length])
+            for j, residual in enumerate(residuals[:, begin : begin + length]):
+                np.multiply(tile, residual, out=work[:height, :length])
+                # All tile rows, even those not asked for: the reduction's loop order must not depend on their number.
+                sums = np.add.reduce(work[:, :length], axis=1)
+                out[top : top + height, j] += sums[:height]
+
+
+def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
+    """Fill ``out[i, j]`` with the dot product of ``rows[index[i]]`` and ``residuals[j]``; otherwise as :func:`dots`."""
+    for top, tile in copied_tiles(rows, index, out):
+        dots(tile, residuals, out[top : top + len(tile)])
+
+
+def copied_tiles(rows: AnyArray, index: IndexArray, out: AnyArray) -> Iterator[tuple[int, AnyArray]]:
+    """Yield ``rows[index]`` in tiles that stay in the cache, each with its first position; ``out`` has a row per index."""
+    if len(out) != len(index):
+        raise DataError(f"out has {len(out)} rows: expected {len(index)}, one per index")
+    height = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.itemsize))
+    for top in range(0, len(index), height):
+        picked = index[top : top + height]
+        tile = np.empty((len(picked), rows.shape[1]), dtype=rows.dtype)
+        gather(rows, picked, tile)
+        yield top, tile
+
+
+def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
+    """Fill ``out[i, j]`` with the exact integer dot product of ``rows[i]`` and ``residuals[j]``.
+
+    Parameters
+    ----------
+    rows : (c, n_obs) int8
+    residuals : (m, n_obs) int16, at most 8191 in size
+    out : (c, m) int64
+    """
+    check_dots_int8(rows, residuals, out)
+    # float64 sums of integers below 2**20 are exact up to 2**33 observations.
+    factors = np.ascontiguousarray(residuals.T, dtype=np.float64)
+    for top in range(0, len(rows), _TILE_ROWS):
+        out[top : top + _TILE_ROWS] = rows[top : top + _TILE_ROWS].astype(np.float64) @ factors
+
+
+def gather(rows: AnyArray, index: IndexArray, out: AnyArray) -> None:
+    """Copy ``rows[index[i]]`` to ``out[i]``.
+
+    Parameters
+    ----------
+    rows : (c, n_obs) array
+    index : (k,) int64, each in ``range(c)``
+    out : (k, n_obs) array of the same type
+    """
+    if index.dtype != np.int64 or index.ndim != 1:
+        raise DataError(f"index has type {index.dtype} and {index.ndim} dimensions: expected int64 and 1")
+    if rows.ndim != 2 or out.shape != (len(index), rows.shape[1]) or out.dtype != rows.dtype:
+        raise DataError(f"out is {out.dtype} {out.shape}: expected the type of rows and one row per index")
+    if not out.flags.writeable:
+        raise DataError("out is read-only: expected a writable array")
+    if index.size and not (int(index.min()) >= 0 and int(index.max()) < len(rows)):
+        raise DataError(f"indices reach from {index.min()} to {index.max()}: expected 0 to {len(rows) - 1}")
+    for position, row in enumerate(index):
+        out[position] = rows[row]
+
+
+def check_dots(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
+    """Raise ``DataError`` unless the arguments of :func:`dots` fit each other."""
+    if (rows.dtype, residuals.dtype) not in _PAIRINGS:
+        raise DataError(
+            f"rows of {rows.dtype} cannot meet residuals of {residuals.dtype}: expected native floats at least as wide as rows"
+        )
+    _check_layout(rows, residuals, out, np.dtype(np.float64))
+
+
+def check_dots_int8(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
+    """Raise ``DataError`` unless the arguments of :func:`dots_int8` fit each other."""
+    if rows.dtype != np.int8 or residuals.dtype != np.int16:
+        raise DataError(f"rows of {rows.dtype} cannot meet residuals of {residuals.dtype}: expected int8 and int16")
+    _check_layout(rows, residuals, out, np.dtype(np.int64))
+    if residuals.size and max(int(residuals.max()), -int(residuals.min())) > INT8_RESIDUAL_LIMIT:
+        raise DataError(f"an int16 residual exceeds {INT8_RESIDUAL_LIMIT} in size: rescale the residuals")
+
+
+@functools.cache
+def half_table() -> AnyArray:
+    """Return the (65536,) float32 value of every float16 bit pattern: NumPy's own conversion is an order of magnitude slower."""
+    with np.errstate(invalid="ignore"):
+        table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    table.flags.writeable = False
+    return table
+
+
+def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: np.dtype[Any]) -> None:
+    """Check shapes, strides and the type of ``out``."""
+    if rows.ndim != 2 or residuals.ndim != 2 or rows.shape[1] != residuals.shape[1]:
+        raise DataError(f"rows are {rows.shape} and residuals {residuals.shape}: expected two matrices of as many observations")
+    if len(rows) and rows.shape[1] > 1 and rows.strides[1] != rows.itemsize:
+        raise DataError(f"the entries of a row are {rows.strides[1]} bytes apart: expected them side by side")
+    if not residuals.flags.c_contiguous:
+        raise DataError("residuals are not C-contiguous: pass numpy.ascontiguousarray(residuals)")
+    if out.dtype != result or not (out.flags.carray and out.flags.writeable):
+        raise DataError(f"out is not an aligned writable C-contiguous {result} array")
+    if out.shape != (len(rows), len(residuals)):
+        raise DataError(f"out is {out.shape}: expected {(len(rows), len(residuals))}, rows by residuals")
+
+
+def _widened(tile: AnyArray) -> AnyArray:
+    """Return float16 as float32, other types as they are."""
+    return half_table()[tile.view(np.uint16)] if tile.dtype == np.float16 else tile

@@ -1,0 +1,114 @@
+"""Mean, norm and range of columns, and Gram matrices of features, in float64, plain or under observation weights.
+
+Invariant: what is computed for a column (or a feature) depends on its values and the weights alone, never on neighbours, position,
+threads or medium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
+
+__all__ = ["ColumnStatistics", "gram", "moments"]
+
+#: Observations taken into float64 at a time. Part of the definition of the sums below: changing them changes their last bits.
+_STEP = 1 << 16
+_GRAM_STEP = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class ColumnStatistics:
+    """Per-column moments, each (n_columns,) float64, computed in float64 when the store was built.
+
+    ``norm`` is the Euclidean norm of the *centred* column. ``grams`` holds, for each feature of several columns in feature
+    order, the (d, d) Gram matrix of its centred columns. Equal only to itself: what follows from it is kept as long as it is there.
+    """
+
+    mean: Float64Array
+    norm: Float64Array
+    minimum: Float64Array
+    maximum: Float64Array
+    grams: Sequence[Float64Array] = ()
+
+
+def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnStatistics:
+    """Return mean, centred norm and range of each column.
+
+    Parameters
+    ----------
+    columns : (m, n_obs) array
+        Finite values.
+    weights : (n_obs,) float64, optional
+        Observation weights, not all zero. What has no weight is not looked at, not even for the range.
+
+    Returns
+    -------
+    ColumnStatistics
+        Exact for a constant column (norm 0); not finite where the values are too large for float64 sums.
+    """
+    n_columns, n_obs = columns.shape
+    counted: BoolArray | bool = True if weights is None else weights > 0
+    minimum = columns.min(axis=1, where=counted, initial=np.inf).astype(np.float64)
+    maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)
+    total, squares = np.zeros(n_columns), np.zeros(n_columns)
+    weight = float(n_obs) if weights is None else float(weights.sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, n_obs, _STEP):
+            total += _weighted(_piece(columns, first), weights, first).sum(axis=1)
+        mean = np.where(minimum == maximum, minimum, total / weight)
+        # Scaling by a power of two is exact, and keeps the squares of very large and very small values in range.
+        _, exponent = np.frexp(np.maximum(maximum - mean, mean - minimum))
+        exponent = np.clip(exponent, -1000, 1000)
+        scale = np.ldexp(1.0, -exponent)
+        for first in range(0, n_obs, _STEP):
+            piece = _piece(columns, first)
+            piece -= mean[:, np.newaxis]
+            piece *= scale[:, np.newaxis]
+            np.multiply(piece, piece, out=piece)
+            squares += _weighted(piece, weights, first).sum(axis=1)
+        norm = np.where(minimum == maximum, 0.0, np.ldexp(np.sqrt(squares), exponent))
+    return ColumnStatistics(mean, norm, minimum, maximum)
+
+
+def gram(columns: AnyArray, mean: Float64Array, weights: Float64Array | None = None) -> Float64Array:
+    """Return the Gram matrix of one feature's centred columns.
+
+    Parameters
+    ----------
+    columns : (d, n_obs) array
+    mean : (d,) float64
+    weights : (n_obs,) float64, optional
+
+    Returns
+    -------
+    (d, d) float64, symmetric
+    """
+    width, n_obs = columns.shape
+    total = np.zeros((width, width))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, n_obs, _GRAM_STEP):
+            piece = _piece(columns, first, _GRAM_STEP)
+            piece -= mean[:, np.newaxis]
+            # Row by row and not as a matrix product: the last bits of BLAS depend on threads and alignment.
+            for row in range(width):
+                total[row, row:] += _weighted(piece[row:] * piece[row], weights, first).sum(axis=1)
+    upper = np.triu(total, 1)
+    return np.asarray(upper + upper.T + np.diag(np.diag(total)))
+
+
+def _weighted(piece: Float64Array, weights: Float64Array | None, first: int) -> Float64Array:
+    """Scale the observations from ``first`` onward by their weights, in place."""
+    if weights is not None:
+        here = weights[first : first + piece.shape[1]]
+        piece *= here
+        piece[:, here == 0.0] = 0.0  # what has no weight may have overflowed
+    return piece
+
+
+def _piece(columns: AnyArray, first: int, count: int = _STEP) -> Float64Array:
+    """Return ``count`` observations of the columns as a fresh C-ordered float64 array, so that sums run row by row."""
+    return np.array(columns[:, first : first + count], dtype=np.float64, order="C")

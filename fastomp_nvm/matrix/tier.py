@@ -1,0 +1,294 @@
+"""The certified int8 tier: a sweep over a quarter of the bytes that decides as the exact sweep would, bit for bit.
+
+A tier keeps every *centred* column as int8 codes with a scale, ``a - mu = sigma c + error``. A sweep rounds each vector to int16,
+``v = q d + rest``, and takes the integer products ``c . d`` exactly. Whatever the exact kernel *returns* for a column then lies in
+
+    ``sigma q (c . d) + (mu - m) sum(v)   +-   e |v| + |sigma c| |rest| + gamma |a| |v| + roundings``
+
+before it is multiplied by the column's scale, where ``e >= |error|``, ``m`` is the mean of the standardisation asked about (another
+one under weights, 0 without standardisation) and ``gamma`` bounds the rounding of the kernel (``kernel_error``). A decision is
+taken from these intervals where they are clear of it; the columns where they are not are read exactly. So the tier changes which
+bytes are read and nothing else.
+
+Every bound is evaluated upwards: ``ROUNDING`` is far more than float64 loses in the few operations it stands for. Where an argument
+below does not hold (values near the ends of the floating-point range) the interval is everything and the column is read exactly.
+This module knows neither media nor algorithms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.matrix.seal import Seal
+from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+
+__all__ = ["Quantised", "Tier", "TierSidecar", "TierSweep", "kernel_error", "quantise", "quantise_vectors", "worthwhile"]
+
+#: Largest code of a column: symmetric, so that -128 never occurs.
+LARGEST_CODE = 127
+
+#: Relative error allowed for up to a hundred float64 operations that only add and multiply numbers of one sign.
+ROUNDING = 2.0**-45
+
+#: Where powers of the data and of the vectors stay clear of overflow and underflow, with room for norms of any length.
+COLUMN_RANGE = (2.0**-400, 2.0**400)
+VECTOR_RANGE = (2.0**-100, 2.0**100)
+
+#: From how many bytes of matrix on sweeping the tier pays, for the algorithms that ask for decisions and not for every gradient:
+#: where a pass may have to wait for a device, and where the matrix is in memory. Below, forming intervals costs more than a sweep;
+#: in memory FAST_OMP, with few passes, also feels the columns it reads a second time (measured: even at 200 to 400 MB).
+WORTHWHILE_BYTES = {"fast_omp": (32 << 20, 512 << 20), "sds_omp": (32 << 20, 32 << 20)}
+
+#: Cells quantised at a time: as float64, twice, they stay in the second-level cache.
+_BLOCK = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class TierSidecar:
+    """What a store keeps of its int8 tier besides the codes.
+
+    Attributes
+    ----------
+    scale : (n_columns,) float64
+        Column ``s`` of the matrix is about ``mean[s] + scale[s] * codes[s]``.
+    error : (n_columns,) float64
+        At least the norm of what that leaves over; infinite where the codes say nothing.
+    norm : (n_columns,) float64
+        At least the norm of ``scale[s] * codes[s]``.
+    checksums : (n_blocks,) int64
+        CRC-32 of the codes, per block of the matrix's grid.
+    fingerprint : str
+        Of the exact matrix that was quantised.
+    """
+
+    scale: Float64Array
+    error: Float64Array
+    norm: Float64Array
+    checksums: IndexArray
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and per column what makes them certain.
+
+    ``mean`` (n_columns,) is what the columns were centred with; ``seal`` holds the checksums for the first sweep to look at, where
+    nobody has looked before; the others are those of ``TierSidecar``.
+    """
+
+    codes: AnyArray
+    mean: Float64Array
+    scale: Float64Array
+    error: Float64Array
+    norm: Float64Array
+    seal: Seal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Some columns as int8: ``codes`` (m, n_obs), and (m,) float64 ``scale``, ``error`` and ``norm`` as in ``TierSidecar``."""
+
+    codes: AnyArray
+    scale: Float64Array
+    error: Float64Array
+    norm: Float64Array
+
+
+def worthwhile(matrix: AnyArray, algorithm: str, medium: str) -> bool:
+    """Tell whether an algorithm is expected to gain from sweeping the tier of ``matrix`` (n_columns, n_obs) instead of it."""
+    on_device, in_memory = WORTHWHILE_BYTES.get(algorithm, (math.inf, math.inf))
+    return matrix.nbytes >= (in_memory if medium == "dram" else on_device)
+
+
+def quantise(columns: AnyArray, statistics: ColumnStatistics) -> Quantised:
+    """Quantise centred columns.
+
+    Parameters
+    ----------
+    columns : (m, n_obs) array
+        Finite values.
+    statistics : ColumnStatistics
+        Their moments.
+
+    Returns
+    -------
+    Quantised
+        The error counts the rounding of this computation too.
+    """
+    n_columns, n_obs = columns.shape
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = np.maximum(statistics.maximum - statistics.mean, statistics.mean - statistics.minimum)
+    usable = (largest >= COLUMN_RANGE[0]) & (largest <= COLUMN_RANGE[1])
+    scale = np.where(usable, largest / LARGEST_CODE, 0.0)
+    inverse = np.where(usable, 1.0 / np.where(usable, scale, 1.0), 0.0)
+    mean = np.where(usable, statistics.mean, 0.0)
+    codes = np.empty((n_columns, n_obs), dtype=np.int8)
+    size, rest = np.zeros(n_columns), np.zeros(n_columns)
+    width = min(n_obs, _BLOCK)
+    height = _BLOCK // width
+    work = np.empty((2, _BLOCK))
+    for top, first in itertools.product(range(0, n_columns, height), range(0, n_obs, width)):
+        here = (slice(top, top + height), slice(first, first + width))
+        values = columns[here]
+        piece, rounded = (buffer[: values.size].reshape(values.shape) for buffer in work)
+        piece[...] = values
+        piece -= mean[here[0], None]
+        piece *= inverse[here[0], None]
+        np.rint(piece, out=rounded)  # at most the largest code: the quotient exceeds it by a few roundings, if at all
+        codes[here] = rounded
+        piece -= rounded
+        size[here[0]] += np.einsum("ij,ij->i", rounded, rounded)
+        rest[here[0]] += np.einsum("ij,ij->i", piece, piece)
+    # In units of the scale. An entry is off by 3 roundings of the centred value, hence all of them by 3 of the column's norm.
+    norm, error = np.sqrt(size), np.sqrt(rest)
+    error = scale * (error + ROUNDING * (norm + error)) * _summed(n_obs)
+    error = np.where(usable | (largest == 0.0), error, np.inf)
+    return Quantised(codes, scale, error, scale * norm * _summed(n_obs))
+
+
+def quantise_vectors(vectors: AnyArray) -> tuple[AnyArray, Float64Array]:
+    """Return vectors (m, n_obs) as int16 codes for ``dots_int8`` and the scale (m,) of each; zero where they are out of range."""
+    largest = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float64)
+    usable = (largest >= VECTOR_RANGE[0]) & (largest <= VECTOR_RANGE[1])
+    scale = np.where(usable, largest / INT8_RESIDUAL_LIMIT, 0.0)
+    inverse = np.where(usable, 1.0 / np.where(usable, scale, 1.0), 0.0)
+    with np.errstate(invalid="ignore"):
+        return np.rint(np.where(usable[:, None], vectors, 0.0) * inverse[:, None]).astype(np.int16), scale
+
+
+def kernel_error(n_obs: int, single: bool) -> float:
+    """Bound what a kernel loses in ``a . v``, as a fraction of ``|a| |v|``.
+
+    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, in some
+    order, and the chunks in float64. A term thus meets at most 1 + 1024 roundings of unit ``u`` and then, with the lanes of a
+    chunk, at most 3 + ceil(n_obs / 512) of float64, so that the sum is off by at most
+    ``((1 + u)^1025 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, whatever the order (fused multiply-adds and lanes make it
+    less), and ``sum |a_i v_i| <= |a| |v|``.
+
+    Parameters
+    ----------
+    n_obs : int
+    single : bool
+        True where the vector is float32.
+    """
+    unit = 2.0**-24 if single else 2.0**-53
+    exponent = 1025 * unit + (n_obs / 512 + 4) * 2.0**-53
+    return math.expm1(exponent) * (1.0 + ROUNDING)
+
+
+class TierSweep:
+    """One sweep over a tier for several vectors, and the intervals it leaves.
+
+    Parameters
+    ----------
+    sweeper : Sweeper
+    tier : Tier
+    vectors : Vectors
+        As the exact sweep would take them.
+    """
+
+    def __init__(self, sweeper: Sweeper, tier: Tier, vectors: Vectors) -> None:
+        self._tier = tier
+        self._vectors = vectors
+        self._codes, self._scale = quantise_vectors(vectors.fast)
+        self._dots = sweeper.dots_int8(tier.codes, self._codes, tier.seal)
+
+    def scores(self, place: int, standardisation: Standardisation) -> tuple[Float64Array, Float64Array]:
+        """Return bounds (n_features,), below and above, of the scores that the exact sweep would find with the vector at ``place``.
+
+        Parameters
+        ----------
+        place : int
+        standardisation : Standardisation
+            Of the whole matrix.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            centre, radius = self.products(place, standardisation)
+            size = np.abs(centre)
+            # Squares and their sums round monotonically, so ends of an interval go through the very operations of a score.
+            below = standardisation.scores(np.maximum(size - radius, 0.0)[:, None])[:, 0]
+            above = standardisation.scores((size + radius)[:, None])[:, 0]
+        open_ = ~(above < np.inf)
+        below[open_], above[open_] = 0.0, np.inf
+        return below, above
+
+    def products(self, place: int, standardisation: Standardisation) -> tuple[Float64Array, Float64Array]:
+        """Return centre and radius (n_columns,) of the interval that holds each standardised, whitened product.
+
+        A radius that is not a finite number says nothing about the product.
+        """
+        tier, vectors = self._tier, self._vectors
+        centre = self._dots[:, place] * (tier.scale * self._scale[place])
+        shift = tier.mean - standardisation.mean
+        radius = self._radius(vectors.fast[place], float(vectors.sums[place]), place, standardisation.mean)
+        if vectors.fast is vectors.wide or not standardisation.wide.any():
+            centre += shift * vectors.sums[place]
+        else:
+            wide = standardisation.wide
+            centre += shift * np.where(wide, vectors.wide_sums[place], vectors.sums[place])
+            other = self._radius(vectors.wide[place], float(vectors.wide_sums[place]), place, standardisation.mean)
+            radius = np.where(wide, other, radius)
+        centre *= standardisation.scale
+        radius *= standardisation.scale
+        radius += ROUNDING * (np.abs(centre) + radius)
+        for group in standardisation.whiteners:
+            white, around = np.zeros(group.columns.shape), np.zeros(group.columns.shape)
+            inner, outer = centre[group.columns], radius[group.columns]
+            reach = np.abs(inner) + outer
+            for column in range(group.columns.shape[1]):
+                weight = group.matrices[:, :, column]
+                white += weight * inner[:, column : column + 1]
+                # Each of d terms meets d + 1 roundings there and as many here.
+                lost = (group.columns.shape[1] + 1) * ROUNDING * reach[:, column : column + 1]
+                around += np.abs(weight) * (outer[:, column : column + 1] + lost)
+            centre[group.columns], radius[group.columns] = white, around * (1.0 + ROUNDING)
+        return centre, radius
+
+    def _radius(self, vector: AnyArray, total: float, place: int, mean: Float64Array) -> Float64Array:
+        """Return how far ``a . v - mean * total``, as the kernel computes it with ``vector``, can be from the centre, unscaled."""
+        tier = self._tier
+        n_obs = len(vector)
+        exact = vector.astype(np.float64)
+        approximation = self._codes[place] * self._scale[place]
+        length, kept = _norm(exact), _norm(approximation)
+        rest = _norm(exact - approximation) + ROUNDING * (length + kept)
+        single = vector.dtype == np.float32
+        gamma = kernel_error(n_obs, single) + ROUNDING
+        lost_total = (n_obs + 1) * 2.0**-53 * math.sqrt(n_obs) * length  # of the sum of the vector, in any order
+        centre_size = math.sqrt(n_obs) * np.abs(tier.mean) * (1.0 + ROUNDING)
+        size = tier.norm + tier.error + centre_size  # at least |a|
+        radius = tier.error * length
+        radius += tier.norm * (rest + ROUNDING * kept)
+        radius += size * (gamma * length)
+        radius += np.abs(tier.mean) * (lost_total + ROUNDING * abs(total))
+        radius += np.abs(mean) * (ROUNDING * abs(total))
+        # Products below the normal range are off by an absolute amount.
+        smallest, largest = (2.0**-126, 2.0**126) if single else (2.0**-1022, 2.0**1000)
+        radius += n_obs * smallest
+        radius *= 1.0 + ROUNDING
+        clear = (self._scale[place] > 0.0 or length == 0.0) and length < np.inf
+        reaches = size * length < largest
+        reaches &= (np.abs(mean) < COLUMN_RANGE[1]) & (np.abs(tier.mean) < COLUMN_RANGE[1])
+        return np.where(reaches & clear, radius, np.inf)
+
+
+def _norm(vector: Float64Array) -> float:
+    """Return at least the Euclidean norm of ``vector``; infinity where an entry is not finite."""
+    largest = float(np.abs(vector).max(initial=0.0))
+    if largest == 0.0 or not largest < np.inf:
+        return 0.0 if largest == 0.0 else math.inf
+    scaled = vector / largest
+    return largest * math.sqrt(float(scaled @ scaled)) * _summed(len(vector))
+
+
+def _summed(count: int) -> float:
+    """Return the factor that makes up for the rounding of a float64 sum of ``count`` squares and its root."""
+    return 1.0 + ROUNDING + (count + 1) * 2.0**-52

@@ -1,0 +1,1 @@
+"""What a selection would cost, without data."""

@@ -1,0 +1,421 @@
+"""A client of a pool server: the computation goes to the data, k indices and k floats come back.
+
+The same methods for every transport, which is found by the URL's scheme. A call is repeated after a lost connection only where
+doing it twice is the same as doing it once; so submitting carries a name chosen here, and an upload says how far it is before it
+goes on. No answer within ``timeout`` is an error that says so. A token is never sent in clear to another machine unless that was
+asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from fastomp_nvm import registry
+from fastomp_nvm.engine.engine import Observer, Progress
+from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
+from fastomp_nvm.home import local_token_file
+from fastomp_nvm.remote.address import ServerURL, is_loopback
+from fastomp_nvm.remote.upload import Upload, WireTile
+from fastomp_nvm.selection.codec import (
+    check_name,
+    decode_message,
+    decode_selection,
+    encode_message,
+    encode_request,
+    encode_vector,
+    raise_error,
+)
+from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.select import make_request
+
+__all__ = ["Client", "Transport", "connect", "local_token"]
+
+#: Operations that may be repeated: doing them twice is doing them once.
+_REPEATABLE = frozenset(
+    {"ping", "list", "info", "put", "commit", "select", "select_many", "jobs", "progress", "result", "cancel", "resume"}
+)
+_UPLOAD_ATTEMPTS = 3
+#: Most seconds that one call waits for news.
+_POLL_SECONDS = 10.0
+#: Seconds between two calls when the server answers without news and without waiting: too many others wait.
+_IMPATIENT_SECONDS = 0.25
+#: Seconds for which a server that was never heard of is asked again, because it may just be starting.
+_FIRST_CONTACT_SECONDS = 5.0
+
+
+class Transport(Protocol):
+    """What carries calls to a server."""
+
+    def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
+        """Carry out an operation and yield its replies; ``UnreachableError`` when no answer comes in ``timeout`` seconds."""
+        ...
+
+    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
+        """Send tiles of an upload and return the reply."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection."""
+        ...
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    timeout: float = 30.0,
+    insecure: bool = False,
+) -> Client:
+    """Return a client of the server at ``url``.
+
+    Parameters
+    ----------
+    url : str
+        ``grpc://host:port`` or ``grpc+tls://host:port`` of ``fastomp serve``, or ``mcas://host:port`` of an MCAS server, with
+        ``/pool`` and ``/key`` where all calls are about the same ones.
+    token : str, optional
+        Otherwise ``FASTOMP_TOKEN``, otherwise, for a server on this machine, the one that a server of this user left.
+    tls_ca : path, optional
+        PEM file of the authority that signed the server's certificate; otherwise ``FASTOMP_TLS_CA``, otherwise the system's.
+    timeout : float
+        Seconds without an answer after which the server counts as dead.
+    insecure : bool
+        Send the token in clear to another machine.
+
+    Returns
+    -------
+    Client
+
+    Examples
+    --------
+    >>> client = fo.connect("grpc://127.0.0.1:7010/lab/genes")  # doctest: +SKIP
+    >>> client.select(k=20).features  # doctest: +SKIP
+    """
+    address = ServerURL.parse(url)
+    if address.scheme not in registry.TRANSPORTS:
+        raise StoreURLError(f"there is no transport for {address.scheme}://: expected one of {', '.join(registry.TRANSPORTS)}")
+    if not timeout > 0:
+        raise InputError(f"timeout is {timeout!r}: expected seconds above 0")
+    local = is_loopback(address.host)
+    if address.scheme != "mcas":  # which knows neither tokens nor certificates, and refuses those it is given
+        token = token or os.environ.get("FASTOMP_TOKEN") or (local_token(address.port) if local else None)
+        tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
+    if token and not local and address.scheme == "grpc" and not insecure:
+        raise InputError(
+            f"the token would travel to {address.host} in clear: use grpc+tls://, or insecure=True (--insecure) on a safe network"
+        )
+    try:
+        certificates = None if tls_ca is None else Path(tls_ca).read_bytes()
+    except OSError as error:
+        raise InputError(f"the certificates in {tls_ca} cannot be read: {error.strerror}") from error
+    transport: Transport = registry.load(registry.TRANSPORTS[address.scheme])(address, token, certificates)
+    return Client(address, transport, timeout)
+
+
+def local_token(port: int) -> str | None:
+    """Return the token that a server of this user left for its clients, if any."""
+    try:
+        return local_token_file(port).read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+class Client:
+    """A connection to a pool server; use ``connect`` to make one, and ``with`` to close it.
+
+    Wherever ``key`` is left out the one in the client's URL is meant; it is given as ``pool/key``, or as ``key`` when the URL names
+    the pool.
+
+    Parameters
+    ----------
+    address : ServerURL
+    transport : Transport
+    timeout : float
+    """
+
+    def __init__(self, address: ServerURL, transport: Transport, timeout: float) -> None:
+        self._address = address
+        self._transport = transport
+        self._timeout = timeout
+        self._heard = False
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the connection; jobs go on."""
+        self._transport.close()
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds that one call may wait for news at the server; short against the time limit, so that a dead one is noticed."""
+        return min(_POLL_SECONDS, self._timeout / 2)
+
+    def ping(self) -> dict[str, Any]:
+        """Return the server's version and who this client is to it."""
+        return self._one("ping", {})
+
+    def list(self, pool: str | None = None) -> Sequence[dict[str, Any]]:
+        """Return the pools, or the keys of ``pool`` (or of the pool in the URL)."""
+        pool = pool or self._address.pool
+        reply = self._one("list", {} if pool is None else {"pool": check_name(pool, "pool")})
+        found: Sequence[dict[str, Any]] = reply["pools"] if pool is None else reply["keys"]
+        return found
+
+    def info(self, key: str | None = None, *, name: str | None = None) -> dict[str, Any]:
+        """Return what the store at ``key`` holds; with ``name`` also whether it has a target or feature called so."""
+        facts = self._one("info", {**self._place(key), **({} if name is None else {"name": name})})
+        facts["url"] = f"{self._address.server}/{facts['url']}"
+        return facts
+
+    def delete(self, key: str | None = None) -> None:
+        """Delete the store at ``key``; refused while jobs need it."""
+        self._one("delete", self._place(key))
+
+    def put(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        key: str | None = None,
+        names: Any = None,
+        dtype: str = "float32",
+        rows: str = "observations",
+        missing: str = "error",
+        groups: Mapping[str, Sequence[str | int]] | None = None,
+        tier: str = "int8",
+        replace: bool = False,
+    ) -> dict[str, Any]:
+        """Build a store on the server from an array or a table; parameters as for ``create_store``.
+
+        Returns
+        -------
+        dict
+            What became of the data: shape, dtype, fingerprint, what was imputed or dropped.
+        """
+        build = registry.load("storage_backends.build.builder:build_from_arrays")
+
+        def send(open_builder: Callable[..., Upload]) -> Any:
+            return build(
+                self._name(key),
+                X,
+                y,
+                names=names,
+                dtype=dtype,
+                rows=rows,
+                missing=missing,
+                groups=groups,
+                tier=tier,
+                replace=replace,
+                open_builder=open_builder,
+            )
+
+        return asdict(self._upload(send))
+
+    def ingest(self, source: str | os.PathLike[str], *, key: str | None = None, **options: Any) -> Any:
+        """Build a store on the server from a file of this machine; options as for ``storage_backends.build.ingest.ingest``.
+
+        Returns
+        -------
+        IngestReport
+        """
+        ingest = registry.load("storage_backends.build.ingest:ingest")
+        return self._upload(lambda open_builder: ingest(str(source), self._name(key), open_builder=open_builder, **options))
+
+    def select(
+        self,
+        y: Any = None,
+        *,
+        key: str | None = None,
+        run: str | None = None,
+        verify: bool = False,
+        observer: Observer | None = None,
+        **request: Any,
+    ) -> Selection:
+        """Select features next to the data.
+
+        Parameters
+        ----------
+        y : (n_obs,) array, optional
+            The response; the store's target when left out.
+        key : str, optional
+        run : str, optional
+            Name of the job, under which ``result`` finds it later.
+        verify : bool
+            Check the store's checksums first.
+        observer : callable, optional
+            Told how the selection stands.
+        **request
+            Fields of ``SelectionRequest``; a constraint is its description.
+
+        Returns
+        -------
+        Selection
+        """
+        return self.result(self.submit(y, key=key, run=run, verify=verify, **request), observer=observer)[0]
+
+    def select_many(
+        self,
+        requests: Sequence[SelectionRequest | dict[str, Any]],
+        y: Any = None,
+        *,
+        key: str | None = None,
+        run: str | None = None,
+    ) -> Sequence[Selection]:
+        """Answer several requests over the same data in shared sweeps, next to the data."""
+        wanted = [request if isinstance(request, SelectionRequest) else make_request(dict(request)) for request in requests]
+        body = self._job_body(y, key, run, False)
+        return self.result(self._one("select_many", {**body, "requests": [encode_request(each) for each in wanted]})["job"])
+
+    def submit(self, y: Any = None, *, key: str | None = None, run: str | None = None, verify: bool = False, **request: Any) -> str:
+        """Queue a selection and return the name of its job at once; the job outlives this client. Parameters as for ``select``."""
+        body = {**self._job_body(y, key, run, verify), "request": encode_request(make_request(request))}
+        job: str = self._one("select", body)["job"]
+        return job
+
+    def jobs(self) -> Sequence[dict[str, Any]]:
+        """Return how the jobs of this caller stand, as ``progress`` does; those on the URL's pool and key where it names them."""
+        place = {"pool": self._address.pool, "key": self._address.key}
+        found: Sequence[dict[str, Any]] = self._one("jobs", place)["jobs"]
+        return found
+
+    def progress(self, job: str) -> dict[str, Any]:
+        """Return how a job stands: its state, and per request the round, features, score and bytes read."""
+        return self._one("progress", {"job": job})
+
+    def follow(self, job: str) -> Iterator[dict[str, Any]]:
+        """Yield how a job stands, at once and then at every change, until it has ended; survives lost connections."""
+        version, silent_since = -1, time.monotonic()
+        while True:
+            asked, known = time.monotonic(), version
+            try:
+                body = {"job": job, "since": version, "wait": self.poll_seconds}
+                for standing in self._calls("progress", body, self._timeout):
+                    silent_since, version = time.monotonic(), standing["version"]
+                    yield standing
+                    if standing["state"] in ("done", "failed", "cancelled"):
+                        return
+                if version == known and time.monotonic() - asked < self.poll_seconds / 2:
+                    time.sleep(_IMPATIENT_SECONDS)
+            except UnreachableError as error:
+                if isinstance(error, UntrustedError) or time.monotonic() - silent_since > self._patience:
+                    raise
+                version = -1  # a restarted server counts anew
+                time.sleep(0.2)
+
+    def result(self, job: str, *, observer: Observer | None = None) -> Sequence[Selection]:
+        """Wait for a job to end and return its answers, one per request; raises what went wrong."""
+        for standing in self.follow(job):
+            for step in standing["progress"]:
+                if observer is not None and step:
+                    observer(Progress(**step))
+        found = [decode_selection(answer) for answer in self._one("result", {"job": job})["answers"]]
+        for selection in found:
+            if selection.violations:
+                warnings.warn(f"the answer breaks the constraint as written: {'; '.join(selection.violations)}", stacklevel=3)
+        return found
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        """End a job; return how it stands."""
+        return self._one("cancel", {"job": job})
+
+    def resume(self, job: str) -> dict[str, Any]:
+        """Queue a job again that failed or was cancelled; return how it stands."""
+        return self._one("resume", {"job": job})
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which a server that cannot be reached is asked again."""
+        return self._timeout if self._heard else min(self._timeout, _FIRST_CONTACT_SECONDS)
+
+    def _job_body(self, y: Any, key: str | None, run: str | None, verify: bool) -> dict[str, Any]:
+        """Return what every submission says; the name is chosen here, so that repeating it is harmless."""
+        name = secrets.token_hex(12) if run is None else check_name(run, "run")
+        return {**self._place(key), "job": name, "verify": verify, **({} if y is None else {"y": encode_vector(y)})}
+
+    def _place(self, key: str | None) -> dict[str, str]:
+        """Return the pool and key that are meant."""
+        pool, name = self._address.pool, self._address.key
+        if key is not None:
+            *before, name = key.split("/")
+            if len(before) > 1:
+                raise InputError(f"{key!r} is not a key: expected KEY or POOL/KEY")
+            pool = before[0] if before else pool
+        if pool is None or name is None:
+            raise InputError("which store is meant is not clear: name the pool and the key in the URL, or give key='POOL/KEY'")
+        return {"pool": check_name(pool, "pool"), "key": check_name(name, "key")}
+
+    def _name(self, key: str | None) -> str:
+        """Return the full address of a key."""
+        place = self._place(key)
+        return f"{self._address.server}/{place['pool']}/{place['key']}"
+
+    def upload(self, schema: Any, *, key: str | None = None, **options: Any) -> Upload:
+        """Begin an upload whose tiles the caller writes itself; ``put`` and ``ingest`` are made of this.
+
+        Parameters
+        ----------
+        schema : TableSchema
+        key : str, optional
+        **options
+            ``dtype``, ``missing``, ``tier``, ``replace``, ``progress`` of ``Upload``.
+        """
+        return Upload(self, ServerURL.parse(self._name(key)), schema, **options)
+
+    def _upload(self, send: Callable[[Callable[..., Upload]], Any]) -> Any:
+        """Send data through uploads; begin again when the server has lost what it had."""
+        for attempt in range(_UPLOAD_ATTEMPTS):
+            try:
+                return send(lambda url, schema, **options: Upload(self, ServerURL.parse(url), schema, **options))
+            except UploadLostError:
+                if attempt == _UPLOAD_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> dict[str, Any]:
+        """Send tiles once and return the server's reply; for ``Upload``."""
+        reply = decode_message(self._transport.send(upload, tiles, self._timeout))
+        if "error" in reply:
+            raise_error(reply["error"])
+        return reply
+
+    def call(self, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an operation by name; the methods above are made of this."""
+        return self._one(operation, body)
+
+    def _one(self, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an operation of one reply, again and again within the time limit where that is harmless."""
+        began, pause = time.monotonic(), 0.05
+        while True:
+            try:
+                for reply in self._calls(operation, body, max(began + self._timeout - time.monotonic(), 0.05)):
+                    return reply
+                raise ServerError(f"the server gave no reply to {operation}: is it of another version?")
+            except UnreachableError as error:
+                lasting = isinstance(error, UntrustedError) or operation not in _REPEATABLE
+                if lasting or time.monotonic() + pause >= began + self._patience:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
+    def _calls(self, operation: str, body: Mapping[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+        """Carry out an operation once and yield its replies; an error among them is raised."""
+        for data in self._transport.call(operation, encode_message(body), timeout):
+            self._heard = True
+            reply = decode_message(data)
+            if "error" in reply and set(reply) == {"error"}:
+                raise_error(reply["error"])
+            yield reply

@@ -1,0 +1,1 @@
+"""Durable runs: the log, the journal, the directory, the driver."""

@@ -1,0 +1,140 @@
+"""The one input and the one output of a selection, the same for local and remote use, Python and shell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fastomp_nvm import registry
+from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.errors import RequestError
+
+__all__ = ["SelectionRequest"]
+
+#: A million passes are more than anybody waits for, and far smaller numbers have no inverse.
+_SMALLEST_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRequest:
+    """What to select, and how.
+
+    Attributes
+    ----------
+    k : int, optional
+        Most features to select; may be left out when the constraint bounds the rank.
+    algorithm : str
+        A name in ``registry.SELECTORS``.
+    objective : {"linear", "logistic", "poisson"}
+    constraint : Constraint, mapping or YAML text, optional
+        Further limits on the selection.
+    epsilon : float in [1e-6, 1)
+        Accuracy: about ``1 / epsilon`` passes.
+    tau : float in (0, 1] or "auto"
+        The ``m / M`` of the threshold: higher is choosier. ``"auto"`` tries several in the same sweeps and keeps the best set
+        (FAST_OMP; other algorithms have no threshold of this kind).
+    seed : int
+        Seed of the random sequences.
+    until : {"paper", "full"}
+        ``paper`` stops after ``ceil(1 / epsilon)`` outer iterations, ``full`` when nothing extends the selection.
+    polish : {"pool", "none"}
+        Whether to run the exact greedy over the gathered columns afterwards and keep the better set.
+    skip_weak : bool
+        Pass over an element of FAST_OMP's sequence whose own score is below the threshold at its turn; outside Theorem 1.
+    ridge : float, optional
+        Penalty on squared coefficients of standardised columns; the objective's default (linear 0, GLMs 1e-4) when left out.
+    standardize : bool
+        False takes the columns as they are, without intercept.
+    target : str, optional
+        Which of the store's targets; the first when left out.
+    weights : (n_obs,) float64, optional
+        Observation weights; zero leaves an observation out.
+    test_fraction : float in (0, 1), optional
+        Share of the observations held out: neither standardisation nor fit sees them, ``test_score`` is taken on them. Which ones
+        depends on ``seed`` and the number of observations alone.
+    exclude : sequence of str
+        Names of features never to select.
+    certificate : bool
+        Bound the optimum by one more full pass at the selection; see ``fastomp_nvm.algorithms.certificate``.
+    lambda_min : float, optional
+        What the certificate may take for granted: the smallest eigenvalue of the (negative) Hessian, penalty left out, on any
+        ``len(selection) + rank`` features; for the linear model that of the Gram matrix of their standardised columns.
+    gather_bytes : int, optional
+        Memory for gathered columns; what exceeds it is re-read when needed, with the same answer. Half the free memory, at most
+        2.75 GiB, when left out.
+    tier : {"auto", "exact", "int8"}
+        Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
+        where it pays (see ``fastomp_nvm.matrix.tier.worthwhile``).
+    """
+
+    k: int | None = None
+    algorithm: str = "fast_omp"
+    objective: str = "linear"
+    constraint: Constraint | Mapping[str, Any] | str | None = None
+    epsilon: float = 0.1
+    tau: float | Literal["auto"] = 0.5
+    seed: int = 0
+    until: Literal["paper", "full"] = "paper"
+    polish: Literal["pool", "none"] = "pool"
+    skip_weak: bool = False
+    ridge: float | None = None
+    standardize: bool = True
+    target: str | None = None
+    weights: Float64Array | None = None
+    test_fraction: float | None = None
+    exclude: Sequence[str] = ()
+    certificate: bool = False
+    lambda_min: float | None = None
+    gather_bytes: int | None = None
+    tier: Literal["auto", "exact", "int8"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their domain, one sentence each."""
+        registry_names = {"algorithm": registry.SELECTORS, "objective": registry.OBJECTIVES}
+        for field, table in registry_names.items():
+            if getattr(self, field) not in table:
+                raise RequestError(f"unknown {field} {getattr(self, field)!r}: expected one of {', '.join(sorted(table))}")
+        for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
+            if getattr(self, field) not in allowed:
+                raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
+        if self.k is not None and not (_is_integer(self.k) and self.k >= 1):
+            raise RequestError(f"k is {self.k!r}: expected a whole number of at least 1")
+        if not (_is_real(self.epsilon) and _SMALLEST_EPSILON <= self.epsilon < 1):
+            raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
+        if self.tau != "auto" and not (_is_real(self.tau) and 0 < self.tau <= 1):
+            raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
+        for field in ("skip_weak", "certificate"):
+            if not isinstance(getattr(self, field), (bool, np.bool_)):
+                raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
+        if self.lambda_min is not None and not (_is_real(self.lambda_min) and 0 < self.lambda_min < math.inf):
+            raise RequestError(f"lambda_min is {self.lambda_min!r}: expected a number above 0")
+        if not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
+            raise RequestError(f"seed is {self.seed!r}: expected a whole number from 0 to 2^64 - 1")
+        if self.ridge is not None and not (_is_real(self.ridge) and 0 <= self.ridge < math.inf):
+            raise RequestError(f"ridge is {self.ridge!r}: expected a number of at least 0")
+        if self.test_fraction is not None and not (_is_real(self.test_fraction) and 0 < self.test_fraction < 1):
+            raise RequestError(f"test_fraction is {self.test_fraction!r}: expected a number between 0 and 1, both excluded")
+        if isinstance(self.exclude, str):
+            raise RequestError(f"exclude is {self.exclude!r}: expected a list of feature names")
+        if self.gather_bytes is not None and not (_is_integer(self.gather_bytes) and self.gather_bytes >= 1):
+            raise RequestError(f"gather_bytes is {self.gather_bytes!r}: expected a whole number of at least 1")
+        if self.weights is not None:
+            weights = np.asarray(self.weights, dtype=np.float64)
+            if weights.ndim != 1 or not np.isfinite(weights).all() or weights.min(initial=0.0) < 0 or not weights.any():
+                raise RequestError("weights must be a vector of finite numbers, none negative, not all zero")
+            object.__setattr__(self, "weights", weights)
+
+
+def _is_integer(value: object) -> bool:
+    """Tell whether ``value`` is a whole number and not a truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    """Tell whether ``value`` is a real number and not a truth value."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

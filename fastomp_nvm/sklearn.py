@@ -1,0 +1,381 @@
+"""FAST_OMP as scikit-learn estimators: a selector for pipelines and searches, and two predictors with the refit model.
+
+``FastOMPSelector`` is the transformer; ``FastOMPRegressor`` and ``FastOMPClassifier`` are the same with ``predict``. They hold
+parameters, validate as scikit-learn wants it, and call :func:`fastomp_nvm.select`; nothing is computed before ``fit``.
+
+What scikit-learn calls a feature is a *column* here: ``n_features_in_``, ``support_`` and names count columns, so a feature of
+several columns comes out whole. Every method that takes ``X`` also takes a store or its URL, of which ``fit`` makes passes and the
+others read the selected columns only. This module alone imports scikit-learn; ``fastomp_nvm`` imports it on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import sklearn.utils.validation as validation
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.feature_selection import SelectorMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.selection.select import select
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.open import open_store
+
+__all__ = ["FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"]
+
+#: Parameters handed on to ``SelectionRequest`` as they are.
+_REQUEST_PARAMETERS = (
+    "k",
+    "algorithm",
+    "constraint",
+    "epsilon",
+    "tau",
+    "seed",
+    "until",
+    "polish",
+    "skip_weak",
+    "ridge",
+    "standardize",
+    "exclude",
+    "certificate",
+    "lambda_min",
+    "tier",
+    "gather_bytes",
+)
+
+
+def _opened(source: str | FeatureStore) -> AbstractContextManager[FeatureStore]:
+    """Return a store, closed afterwards when it was opened here."""
+    return open_store(source) if isinstance(source, str) else nullcontext(source)
+
+
+class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Select features by FAST_OMP, or another algorithm of this package.
+
+    Parameters
+    ----------
+    k : int or None
+        Most features to select; fewer where the data has fewer. None when the constraint bounds it. Keep it below the number
+        that fits the target perfectly: from there on nothing tells features apart.
+    objective : {"auto", "linear", "logistic", "poisson"}
+        ``auto``: logistic for a target of two classes, linear for other numbers.
+    constraint : Constraint, mapping or YAML text, optional
+        Further limits on the selection; mappings and texts refer to features by name (``f0, f1, ...`` for arrays).
+    algorithm, epsilon, tau, seed, until, polish, skip_weak, ridge, standardize, exclude
+        As in ``SelectionRequest``.
+    certificate, lambda_min, gather_bytes
+        As in ``SelectionRequest``.
+    tier : {"auto", "exact", "int8"}
+        As in ``SelectionRequest``; arrays have no tier.
+    target : str, optional
+        Which of a store's targets, when ``X`` is a store and ``y`` is None; the first when left out.
+    threads : int, optional
+        Threads of a sweep; the answer does not depend on it.
+    observer : callable, optional
+        Told a ``Progress`` at every round.
+
+    Attributes
+    ----------
+    selection_ : Selection
+        The answer: features in order of selection, coefficients, score, costs.
+    support_ : (n_features_in_,) bool
+        Selected columns.
+    objective_ : str
+        The objective used.
+    n_features_in_ : int
+    feature_names_in_ : (n_features_in_,) object
+        When ``X`` has string column names or is a store.
+
+    Examples
+    --------
+    >>> import numpy as np, fastomp_nvm as fo
+    >>> X = np.random.default_rng(0).normal(size=(200, 50))
+    >>> fo.FastOMPSelector(k=2).fit(X, 3 * X[:, 7] - X[:, 21]).get_support(indices=True)
+    array([ 7, 21])
+    """
+
+    def __init__(
+        self,
+        k: int | None = 5,
+        *,
+        objective: Literal["auto", "linear", "logistic", "poisson"] = "auto",
+        constraint: Constraint | Mapping[str, Any] | str | None = None,
+        algorithm: str = "fast_omp",
+        epsilon: float = 0.1,
+        tau: float | Literal["auto"] = 0.5,
+        seed: int = 0,
+        until: Literal["paper", "full"] = "paper",
+        polish: Literal["pool", "none"] = "pool",
+        skip_weak: bool = False,
+        ridge: float | None = None,
+        standardize: bool = True,
+        exclude: Sequence[str] = (),
+        certificate: bool = False,
+        lambda_min: float | None = None,
+        target: str | None = None,
+        gather_bytes: int | None = None,
+        tier: Literal["auto", "exact", "int8"] = "auto",
+        threads: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.k = k
+        self.objective = objective
+        self.constraint = constraint
+        self.algorithm = algorithm
+        self.epsilon = epsilon
+        self.tau = tau
+        self.seed = seed
+        self.until = until
+        self.polish = polish
+        self.skip_weak = skip_weak
+        self.ridge = ridge
+        self.standardize = standardize
+        self.exclude = exclude
+        self.certificate = certificate
+        self.lambda_min = lambda_min
+        self.target = target
+        self.gather_bytes = gather_bytes
+        self.tier = tier
+        self.threads = threads
+        self.observer = observer
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> FastOMPSelector:
+        """Select features and refit a model on them.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) array or DataFrame, or FeatureStore or str
+            Observations, or a store or its URL.
+        y : (n_samples,) array, optional
+            The target; may be None when the store holds it.
+        sample_weight : (n_samples,) array, optional
+            Weight of each observation; zero leaves it out.
+
+        Returns
+        -------
+        self
+        """
+        if isinstance(X, (str, FeatureStore)):
+            with _opened(X) as store:
+                self._fit_store(store, y, sample_weight)
+            return self
+        X, y = _validated(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
+        names = [str(name) for name in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
+        self._select(X, y, y, sample_weight, len(X), names)
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Reduce ``X`` to the selected columns, in the order they have there.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features) array or DataFrame, or FeatureStore or str
+            Observations, or a store with the columns of ``fit`` or its URL.
+
+        Returns
+        -------
+        (n_samples, n_selected) array or DataFrame
+        """
+        validation.check_is_fitted(self)
+        if isinstance(X, (str, FeatureStore)):
+            return self._columns_of_store(X, self.get_support(indices=True))
+        return super().transform(X)
+
+    def _fit_store(self, store: FeatureStore, y: Any, sample_weight: Any) -> None:
+        """Fit on a store, with its own target when ``y`` is None."""
+        self.n_features_in_ = store.layout.n_columns
+        self.feature_names_in_ = np.array(list(store.column_names), dtype=object)
+        given = y
+        if y is None:
+            if not store.targets:
+                raise RequestError(f"the store {store.url} holds no target: give y")
+            name = next(iter(store.targets)) if self.target is None else self.target
+            if name not in store.targets:
+                raise RequestError(f"the store has no target {name!r}: expected one of {', '.join(store.targets)}")
+            kept = store.targets[name]
+            given = np.array(kept.classes)[kept.values.astype(np.int64)] if kept.classes else kept.values
+        self._select(store, given, y, sample_weight, store.layout.n_obs, None)
+
+    def _select(self, data: Any, given: Any, y: Any, sample_weight: Any, n_obs: int, names: Sequence[str] | None) -> None:
+        """Run the selection; ``given`` is the target as labels or numbers, ``y`` None to let the store hand it over."""
+        self.objective_ = self._resolve_objective(given)
+        weights = None if sample_weight is None else _checked_weights(sample_weight, n_obs)
+        fields = {name: getattr(self, name) for name in _REQUEST_PARAMETERS}
+        if isinstance(data, FeatureStore) and y is None:
+            fields["target"] = self.target
+        request = {**fields, "objective": self.objective_, "weights": weights}
+        self.selection_ = select(data, y, threads=self.threads, names=names, observer=self.observer, **request)
+        self.support_ = np.zeros(self.n_features_in_, dtype=np.bool_)
+        self.support_[self.selection_.column_positions] = True
+
+    def _resolve_objective(self, y: Any) -> str:
+        """Return the objective for a target."""
+        if self.objective != "auto":
+            return self.objective
+        kind = type_of_target(y)
+        if kind == "unknown":  # in the words that scikit-learn's checks look for
+            raise DataError("Unknown label type: expected a target of numbers or of two classes, found objects")
+        if kind == "binary":
+            return "logistic"
+        if np.asarray(y).dtype.kind in "fiub":
+            return "linear"
+        raise DataError(f"the target is {kind} and not numeric: expected numbers or two classes")
+
+    def _columns_of_store(self, source: str | FeatureStore, positions: Any) -> AnyArray:
+        """Read columns of a store as (n_obs, len(positions))."""
+        with _opened(source) as store:
+            url = store.url
+            if store.layout.n_columns != self.n_features_in_:
+                raise DataError(f"{url} has {store.layout.n_columns} columns: expected the {self.n_features_in_} seen in fit")
+            for position in positions if hasattr(self, "feature_names_in_") else ():
+                if store.column_names[position] != self.feature_names_in_[position]:
+                    raise DataError(
+                        f"column {position} of {url} is called {store.column_names[position]!r}: "
+                        f"expected {self.feature_names_in_[position]!r} as in fit"
+                    )
+            return np.ascontiguousarray(store.matrix[positions].T)
+
+    def _linear_predictor(self, X: Any) -> Float64Array:
+        """Return the refit model's linear predictor (n_samples,)."""
+        validation.check_is_fitted(self)
+        positions = self.selection_.column_positions
+        if isinstance(X, (str, FeatureStore)):
+            chosen = self._columns_of_store(X, positions)
+        else:
+            chosen = _validated(self, X, reset=False, dtype=(np.float64, np.float32))[:, positions]
+        return self.selection_.linear_predictor(chosen)
+
+    def _get_support_mask(self) -> BoolArray:
+        """Return the mask that ``SelectorMixin`` works with."""
+        validation.check_is_fitted(self)
+        return self.support_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
+
+    def _more_tags(self) -> dict[str, Any]:
+        """Say the same to scikit-learn before 1.6."""
+        return {"requires_y": True}
+
+
+class FastOMPRegressor(RegressorMixin, FastOMPSelector):  # type: ignore[misc]
+    """Select features and predict numbers (``objective="linear"``) or counts (``"poisson"``) with the model refit on them.
+
+    Parameters and attributes are those of ``FastOMPSelector``, and:
+
+    Attributes
+    ----------
+    coef_ : (n_features_in_,) float64
+        In original units, zero where not selected.
+    intercept_ : float
+    """
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> FastOMPRegressor:
+        """Select features and refit; see ``FastOMPSelector.fit``."""
+        super().fit(X, y, sample_weight)
+        self.coef_ = _dense_coefficients(self)
+        self.intercept_ = self.selection_.intercept
+        return self
+
+    def predict(self, X: Any) -> Float64Array:
+        """Return the expected response (n_samples,) of the observations ``X``, or of the store at the URL ``X``."""
+        eta = self._linear_predictor(X)  # first: it says so when there was no fit
+        return self.selection_.mean_response(eta)
+
+    def _resolve_objective(self, y: Any) -> str:
+        """Return the objective; ``auto`` is linear here, also for two values."""
+        if self.objective == "logistic":
+            raise RequestError("a regressor has no logistic objective: use FastOMPClassifier")
+        return "linear" if self.objective == "auto" else self.objective
+
+
+class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
+    """Select features and tell two classes apart with the logistic model refit on them.
+
+    Parameters and attributes are those of ``FastOMPSelector``, and the ones below. For more classes wrap it in scikit-learn's
+    ``OneVsRestClassifier``.
+
+    Attributes
+    ----------
+    classes_ : (2,) array
+    coef_ : (1, n_features_in_) float64
+        In original units, zero where not selected.
+    intercept_ : (1,) float64
+    """
+
+    def _select(self, data: Any, given: Any, y: Any, sample_weight: Any, n_obs: int, names: Sequence[str] | None) -> None:
+        """Encode the labels as 0 and 1, which keeps their own type for ``predict``."""
+        check_classification_targets(given)
+        self.classes_, codes = np.unique(given, return_inverse=True)
+        if len(self.classes_) > 2:
+            raise DataError(
+                f"Only binary classification is supported. The type of the target is {type_of_target(given)}: "
+                "wrap the classifier in OneVsRestClassifier"
+            )
+        if len(self.classes_) < 2:
+            raise DataError("the target holds one class only: a classifier needs two classes")
+        super()._select(data, codes, codes, sample_weight, n_obs, names)
+        self.coef_ = _dense_coefficients(self)[np.newaxis]
+        self.intercept_ = np.array([self.selection_.intercept])
+
+    def decision_function(self, X: Any) -> Float64Array:
+        """Return the log odds (n_samples,) of ``classes_[1]``."""
+        return self._linear_predictor(X)
+
+    def predict_proba(self, X: Any) -> Float64Array:
+        """Return the probability (n_samples, 2) of each class."""
+        eta = self._linear_predictor(X)  # first: it says so when there was no fit
+        positive = self.selection_.mean_response(eta)
+        return np.column_stack((1.0 - positive, positive))
+
+    def predict(self, X: Any) -> AnyArray:
+        """Return the likelier class (n_samples,)."""
+        eta = self._linear_predictor(X)  # first: it says so when there was no fit
+        return np.asarray(self.classes_[(eta >= 0.0).astype(np.int64)])
+
+    def _resolve_objective(self, y: Any) -> str:
+        """Return the only objective that classifies."""
+        if self.objective not in ("auto", "logistic"):
+            raise RequestError(f"a classifier has no {self.objective} objective: use FastOMPRegressor")
+        return "logistic"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _more_tags(self) -> dict[str, Any]:
+        """Say the same to scikit-learn before 1.6."""
+        return {"requires_y": True, "binary_only": True}
+
+
+def _dense_coefficients(estimator: FastOMPSelector) -> Float64Array:
+    """Return the coefficients of all columns."""
+    coef = np.zeros(estimator.n_features_in_)
+    coef[estimator.selection_.column_positions] = np.concatenate([np.empty(0), *estimator.selection_.coef])
+    return coef
+
+
+def _checked_weights(sample_weight: Any, n_obs: int) -> Float64Array:
+    """Return sample weights as a vector; a number means the same for all."""
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.ndim == 0:
+        return np.full(n_obs, float(weights))
+    if weights.shape != (n_obs,):
+        raise DataError(f"sample_weight has shape {weights.shape}: expected one weight for each of {n_obs} observations")
+    return weights
+
+
+def _validated(estimator: FastOMPSelector, *arguments: Any, **options: Any) -> Any:
+    """Validate as scikit-learn does, whose function was a method before 1.6."""
+    validate = getattr(validation, "validate_data", None)
+    return validate(estimator, *arguments, **options) if validate else estimator._validate_data(*arguments, **options)

@@ -1,0 +1,79 @@
+"""``open_store`` and ``create_store``: the medium is found by the scheme of the URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.url import StoreURL
+
+__all__ = ["create_store", "open_store"]
+
+
+def open_store(url: str) -> FeatureStore:
+    """Open the store at ``url``.
+
+    Parameters
+    ----------
+    url : str
+        ``mmap:///path``, ``pmem:///path``, ``dram:name``, or a plain path (``mmap``). ``?tier=dram`` after the path of a file
+        store copies its int8 tier into memory and leaves the exact matrix where it is, ``?tier=/folder`` into a file there (on
+        persistent memory, say), which is used again the next time; ``?profile=optane`` has emulated persistent memory take the
+        time of a published device (see ``fastomp_nvm.matrix.pacing``).
+
+    Returns
+    -------
+    FeatureStore
+    """
+    from fastomp_nvm import registry
+
+    parsed = StoreURL.parse(url)
+    return registry.medium(parsed.scheme).open(parsed)
+
+
+def create_store(
+    url: str,
+    X: Any,
+    y: Any = None,
+    *,
+    names: Iterable[str] | None = None,
+    dtype: str = "float32",
+    rows: Literal["observations", "features"] = "observations",
+    missing: str = "error",
+    groups: Mapping[str, Sequence[str | int]] | None = None,
+    tier: str = "int8",
+    replace: bool = False,
+) -> FeatureStore:
+    """Build a store at ``url`` from an array or a table and open it.
+
+    Parameters
+    ----------
+    url : str
+        Where to build it.
+    X : (n_obs, n_columns) array, pandas DataFrame or pyarrow Table
+        With ``rows="features"`` an array is (n_columns, n_obs). String columns of a table become one feature each.
+    y : (n_obs,) array, or mapping of name to array, optional
+        Target or targets; strings become classes.
+    names : iterable of str, optional
+        Column names; ``f0, f1, ...`` otherwise.
+    dtype : {"float32", "float64", "float16"}
+        Element type of the exact matrix.
+    missing : {"error", "mean", "median", "drop-feature"}
+        What to do about NaN. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``, as from files.
+    groups : mapping, optional
+        Features of several columns: feature name -> its columns, by name or position.
+    tier : {"int8", "none"}
+        Whether to keep an int8 copy next to the exact matrix: a quarter more space for float32, several times fewer bytes a pass.
+    replace : bool
+        Replace a store that exists.
+
+    Returns
+    -------
+    FeatureStore
+    """
+    from fastomp_nvm import registry
+
+    build = registry.load("storage_backends.build.builder:build_from_arrays")
+    build(url, X, y, names=names, dtype=dtype, rows=rows, missing=missing, groups=groups, tier=tier, replace=replace)
+    return open_store(url)

@@ -1,0 +1,439 @@
+"""Building a store on any medium: values in, in any order of tiles; a sealed store out.
+
+The builder checks every value, turns observations-by-columns into the feature-major matrix, fills or drops what is missing, and
+computes the sidecars from the values *as stored*. It works through tiles of bounded size, so that a source of any length needs
+the same memory. It knows no medium (that is the draft's part) and no file format (that is the readers').
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm import registry
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.moments import gram, moments
+from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS, Sidecars, StoreLayout, Target
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.matrix.tier import TierSidecar
+from fastomp_nvm.matrix.tier import quantise
+from storage_backends.build.schema import TableSchema
+from storage_backends.build.statistics import column_grid, filling, fingerprint
+from storage_backends.build.tables import as_table
+from storage_backends.build.targets import make_target
+
+__all__ = ["BuildReport", "StoreBuilder", "build_from_arrays"]
+
+_TILE_CELLS = 1 << 20
+#: Bytes of the draft that may be resident before the builder lets go of them.
+_RESIDENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What became of the data.
+
+    Attributes
+    ----------
+    url : str
+        Where the store was built.
+    n_obs, n_features, n_columns : int
+        Its shape, after dropping.
+    dtype : str
+    fingerprint : str
+    imputed : mapping of str to int
+        Cells filled in, per feature that had any missing.
+    dropped : tuple of str
+        Features dropped for missing values.
+    constant : tuple of str
+        Columns with one value only; they can never be selected.
+    """
+
+    url: str
+    n_obs: int
+    n_features: int
+    n_columns: int
+    dtype: str
+    fingerprint: str
+    imputed: Mapping[str, int]
+    dropped: tuple[str, ...]
+    constant: tuple[str, ...]
+
+
+class StoreBuilder:
+    """Fills a draft and seals it; a context manager that leaves nothing behind unless ``finish`` returned.
+
+    Parameters
+    ----------
+    url : str
+        Where to build.
+    schema : TableSchema
+        Shape, names and grouping of what will be written.
+    dtype : {"float32", "float64", "float16"}
+    missing : {"error", "mean", "median", "drop-feature"}
+        What to do about NaN.
+    tier : {"int8", "none"}
+        What to keep next to the exact matrix.
+    replace : bool
+        Replace a store that exists.
+    progress : callable, optional
+        Called with (bytes done, bytes to do); each byte of the matrix is written once and sealed once.
+    folder : str, optional
+        What ``folder`` of an earlier builder of the same store said, whose tiles ``adopt_tile`` takes over; file media only.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        schema: TableSchema,
+        *,
+        dtype: str = "float32",
+        missing: str = "error",
+        tier: str = "int8",
+        replace: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        folder: str | None = None,
+    ) -> None:
+        if dtype not in STORE_DTYPES:
+            raise RequestError(f"unknown dtype {dtype!r}: expected one of {', '.join(STORE_DTYPES)}")
+        if missing not in MISSING_POLICIES:
+            raise RequestError(f"unknown policy {missing!r} for missing values: expected one of {', '.join(MISSING_POLICIES)}")
+        if tier not in TIERS:
+            raise RequestError(f"unknown tier {tier!r}: expected one of {', '.join(TIERS)}")
+        parsed = StoreURL.parse(url)
+        self._url = url
+        self._schema = schema
+        self._dtype = np.dtype(dtype)
+        self._missing = missing
+        self._progress = progress
+        earlier: dict[str, Any] = {} if folder is None else {"folder": folder}
+        self._draft = registry.medium(parsed.scheme).draft(
+            parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier
+        )
+        self._written = np.zeros(schema.n_columns, dtype=np.int64)  # observations given so far, per column
+        self._gaps = np.zeros(schema.n_columns, dtype=bool)  # columns that were given a NaN
+        self._resident = 0
+        self._done = 0
+
+    def __enter__(self) -> StoreBuilder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._draft.abort()  # harmless after a commit
+
+    @property
+    def folder(self) -> str:
+        """Name of the directory in which a file medium builds, for a later builder to go on with."""
+        return str(self._draft.folder)  # type: ignore[attr-defined]
+
+    def leave(self) -> None:
+        """Close the builder of a file medium and let what was written stand, for a later one to go on with."""
+        self._draft.leave()  # type: ignore[attr-defined]
+
+    def adopt_tile(self, first_obs: int, first_column: int, shape: tuple[int, int], is_whole: Callable[[AnyArray], bool]) -> bool:
+        """Take over a tile that an earlier builder wrote, if ``is_whole`` says that its values are those that were given.
+
+        Parameters
+        ----------
+        first_obs, first_column : int
+        shape : (int, int)
+            Rows and columns.
+        is_whole : callable
+            Given the values, (rows, columns).
+        """
+        rows, columns = shape
+        stored = self._draft.matrix[first_column : first_column + columns, first_obs : first_obs + rows]
+        if stored.shape != (columns, rows) or not is_whole(stored.T):
+            return False
+        self._gaps[first_column : first_column + columns] |= np.isnan(stored).any(axis=1)
+        self._written[first_column : first_column + columns] += rows
+        self._touch(columns, rows)
+        self._advance(stored.size)
+        return True
+
+    def write_rows(self, first_obs: int, values: AnyArray) -> None:
+        """Write whole observations; tens of megabytes at a time are best.
+
+        Parameters
+        ----------
+        first_obs : int
+        values : (rows, n_columns) array
+        """
+        self.write_tile(first_obs, 0, values)
+
+    def write_columns(self, first_column: int, values: AnyArray) -> None:
+        """Write whole columns.
+
+        Parameters
+        ----------
+        first_column : int
+        values : (columns, n_obs) array
+        """
+        self.write_tile(0, first_column, np.asarray(values).T)
+
+    def write_tile(self, first_obs: int, first_column: int, values: AnyArray) -> None:
+        """Write a rectangle of the table. Every cell is to be written exactly once.
+
+        Parameters
+        ----------
+        first_obs, first_column : int
+        values : (rows, columns) array of floats, integers or booleans
+            NaN where a value is missing.
+
+        Raises
+        ------
+        DataError
+            A value that is infinite, too large for the dtype, or missing where that is an error.
+        """
+        values = np.asarray(values)
+        if values.ndim != 2 or values.dtype.kind not in "fiub":
+            raise DataError(f"a tile of shape {values.shape} and type {values.dtype} was given: a matrix of numbers is needed")
+        rows, columns = values.shape
+        n_obs, n_columns = self._schema.n_obs, self._schema.n_columns
+        if min(first_obs, first_column) < 0 or first_obs + rows > n_obs or first_column + columns > n_columns:
+            raise DataError(f"a tile of shape {values.shape} at row {first_obs + 1} leaves the table of {n_obs} rows")
+        if not values.size:
+            return
+        matrix = self._draft.matrix
+        height = min(rows, _TILE_CELLS)
+        width = max(1, _TILE_CELLS // height)
+        for top in range(0, rows, height):
+            for left in range(0, columns, width):
+                piece = values[top : top + height, left : left + width].T
+                with np.errstate(over="ignore", invalid="ignore"):
+                    stored = piece.astype(self._dtype, order="C", copy=False)
+                row, column = first_obs + top, first_column + left
+                if not np.isfinite(stored).all():
+                    self._examine(piece, stored, row, column)
+                if stored.shape[1] == n_obs:
+                    self._draft.write_columns(column, stored)
+                else:
+                    matrix[column : column + len(stored), row : row + stored.shape[1]] = stored
+                    self._touch(*stored.shape)
+        self._written[first_column : first_column + columns] += rows
+        self._advance(values.size)
+
+    def finish(
+        self,
+        targets: Mapping[str, Target] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        announce: Callable[[BuildReport], None] | None = None,
+    ) -> BuildReport:
+        """Seal the store and make it visible.
+
+        Parameters
+        ----------
+        targets : mapping of str to Target
+            Responses, the default one first.
+        provenance : mapping
+            Where the data came from, in JSON terms.
+        announce : callable, optional
+            Told the report just before the store becomes visible.
+
+        Returns
+        -------
+        BuildReport
+
+        Raises
+        ------
+        DataError
+            A cell was never written, a target does not fit, or nothing is left of a column or of the table.
+        """
+        schema, targets = self._schema, dict(targets or {})
+        wrong = np.flatnonzero(self._written != schema.n_obs)
+        if wrong.size:
+            column, given = schema.columns[int(wrong[0])], self._written[wrong[0]]
+            raise DataError(f"column {column!r} was given {given} observations, expected {schema.n_obs}")
+        for name, target in targets.items():
+            if target.values.shape != (schema.n_obs,):
+                raise DataError(f"target {name!r} has {len(target.values)} values for {schema.n_obs} observations")
+        kept, dropped = self._drop_features()
+        blocks = column_grid(kept.offsets)
+        imputed: dict[str, int] = {}
+        statistics, checksums, tier = self._seal(kept, blocks, imputed)
+        layout = StoreLayout(
+            kept.n_obs,
+            self._dtype.name,
+            kept.offsets,
+            blocks,
+            fingerprint(kept.n_obs, self._dtype.name, kept.offsets, blocks, checksums),
+        )
+        if tier is not None:
+            tier = dataclasses.replace(tier, fingerprint=layout.fingerprint)
+        constant = tuple(kept.columns[int(column)] for column in np.flatnonzero(statistics.norm == 0))
+        report = BuildReport(
+            self._url, kept.n_obs, kept.n_features, kept.n_columns, layout.dtype, layout.fingerprint, imputed, dropped, constant
+        )
+        if announce is not None:
+            announce(report)
+        self._draft.commit(
+            Sidecars(layout, statistics, checksums, kept.features, kept.columns, targets, dict(provenance or {}), tier)
+        )
+        return report
+
+    def _examine(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
+        """Refuse the first cell that cannot be stored and remember columns with missing ones; both arrays (columns, rows)."""
+        missing = np.isnan(piece) if piece.dtype.kind == "f" else np.zeros(piece.shape, dtype=bool)
+        self._gaps[column : column + len(piece)] |= missing.any(axis=1)
+        refused = ~np.isfinite(stored)
+        if self._missing != "error":
+            refused &= ~missing
+        if not refused.any():
+            return
+        observation, member = np.argwhere(refused.T)[0]
+        where = f"row {row + observation + 1} of column {self._schema.columns[column + int(member)]!r}"
+        value = piece[member, observation]
+        if np.isnan(value):
+            raise DataError(f"{where} is missing: fill it in or use --missing mean|median|drop-feature")
+        if np.isinf(value):
+            raise DataError(f"{where} is infinite: a finite number is needed")
+        wider = next((dtype for dtype in ("float32", "float64") if abs(value) <= np.finfo(dtype).max), None)
+        advice = f"use --dtype {wider}" if wider else "scale the column"
+        raise DataError(f"{where} is {value:g}, too large for {self._dtype.name}: {advice}")
+
+    def _drop_features(self) -> tuple[TableSchema, tuple[str, ...]]:
+        """Close the gaps that dropped features leave in the matrix; return what remains and the names of the dropped."""
+        schema = self._schema
+        if self._missing != "drop-feature" or not self._gaps.any():
+            return schema, ()
+        starts, widths = schema.offsets[:-1], np.diff(schema.offsets)
+        keep = ~np.logical_or.reduceat(self._gaps, starts)
+        if not keep.any():
+            raise DataError("every feature has a missing value, so none is left: use --missing mean or median")
+        matrix = self._draft.matrix
+        columns = np.flatnonzero(np.repeat(keep, widths))
+        for target, source in enumerate(columns):
+            if target != source:
+                matrix[target] = matrix[source]
+                self._touch(2, schema.n_obs)
+        offsets = np.concatenate(([0], np.cumsum(widths[keep])))
+        features = tuple(schema.features[int(feature)] for feature in np.flatnonzero(keep))
+        names = features if schema.columns is schema.features else tuple(schema.columns[int(column)] for column in columns)
+        dropped = tuple(schema.features[int(feature)] for feature in np.flatnonzero(~keep))
+        self._gaps = np.zeros(len(columns), dtype=bool)
+        return TableSchema(schema.n_obs, names, features, offsets), dropped
+
+    def _seal(
+        self, kept: TableSchema, blocks: IndexArray, imputed: dict[str, int]
+    ) -> tuple[ColumnStatistics, IndexArray, TierSidecar | None]:
+        """Fill what is missing, then compute moments, checksums and the tier, block by block."""
+        matrix, codes = self._draft.matrix, self._draft.tier
+        mean, norm, minimum, maximum = (np.empty(kept.n_columns) for _ in range(4))
+        grams: list[Float64Array] = []
+        checksums = np.zeros(len(blocks) - 1, dtype=np.int64)
+        scale, error, size = (np.empty(kept.n_columns) for _ in range(3))
+        tier = TierSidecar(scale, error, size, np.zeros_like(checksums), "")
+        width = max(1, _TILE_CELLS // kept.n_obs)
+        for block in range(len(checksums)):
+            checksum, tier_checksum, end = 0, 0, int(blocks[block + 1])
+            for first in range(int(blocks[block]), end, width):
+                last = min(first + width, end)
+                for column in np.flatnonzero(self._gaps[first:last]) + first:
+                    self._fill(kept, matrix[column], int(column), imputed)
+                tile = matrix[first:last]
+                found = moments(tile)
+                mean[first:last], norm[first:last] = found.mean, found.norm
+                minimum[first:last], maximum[first:last] = found.minimum, found.maximum
+                checksum = crc32(tile.reshape(-1).view(np.uint8).data, checksum)
+                self._touch(*tile.shape)
+                if codes is not None:
+                    quantised = quantise(tile, found)
+                    codes[first:last] = quantised.codes
+                    tier.scale[first:last], tier.error[first:last] = quantised.scale, quantised.error
+                    tier.norm[first:last] = quantised.norm
+                    tier_checksum = crc32(quantised.codes.reshape(-1).view(np.uint8).data, tier_checksum)
+                    self._touch(*tile.shape)
+                self._advance(tile.size)
+            checksums[block], tier.checksums[block] = checksum, tier_checksum
+            for first, last in self._wide_features(kept, int(blocks[block]), end):
+                grams.append(gram(matrix[first:last], mean[first:last]))
+                self._touch(last - first, kept.n_obs)
+        unbounded = np.flatnonzero(~np.isfinite(mean) | ~np.isfinite(norm))
+        if unbounded.size:
+            raise DataError(f"column {kept.columns[int(unbounded[0])]!r} holds values too large to add up: scale it")
+        return ColumnStatistics(mean, norm, minimum, maximum, tuple(grams)), checksums, tier if codes is not None else None
+
+    @staticmethod
+    def _wide_features(kept: TableSchema, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the column range of each feature of several columns among columns ``start:end`` (whole features)."""
+        edges = kept.offsets[np.searchsorted(kept.offsets, start) : np.searchsorted(kept.offsets, end) + 1]
+        for feature in np.flatnonzero(np.diff(edges) > 1):
+            yield int(edges[feature]), int(edges[feature + 1])
+
+    def _fill(self, kept: TableSchema, values: AnyArray, column: int, imputed: dict[str, int]) -> None:
+        """Fill the missing entries of one column in place and count them."""
+        gaps = np.isnan(values)
+        if gaps.all():
+            raise DataError(f"column {kept.columns[column]!r} has no value at all: drop it or use --missing drop-feature")
+        values[gaps] = filling(values[~gaps], self._missing)
+        feature = kept.features[int(np.searchsorted(kept.offsets, column, side="right")) - 1]
+        imputed[feature] = imputed.get(feature, 0) + int(gaps.sum())
+
+    def _touch(self, columns: int, observations: int) -> None:
+        """Count pages of the draft that became resident, and let go of them when they are many."""
+        pages = observations * self._dtype.itemsize // mmap.PAGESIZE + 1
+        self._resident += columns * pages * mmap.PAGESIZE
+        if self._resident > _RESIDENT_BYTES:
+            self._draft.forget(0, self._schema.n_columns)
+            self._resident = 0
+
+    def _advance(self, cells: int) -> None:
+        """Report progress."""
+        self._done += cells * self._dtype.itemsize
+        if self._progress is not None:
+            self._progress(self._done, 2 * self._schema.n_obs * self._schema.n_columns * self._dtype.itemsize)
+
+
+def build_from_arrays(
+    url: str,
+    X: Any,
+    y: Any = None,
+    *,
+    names: Iterable[str] | None = None,
+    dtype: str = "float32",
+    rows: str = "observations",
+    missing: str = "error",
+    groups: Mapping[str, Sequence[str | int]] | None = None,
+    tier: str = "int8",
+    replace: bool = False,
+    open_builder: Callable[..., Any] = StoreBuilder,
+) -> BuildReport:
+    """Build a store from data in memory (or mapped into it); see ``fastomp_nvm.create_store`` for the parameters.
+
+    ``open_builder`` starts the build; a remote one sends the tiles to a server.
+
+    Returns
+    -------
+    BuildReport
+    """
+    table = as_table(X, names=names, rows=rows, groups=groups, missing=missing)
+    targets = {name: make_target(name, values) for name, values in _named_targets(y).items()}
+    for name, target in targets.items():
+        if len(target.values) != table.schema.n_obs:
+            raise DataError(f"target {name!r} has {len(target.values)} values for {table.schema.n_obs} observations")
+    with open_builder(url, table.schema, dtype=dtype, missing=missing, tier=tier, replace=replace) as builder:
+        for first_obs, first_column, values in table.tiles():
+            builder.write_tile(first_obs, first_column, values)
+        report: BuildReport = builder.finish(targets, {"source": "memory"})
+    imputed = Counter(report.imputed) + Counter(table.filled)
+    return dataclasses.replace(report, imputed=dict(imputed))
+
+
+def _named_targets(y: Any) -> dict[str, Any]:
+    """Return targets by name: a mapping's own names, a series' name, else ``y``."""
+    if y is None:
+        return {}
+    if isinstance(y, Mapping) or (hasattr(y, "items") and hasattr(y, "columns")):
+        return {str(name): values for name, values in y.items()}
+    name = getattr(y, "name", None)
+    return {name if isinstance(name, str) and name else "y": y}

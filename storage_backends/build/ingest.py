@@ -1,0 +1,447 @@
+"""From a source file to a store: decide what each column is for, then pass bounded chunks from a reader to the builder.
+
+A column of the source is a feature, a target, or left out. Text features become one feature of several indicator columns. Nothing
+is visible at the store's address until the last chunk was sealed, and nothing is left behind when anything fails. Formats are the
+readers' business, media and missing numbers the builder's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm import registry
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
+from fastomp_nvm.stores.names import NumberedNames
+from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.stores.contract import Target
+from storage_backends.build.builder import BuildReport, StoreBuilder
+from storage_backends.readers import open_reader
+from storage_backends.readers.base import Categories, Chunk, Reader, ReaderOptions, RowsOf, Scan, spans
+from storage_backends.readers.target_files import is_target_file, read_target_file
+from storage_backends.readers.text import MISSING_LABEL
+from storage_backends.build.schema import TableSchema
+from storage_backends.build.targets import make_target
+
+__all__ = ["IngestReport", "ingest"]
+
+_INTEGER = re.compile(r"-?\d{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What became of a source.
+
+    Attributes
+    ----------
+    n_obs, n_features, n_columns : int
+        Shape of the store.
+    bytes : int
+        Size of its matrix.
+    imputed : int
+        Missing cells that were filled in.
+    dropped : tuple of str
+        Features dropped for missing values.
+    constant : tuple of str
+        Columns with one value only.
+    targets : tuple of str
+        Targets kept with the store, the default one first.
+    notes : tuple of str
+        What was assumed about the source.
+    fingerprint : str
+        Of the matrix.
+    """
+
+    n_obs: int
+    n_features: int
+    n_columns: int
+    bytes: int
+    imputed: int
+    dropped: tuple[str, ...]
+    constant: tuple[str, ...]
+    targets: tuple[str, ...]
+    notes: tuple[str, ...]
+    fingerprint: str
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Lines for people: the shape, then whatever is worth knowing."""
+        spread = f" in {self.n_columns} columns" if self.n_columns != self.n_features else ""
+        lines = [f"{self.n_obs} observations of {self.n_features} features{spread}, {self.bytes / 1e6:.1f} MB"]
+        lines.append(f"targets: {', '.join(self.targets)}" if self.targets else "no target: name one when selecting")
+        if self.imputed:
+            lines.append(f"{self.imputed} missing cells filled in")
+        if self.dropped:
+            lines.append(f"{len(self.dropped)} features with missing cells dropped: {_some(self.dropped)}")
+        if self.constant:
+            lines.append(f"{len(self.constant)} constant columns, never selected: {_some(self.constant)}")
+        return (*lines, *self.notes)
+
+
+def ingest(
+    source: str,
+    url: str,
+    *,
+    targets: Sequence[str] = (),
+    rows: RowsOf = "observations",
+    dtype: str = "float32",
+    missing: str = "error",
+    id_column: str | None = None,
+    drop: Sequence[str] = (),
+    tier: str = "int8",
+    replace: bool = False,
+    dataset: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    open_builder: Callable[..., Any] | None = None,
+) -> IngestReport:
+    """Build a store from a file.
+
+    Parameters
+    ----------
+    source : str
+        The file; its extension tells the format.
+    url : str
+        Where to build the store.
+    targets : sequence of str
+        Each a column name, a column position (when no column has that name; negative counts from the end), or a file with one
+        value per observation. A column wins over a file of that name; ``./file`` means the file. Without any, the target that the
+        format itself marks (``y`` of a container, the labels of SVMlight).
+    rows : {"observations", "features"}
+        What one line of the file, or one row of its matrix, is.
+    dtype : {"float32", "float64", "float16"}
+        Element type of the store.
+    missing : {"error", "mean", "median", "drop-feature"}
+        What to do about missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
+    id_column : str, optional
+        Column that identifies rows and is no feature; with ``rows="features"`` the column of feature names.
+    drop : sequence of str
+        Names or patterns (``*``, ``?``, ``[...]``) of columns to leave out.
+    tier : {"int8", "none"}
+        What to keep next to the exact matrix.
+    replace : bool
+        Replace a store that exists.
+    dataset : str, optional
+        Which array of a container holds the table.
+    progress : callable, optional
+        Called with (bytes done, bytes to do) as the source is read and the store is written; the second may be a guess at first.
+    open_builder : callable, optional
+        Starts the build in place of ``StoreBuilder``: a remote one sends the values to a server.
+
+    Returns
+    -------
+    IngestReport
+
+    Raises
+    ------
+    InputError
+        The source, a name or a cell is not as expected; the sentence names it.
+    """
+    if rows not in ("observations", "features"):
+        raise InputError(f"rows are {rows!r}, expected observations or features")
+    if open_builder is None:
+        _refuse_existing(url, replace)
+        open_builder = StoreBuilder
+    meter = _Meter(progress, source)
+    options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column, consumed=meter.consumed)
+    try:
+        with open_reader(source, options) as reader:
+            meter.passes = reader.passes
+            plan = _plan(reader, targets, id_column, drop)
+            scan = reader.scan(plan.columns)
+            layout = _Layout(reader, plan, scan, missing)
+            with open_builder(
+                url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=meter.built
+            ) as builder:
+                for chunk in reader.chunks(plan.columns, scan):
+                    layout.write(builder, chunk)
+                responses = layout.responses()
+                provenance = {
+                    "source": os.path.basename(source),
+                    "source_bytes": os.path.getsize(source),
+                    "rows": rows,
+                    "missing": missing,
+                }
+                built = builder.finish(responses, provenance)
+            return _report(built, layout.filled, tuple(responses), tuple(reader.notes))
+    except OSError as error:
+        raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
+
+
+class _Meter:
+    """Adds up what was read of the source and what was built, and tells the sum."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, source: str) -> None:
+        self._progress = progress
+        self._source_bytes = os.path.getsize(source) if os.path.isfile(source) else 0
+        self._read = self._built = 0
+        # Guesses until the reader and the builder are there: those that read on opening make two passes.
+        self.passes, self._to_build = 2, 2 * self._source_bytes
+
+    def consumed(self, count: int) -> None:
+        """Take in bytes of the source."""
+        self._read += count
+        self._tell()
+
+    def built(self, done: int, total: int) -> None:
+        """Take in where the builder stands."""
+        self._built, self._to_build = done, total
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the sum."""
+        if self._progress is not None:
+            self._progress(self._read + self._built, self.passes * self._source_bytes + self._to_build)
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetSource:
+    """Where a target comes from: one of a column of the table, a vector beside it, or a file."""
+
+    name: str
+    column: int | None = None
+    vector: str | None = None
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is read from the source: the chosen columns in file order, and the targets in the order asked for."""
+
+    columns: IndexArray
+    targets: tuple[_TargetSource, ...]
+
+
+def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: Sequence[str]) -> _Plan:
+    """Decide which columns are features, targets, or left out."""
+    names = reader.names
+    _check_names(reader)
+    asked = list(targets) or ([reader.default_target] if reader.default_target else [])
+    sources = tuple(_target_source(reader, text) for text in asked)
+    keep = np.ones(len(names), dtype=bool)
+    if id_column is not None and not reader.names_from_id:
+        found = _column(names, id_column)
+        if found is None:
+            raise InputError(f"{reader.label} has no column {id_column!r} to leave out as identifier{_hint(names, id_column)}")
+        keep[found] = False
+    for pattern in drop:
+        matched = _matching(names, pattern)
+        if not matched.any():
+            raise InputError(f"no column of {reader.label} matches {pattern!r}, which was to be dropped{_hint(names, pattern)}")
+        keep &= ~matched
+    chosen = [source.column for source in sources if source.column is not None]
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"two targets are the same column of {reader.label}: name each once")
+    keep[chosen] = True
+    if int(keep.sum()) == len(chosen):
+        raise DataError(f"{reader.label} has no features: at least one column besides targets and dropped ones is needed")
+    return _Plan(np.flatnonzero(keep), sources)
+
+
+def _target_source(reader: Reader, text: str) -> _TargetSource:
+    """Find out what a target argument means."""
+    names = reader.names
+    if not text.startswith(("./", "../", "/")):
+        if text in names:
+            return _TargetSource(text, column=names.index(text))
+        if text in reader.vectors:
+            return _TargetSource(text, vector=text)
+        column = _column(names, text)
+        if column is not None:
+            return _TargetSource(names[column], column=column)
+        if not is_target_file(text):
+            raise InputError(
+                f"the target {text!r} is neither a column of {reader.label} nor a file with one value per observation"
+                f"{_hint(names, text)}"
+            )
+    if not os.path.isfile(text):
+        raise InputError(f"there is no file {text} to take a target from")
+    return _TargetSource(os.path.basename(text), file=text)
+
+
+def _column(names: Sequence[str], text: str) -> int | None:
+    """Return the position of a column given by name, or else by number."""
+    if text in names:
+        return names.index(text)
+    if _INTEGER.fullmatch(text) and -len(names) <= int(text) < len(names):
+        return int(text) % len(names)
+    return None
+
+
+def _matching(names: Sequence[str], pattern: str) -> BoolArray:
+    """Return, per name, whether it equals or matches a pattern."""
+    match = re.compile(fnmatch.translate(pattern)).match
+    return np.fromiter((name == pattern or match(name) is not None for name in names), dtype=bool, count=len(names))
+
+
+def _check_names(reader: Reader) -> None:
+    """Refuse empty and repeated names, which could not be asked for."""
+    if isinstance(reader.names, NumberedNames):
+        return
+    first: dict[str, int] = {}
+    for position, name in enumerate(reader.names, start=1):
+        if not name:
+            raise DataError(f"{reader.label}: column {position} has no name: give it one")
+        if name in first:
+            raise DataError(f"{reader.label}: columns {first[name]} and {position} are both named {name!r}: rename one of them")
+        first[name] = position
+
+
+class _Layout:
+    """Where each chosen column goes: into which columns of the store, or into which target."""
+
+    def __init__(self, reader: Reader, plan: _Plan, scan: Scan, missing: str) -> None:
+        self._reader = reader
+        self._plan = plan
+        self._n_obs = scan.n_obs
+        self._missing = missing
+        self._names = reader.names
+        self._target_position = {
+            source.name: int(np.searchsorted(plan.columns, source.column)) for source in plan.targets if source.column is not None
+        }
+        #: Values of the targets that are columns, by position.
+        self._target_values: dict[int, Float64Array] = {
+            position: np.empty(scan.n_obs) for position in self._target_position.values()
+        }
+        # Before the long way through the chunks, so that a target that does not fit costs nothing.
+        self._given: dict[str, Target] = {}
+        #: Missing texts that were given a category of their own.
+        self.filled = 0
+        self._target_names = [self._take_given(source) for source in plan.targets]
+        if len(set(self._target_names)) < len(self._target_names):
+            raise InputError(f"two targets have the same name among {_some(self._target_names)}: rename one of them")
+        self._categories = scan.categories
+        self._labels = {
+            position: self._indicators(position, categories)
+            for position, categories in scan.categories.items()
+            if position not in self._target_values
+        }
+        widths = np.ones(len(plan.columns), dtype=np.int64)
+        widths[list(self._target_values)] = 0
+        for position, labels in self._labels.items():
+            widths[position] = len(labels)
+        self._first_column = np.concatenate(([0], np.cumsum(widths)))
+        self._special = np.array(sorted(self._target_values | self._labels), dtype=np.int64)
+        self.schema = self._make_schema(widths)
+
+    def write(self, builder: StoreBuilder, chunk: Chunk) -> None:
+        """Pass a chunk on: runs of plain columns as they are, text as indicators, targets to their place."""
+        first, last = chunk.first_column, chunk.first_column + chunk.values.shape[1]
+        begin = first
+        for special in (
+            *self._special[np.searchsorted(self._special, first) : np.searchsorted(self._special, last)].tolist(),
+            last,
+        ):
+            if begin < special:
+                builder.write_tile(
+                    chunk.first_obs, int(self._first_column[begin]), chunk.values[:, begin - first : special - first]
+                )
+            begin = special + 1
+            if special == last:
+                break
+            cells = chunk.values[:, special - first]
+            if special in self._target_values:
+                self._target_values[special][chunk.first_obs : chunk.first_obs + len(cells)] = cells
+            else:
+                self._write_indicators(builder, chunk.first_obs, special, cells)
+
+    def responses(self) -> dict[str, Target]:
+        """Return the targets, complete once every chunk was written."""
+        return {name: self._given[name] if name in self._given else self._column_target(name) for name in self._target_names}
+
+    def _take_given(self, source: _TargetSource) -> str:
+        """Load a target that is no column of the table and return its name, which a file may hold itself."""
+        name = source.name
+        if source.file is not None:
+            name, values = read_target_file(source.file, self._n_obs)
+            self._given[name] = make_target(name, values)
+        elif source.vector is not None:
+            self._given[name] = make_target(name, self._reader.vector(source.vector))
+        return name
+
+    def _column_target(self, name: str) -> Target:
+        """Return a target that is a column: numbers, or classes when the column is text."""
+        position = self._target_position[name]
+        target = make_target(name, self._target_values[position])
+        return Target(target.values, self._categories[position].labels) if position in self._categories else target
+
+    def _indicators(self, position: int, categories: Categories) -> tuple[str, ...]:
+        """Return the labels a text feature gets one column each for."""
+        if not categories.labels:
+            name = self._names[int(self._plan.columns[position])]
+            raise DataError(f"{self._reader.label}: column {name!r} has no value at all: leave it out with --drop")
+        if categories.has_missing and self._missing in ("mean", "median") and MISSING_LABEL not in categories.labels:
+            return (*categories.labels, MISSING_LABEL)
+        return categories.labels
+
+    def _write_indicators(self, builder: StoreBuilder, first_obs: int, position: int, codes: AnyArray) -> None:
+        """Write a text feature as indicator columns, in pieces of bounded size."""
+        labels = self._labels[position]
+        for first, last in spans(len(codes), 4 * len(labels), self._reader.options.chunk_bytes):
+            piece = codes[first:last]
+            absent = np.isnan(piece)
+            if absent.any() and self._missing == "error":
+                row = first_obs + first + int(absent.argmax()) + 1
+                name = self._names[int(self._plan.columns[position])]
+                raise DataError(f"row {row} of column {name!r} is missing: fill it in or use --missing mean|median|drop-feature")
+            if MISSING_LABEL in labels and self._missing != "drop-feature":
+                piece = np.where(absent, labels.index(MISSING_LABEL), piece)
+                self.filled += int(absent.sum())
+            indicators = (piece[:, np.newaxis] == np.arange(len(labels))).astype(np.float32)
+            indicators[np.isnan(piece)] = np.nan
+            builder.write_tile(first_obs + first, int(self._first_column[position]), indicators)
+
+    def _make_schema(self, widths: IndexArray) -> TableSchema:
+        """Return the schema of the store."""
+        columns = self._plan.columns
+        if not self._special.size and len(columns) == len(self._names):
+            return TableSchema.plain(self._n_obs, self._names)
+        features = np.flatnonzero(widths)
+        return TableSchema.grouped(self._n_obs, self._groups(features))
+
+    def _groups(self, features: IndexArray) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield each feature with its column names."""
+        for position in features.tolist():
+            name = self._names[int(self._plan.columns[position])]
+            yield name, [f"{name}={label}" for label in self._labels[position]] if position in self._labels else [name]
+
+
+def _refuse_existing(url: str, replace: bool) -> None:
+    """Refuse an address that is taken before hours are spent on reading; the draft checks again."""
+    parsed = StoreURL.parse(url)
+    if not replace and registry.medium(parsed.scheme).exists(parsed):
+        raise StoreURLError(f"a store stands at {url}: choose another place or ask to replace it (--replace)")
+
+
+def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
+    """Put the report together."""
+    return IngestReport(
+        n_obs=built.n_obs,
+        n_features=built.n_features,
+        n_columns=built.n_columns,
+        bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
+        imputed=sum(built.imputed.values()) + filled,
+        dropped=built.dropped,
+        constant=built.constant,
+        targets=targets,
+        notes=notes,
+        fingerprint=built.fingerprint,
+    )
+
+
+def _hint(names: Sequence[str], text: str) -> str:
+    """Return a suggestion of similar names, or how the names look."""
+    close = difflib.get_close_matches(text, names[:10_000], n=3)
+    return f": did you mean {' or '.join(map(repr, close))}?" if close else f": its columns are {_some(names)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first few names."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,339 @@
+"""Cutting a store into shards: ordinary stores of whole blocks, and the manifest that makes one store of them.
+
+Bytes are copied, never computed anew: a block keeps its checksum, a column its moments and its codes, so that the shards together
+have the fingerprint of the store they were cut from. Every block is checked on the way. The directory of the shards appears under
+its name whole, manifest included, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm import registry
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
+from fastomp_nvm.matrix.remote_rows import RemoteRows
+from fastomp_nvm.cluster.shard import ShardAddress
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.stores.contract import FeatureStore, Sidecars, StoreLayout
+from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.matrix.tier import TierSidecar
+from fastomp_nvm.stores.open import open_store
+from storage_backends.files import format as store_format
+from storage_backends.files.durable import EXCHANGE, device_errors, give_back, rename_with_flag, sync_directory, write_file
+from storage_backends.build.manifest import FILE_MEDIA, MANIFEST, Manifest
+from storage_backends.build.statistics import fingerprint, label_digest
+
+__all__ = ["block_ranges", "cut", "ingest_shards", "merged", "part_of"]
+
+
+def block_ranges(n_blocks: int, into: int | Sequence[float]) -> list[tuple[int, int]]:
+    """Return the range of blocks of each shard.
+
+    Parameters
+    ----------
+    n_blocks : int
+    into : int or sequence of float
+        How many shards of about the same size, or the share of each.
+    """
+    shares = _shares(into)
+    if len(shares) > n_blocks:
+        raise RequestError(f"{len(shares)} shards cannot be made of {n_blocks} blocks of 256 columns: ask for at most {n_blocks}")
+    edges = np.rint(np.concatenate(([0.0], np.cumsum(shares))) * (n_blocks / shares.sum())).astype(np.int64)
+    for place in range(1, len(edges)):  # every shard has a block at least
+        edges[place] = max(edges[place], edges[place - 1] + 1)
+    edges = np.minimum(edges, n_blocks - len(shares) + np.arange(len(edges)))
+    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+
+def _shares(into: int | Sequence[float]) -> Float64Array:
+    """Return the share of each shard."""
+    shares = np.ones(into) if isinstance(into, int) and into > 0 else np.asarray(into, dtype=np.float64)
+    if shares.ndim != 1 or not shares.size or not (shares > 0).all() or not np.isfinite(shares).all():
+        raise RequestError(f"{into!r} shards cannot be made: expected a whole number of at least 1, or shares such as 2,1,1")
+    return shares
+
+
+def cut(
+    source: FeatureStore | str,
+    out: str,
+    into: int | Sequence[float],
+    *,
+    pin: bool = False,
+    replace_existing: bool = False,
+    consume: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Cut a store into shards and return the path of their manifest.
+
+    Parameters
+    ----------
+    source : FeatureStore or store URL
+    out : str
+        Directory for shards and manifest: a path, ``mmap:///path`` or ``pmem:///path``.
+    into : int or sequence of float
+        See ``block_ranges``.
+    pin : bool
+        Require of the machine that serves shard N the Ray resource ``shard-N``.
+    replace_existing : bool
+        Take the place of sharded stores that stand at ``out``.
+    consume : bool
+        Give the room of each block of ``source``, a store made of files, back once it is copied: the source is lost in any case.
+    progress : callable, optional
+        Called with (bytes done, bytes to do).
+    """
+    scheme, final = _destination(out, replace_existing)
+    with contextlib.ExitStack() as stack:
+        store: Any = stack.enter_context(open_store(source)) if isinstance(source, str) else source
+        if isinstance(store.matrix, RemoteRows):
+            raise RequestError(f"{store.url} consists of shards, which are not cut again: cut the store that they were cut from")
+        sidecars: Sidecars = store.sidecars
+        ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
+        partial = stack.enter_context(_hidden_directory(final, "sharding"))
+        spent = stack.enter_context(_Spent(store)) if consume else None
+        addresses = []
+        for place, (first, last) in enumerate(ranges):
+            name = f"shard-{place}"
+            part = part_of(sidecars, first, last, {"shard": place, "shards": len(ranges)})
+            _copy(store, sidecars, (first, last), _url(scheme, partial / name), part, spent, progress)
+            columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
+            features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
+            url = name if scheme == "mmap" else f"{scheme}:{name}"
+            labels = label_digest(part.names, part.column_names, part.targets)
+            addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else "", labels))
+        layout = sidecars.layout
+        tier = "none" if sidecars.tier is None else "int8"
+        manifest = Manifest(
+            layout.fingerprint, layout.n_obs, layout.n_features, layout.n_columns, layout.dtype, tier, tuple(addresses)
+        )
+        with device_errors(f"write {partial / MANIFEST}"):
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                write_file(descriptor, MANIFEST, manifest.to_yaml().encode("utf-8"))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            _publish(partial, final)
+    return final / MANIFEST
+
+
+def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any) -> tuple[Any, Path]:
+    """Ingest a file into shards: through a store beside them that goes as they come; return ``ingest``'s report and the manifest.
+
+    Where the last block ends is known only when the last row was read, because features with missing values may be dropped. At most
+    the room of the data and of one shard is taken.
+    """
+    _, final = _destination(out, replace)
+    _shares(into)
+    with _hidden_directory(final, "staged") as folder:
+        staged = _url("mmap", folder / "store")
+        report = registry.load("storage_backends.build.ingest:ingest")(source, staged, **options)
+        return report, cut(staged, out, into, replace_existing=replace, consume=True)
+
+
+def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any]) -> Sidecars:
+    """Return the sidecars of blocks ``first:last`` as those of a store of their own."""
+    layout, statistics = sidecars.layout, sidecars.statistics
+    start, end = int(layout.blocks[first]), int(layout.blocks[last])
+    low, high = np.searchsorted(layout.offsets, (start, end)).tolist()
+    columns, features = slice(start, end), slice(low, high)
+    wide = np.flatnonzero(np.diff(layout.offsets) > 1)
+    members = np.flatnonzero((wide >= low) & (wide < high)).tolist()
+    offsets, blocks = layout.offsets[low : high + 1] - start, layout.blocks[first : last + 1] - start
+    checksums = sidecars.checksums[first:last]
+    names = tuple(sidecars.names[features])
+    whole = {"whole": layout.fingerprint, **provenance}
+    mark = fingerprint(layout.n_obs, layout.dtype, offsets, blocks, checksums)
+    tier = sidecars.tier
+    if tier is not None:
+        tier = TierSidecar(tier.scale[columns], tier.error[columns], tier.norm[columns], tier.checksums[first:last], mark)
+    return Sidecars(
+        StoreLayout(layout.n_obs, layout.dtype, offsets, blocks, mark),
+        ColumnStatistics(
+            statistics.mean[columns],
+            statistics.norm[columns],
+            statistics.minimum[columns],
+            statistics.maximum[columns],
+            tuple(statistics.grams[member] for member in members),
+        ),
+        checksums,
+        names,
+        names if sidecars.column_names is sidecars.names else tuple(sidecars.column_names[columns]),
+        sidecars.targets,
+        {**sidecars.provenance, "cut": whole},
+        tier,
+    )
+
+
+def merged(parts: Sequence[Sidecars]) -> Sidecars:
+    """Return the sidecars of the store that ``parts``, one below the other, make."""
+    offsets = _stacked([part.layout.offsets for part in parts])
+    blocks = _stacked([part.layout.blocks for part in parts])
+    checksums = np.concatenate([part.checksums for part in parts])
+    first = parts[0]
+    mark = fingerprint(first.layout.n_obs, first.layout.dtype, offsets, blocks, checksums)
+    moments = {
+        field: np.concatenate([getattr(part.statistics, field) for part in parts])
+        for field in ("mean", "norm", "minimum", "maximum")
+    }
+    names = tuple(name for part in parts for name in part.names)
+    plain = all(part.column_names is part.names for part in parts)
+    tiers = [part.tier for part in parts if part.tier is not None]
+    tier = None
+    if len(tiers) == len(parts):
+        scale, error, norm, codes = (
+            np.concatenate([getattr(each, field) for each in tiers]) for field in ("scale", "error", "norm", "checksums")
+        )
+        tier = TierSidecar(scale, error, norm, codes, mark)
+    return Sidecars(
+        StoreLayout(first.layout.n_obs, first.layout.dtype, offsets, blocks, mark),
+        ColumnStatistics(**moments, grams=tuple(gram for part in parts for gram in part.statistics.grams)),
+        checksums,
+        names,
+        names if plain else tuple(name for part in parts for name in part.column_names),
+        first.targets,
+        {name: value for name, value in first.provenance.items() if name != "cut"},
+        tier,
+    )
+
+
+def _stacked(edges: Sequence[IndexArray]) -> IndexArray:
+    """Put edges that begin at 0 each one behind the other."""
+    out = [np.zeros(1, dtype=np.int64)]
+    for each in edges:
+        out.append(each[1:] + out[-1][-1])
+    return np.concatenate(out)
+
+
+def _copy(
+    store: FeatureStore,
+    whole: Sidecars,
+    blocks: tuple[int, int],
+    url: str,
+    part: Sidecars,
+    spent: _Spent | None,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Build one shard from blocks ``blocks`` of a store."""
+    parsed, layout, matrix = StoreURL.parse(url), part.layout, store.matrix
+    tier = "none" if part.tier is None else "int8"
+    draft = registry.medium(parsed.scheme).draft(parsed, layout.n_columns, layout.n_obs, layout.dtype, replace=False, tier=tier)
+    try:
+        for block in range(*blocks):
+            start, end = int(whole.layout.blocks[block]), int(whole.layout.blocks[block + 1])
+            here = int(layout.blocks[block - blocks[0]])
+            columns = np.ascontiguousarray(matrix[start:end])
+            _check(columns, int(whole.checksums[block]), block, store.url)
+            draft.write_columns(here, columns)
+            if draft.tier is not None and store.tier is not None and whole.tier is not None:
+                codes = np.ascontiguousarray(store.tier.codes[start:end])
+                _check(codes, int(whole.tier.checksums[block]), block, store.url)
+                draft.tier[here : here + len(codes)] = codes
+            draft.forget(here, here + len(columns))
+            if spent is not None:
+                spent.give_back(start, end)
+            if progress is not None:
+                progress(end * columns.shape[1] * columns.itemsize, matrix.nbytes)
+        draft.commit(part)
+    finally:
+        draft.abort()
+
+
+class _Spent:
+    """The files of a store of which nothing is needed any more that was copied.
+
+    Parameters
+    ----------
+    store : FeatureStore
+        Made of files.
+    """
+
+    def __init__(self, store: FeatureStore) -> None:
+        folder, layout = Path(StoreURL.parse(store.url).path), store.layout
+        widths = {store_format.MATRIX: layout.n_obs * np.dtype(layout.dtype).itemsize}
+        if store.tier is not None:
+            widths[store_format.TIER] = layout.n_obs
+        self._files = [(os.open(folder / name, os.O_RDWR | os.O_CLOEXEC), width) for name, width in widths.items()]
+
+    def __enter__(self) -> _Spent:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for file, _ in self._files:
+            os.close(file)
+
+    def give_back(self, first: int, last: int) -> None:
+        """Give back the room of columns ``first:last``."""
+        with device_errors("give back the room of what was copied"):
+            for file, width in self._files:
+                give_back(file, store_format.DATA_OFFSET + first * width, (last - first) * width)
+
+
+def _check(columns: Any, expected: int, block: int, url: str) -> None:
+    """Refuse to copy a block that is damaged."""
+    if crc32(columns.reshape(-1).view(np.uint8).data) != expected:
+        raise StoreError(f"the store {url} is damaged: block {block} does not match its checksum; build the store again")
+
+
+def _url(scheme: str, path: Path) -> str:
+    """Return the URL of a store of files."""
+    return f"{scheme}://{urllib.parse.quote(str(path))}"
+
+
+@contextlib.contextmanager
+def _hidden_directory(final: Path, kind: str) -> Iterator[Path]:
+    """Make a directory beside the final one, having removed those of killed processes; what is left of it in the end goes too."""
+    ours = re.compile(rf"\.{re.escape(final.name)}\.(?:sharding|staged)-(\d+)-[0-9a-f]+(?:\.retired)?")
+    for leftover in final.parent.iterdir():
+        match = ours.fullmatch(leftover.name)
+        if match and not os.path.exists(f"/proc/{match[1]}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    hidden = final.with_name(f".{final.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+    with device_errors(f"make {hidden}"):
+        hidden.mkdir()
+    try:
+        yield hidden
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
+    """Return medium and directory for the shards, refusing a place where they may not be put."""
+    target = StoreURL.parse(out)
+    if target.scheme not in FILE_MEDIA or target.query or target.fragment:
+        raise StoreURLError(f"shards cannot be built at {out!r}: expected a path, mmap:///path or pmem:///path")
+    final = Path(os.path.realpath(target.path))
+    if not final.parent.is_dir():
+        raise StoreURLError(f"the directory {final.parent} does not exist: create it before putting shards there")
+    if not final.exists():
+        return target.scheme, final
+    if not (final / MANIFEST).exists():
+        if not final.is_dir() or any(final.iterdir()):
+            raise StoreURLError(f"{final} exists and is not a sharded store: choose another place or remove it yourself")
+    elif not replace_existing:
+        raise StoreURLError(f"a sharded store stands at {final}: choose another place or ask to replace it (--replace)")
+    return target.scheme, final
+
+
+def _publish(partial: Path, final: Path) -> None:
+    """Give the directory its name; what had it before is left under the name that goes."""
+    if not (final / MANIFEST).exists():
+        os.rename(partial, final)
+    elif not rename_with_flag(str(partial), str(final), EXCHANGE):
+        retired = partial.with_name(f"{partial.name}.retired")
+        os.rename(final, retired)
+        os.rename(partial, final)
+        os.rename(retired, partial)
+    sync_directory(str(final.parent))

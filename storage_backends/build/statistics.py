@@ -1,0 +1,57 @@
+"""What is settled once when a store is sealed: block grid, fillings for missing values, fingerprints. Knows no store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, IndexArray
+from fastomp_nvm.stores.contract import BLOCK_COLUMNS, Target
+
+__all__ = ["column_grid", "filling", "fingerprint", "label_digest"]
+
+
+def column_grid(offsets: IndexArray) -> IndexArray:
+    """Return the block grid over features given by ``offsets``.
+
+    Parameters
+    ----------
+    offsets : (n_features + 1,) int64
+
+    Returns
+    -------
+    (n_blocks + 1,) int64
+        Each block as many whole features as fit into ``BLOCK_COLUMNS`` columns.
+    """
+    edges = [0]
+    while edges[-1] < offsets[-1]:
+        last = int(np.searchsorted(offsets, edges[-1] + BLOCK_COLUMNS, side="right")) - 1
+        edges.append(int(offsets[last]))
+    return np.array(edges, dtype=np.int64)
+
+
+def filling(values: AnyArray, policy: str) -> float:
+    """Return what replaces the missing entries of a column whose present ``values`` (m,) are given: their mean or median."""
+    numbers = values.astype(np.float64)  # the median of two large float16 would overflow on the way
+    return float(np.median(numbers) if policy == "median" else np.mean(numbers))
+
+
+def fingerprint(n_obs: int, dtype: str, offsets: IndexArray, blocks: IndexArray, checksums: IndexArray) -> str:
+    """Return 32 hexadecimal digits over shape, dtype, grouping and the checksums of all blocks."""
+    description = {"kind": "fastomp-matrix-1", "n_obs": n_obs, "n_columns": int(offsets[-1]), "dtype": dtype}
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode("ascii"))
+    for array in (offsets, blocks, checksums):
+        digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def label_digest(names: Sequence[str], column_names: Sequence[str], targets: Mapping[str, Target]) -> str:
+    """Return 32 hexadecimal digits over what ``fingerprint`` leaves out: names of features and columns, and targets."""
+    digest = hashlib.sha256(json.dumps([list(names), list(column_names)]).encode("ascii"))
+    for name, target in targets.items():
+        digest.update(json.dumps([name, target.classes]).encode("ascii"))
+        digest.update(np.ascontiguousarray(target.values, dtype="<f8").tobytes())
+    return digest.hexdigest()[:32]

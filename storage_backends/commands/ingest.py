@@ -1,0 +1,80 @@
+"""``fastomp ingest SRC STORE``: build a store from a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.parse
+from dataclasses import asdict
+
+from fastomp_nvm import registry
+from fastomp_nvm.cli.cluster_argument import shard_counts
+from fastomp_nvm.cli.output import byte_progress, clean
+from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.errors import StoreURLError
+from fastomp_nvm.remote.address import is_remote
+from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("source", metavar="SRC", help="file: CSV, TSV (also .gz), NPY, NPZ, Parquet, Feather, HDF5, SVMlight, .mtx")
+    parser.add_argument("store", metavar="STORE", help="where to build: mmap:///path, pmem:///path, or a plain path (mmap)")
+    parser.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="COL|FILE",
+        help="column (name or index) or file with the response; repeat it for several; ./FILE forces a file",
+    )
+    parser.add_argument("--rows", choices=("observations", "features"), default="observations", help="what a row of SRC is")
+    parser.add_argument("--dtype", choices=STORE_DTYPES, default="float32", help="element type of the exact matrix")
+    parser.add_argument("--missing", choices=MISSING_POLICIES, default="error", help="what to do about missing values")
+    parser.add_argument("--tier", choices=TIERS, default="int8", help="keep an int8 copy that makes passes cheaper, or none")
+    parser.add_argument("--id", metavar="COL", help="column that names the observations; not a feature")
+    parser.add_argument("--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable")
+    parser.add_argument("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file")
+    parser.add_argument("--replace", action="store_true", help="replace a store that exists")
+    parser.add_argument("--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or shares: 2,1,1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_connection_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ingest and say what came of it."""
+    options = {
+        "targets": arguments.target,
+        "rows": arguments.rows,
+        "dtype": arguments.dtype,
+        "missing": arguments.missing,
+        "id_column": arguments.id,
+        "drop": arguments.drop,
+        "tier": arguments.tier,
+        "replace": arguments.replace,
+        "dataset": arguments.dataset,
+    }
+    if arguments.store.startswith("dram:"):
+        raise StoreURLError(f"{arguments.store} would end with this command: build the store at a path, then select --load dram")
+    place = arguments.store
+    with terminating_cleanly(), byte_progress("ingest") as progress:
+        if arguments.shards is not None:
+            ingest = registry.load("storage_backends.build.sharding:ingest_shards")
+            into = shard_counts(arguments.shards)
+            report, manifest = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+            place = f"cluster://{urllib.parse.quote(str(manifest))}"
+        elif is_remote(arguments.store):
+            with connected(arguments) as client:
+                report = client.ingest(arguments.source, progress=progress, **options)
+        else:
+            ingest = registry.load("storage_backends.build.ingest:ingest")
+            report = ingest(arguments.source, arguments.store, progress=progress, **options)
+    if arguments.json:
+        print(json.dumps(asdict(report)))
+    else:
+        for line in report.summary:
+            print(clean(line, longest=None))
+        print(f"next: fastomp select {place} --k 10")
+    return 0

@@ -1,0 +1,50 @@
+"""``fastomp shard STORE --into N OUT``: cut a store into shards for a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.parse
+
+from fastomp_nvm import registry
+from fastomp_nvm.cli.cluster_argument import shard_counts
+from fastomp_nvm.cli.output import byte_progress
+from fastomp_nvm.cli.termination import terminating_cleanly
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    parser.add_argument("out", metavar="OUT", help="directory for shards and manifest: a path, mmap:///path or pmem:///path")
+    parser.add_argument("--into", required=True, metavar="N", help="how many shards, or the share of each: 2,1,1")
+    parser.add_argument(
+        "--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I; see the guide"
+    )
+    parser.add_argument("--replace", action="store_true", help="replace sharded stores that exist")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Cut and say where the manifest is."""
+    cut = registry.load("storage_backends.build.sharding:cut")
+    read = registry.load("storage_backends.build.manifest:read_manifest")
+    with terminating_cleanly(), byte_progress("shard") as progress:
+        path = cut(
+            arguments.store,
+            arguments.out,
+            shard_counts(arguments.into),
+            pin=arguments.pin,
+            replace_existing=arguments.replace,
+            progress=progress,
+        )
+    manifest, url = read(path), f"cluster://{urllib.parse.quote(str(path))}"
+    if arguments.json:
+        shards = [{"url": shard.url, "features": list(shard.features)} for shard in manifest.shards]
+        print(json.dumps({"url": url, "fingerprint": manifest.fingerprint, "shards": shards}))
+        return 0
+    for place, shard in enumerate(manifest.shards):
+        print(f"shard {place}: features {shard.features[0]:,} to {shard.features[1] - 1:,}")
+    print(f"next: fastomp select {url} --k 10")
+    return 0

@@ -1,0 +1,1 @@
+"""Stores as directories of files: format, drafts, mappings, durable regions."""

@@ -1,0 +1,238 @@
+"""A store being built: under a private name beside its final place, renamed once all of it has reached the device.
+
+Invariants: a directory at its final name is a whole store; what a dead builder left has a name of its own kind, is no store, and is
+swept away by the next builder of the same store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from typing import Literal
+
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.errors import StoreError, StoreURLError
+from fastomp_nvm.stores.contract import Sidecars, StoreDraft
+from storage_backends.files import format as store_format
+from storage_backends.files.durable import EXCHANGE, device_errors, rename_with_flag, sync_directory, write_file
+from storage_backends.files.matrix import DraftMatrix
+
+__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "is_leftover", "occupant"]
+
+#: No header of ours is larger.
+LARGEST_HEADER = 1 << 26
+
+_PARTIAL = re.compile(r"\..+\.partial-\d+-[0-9a-f]+")
+
+
+class FileDraft(StoreDraft):
+    """A store being built in a hidden directory beside its final place.
+
+    Parameters
+    ----------
+    path : str
+        Final place.
+    n_columns, n_obs : int
+    dtype : str
+    replace : bool
+        Take the place of a store that stands there.
+    tier : {"int8", "none"}
+    folder : str, optional
+        What ``folder`` of an earlier draft of the same shape said: its matrix is gone on with.
+
+    Raises
+    ------
+    StoreError
+        What the earlier draft left is not of this shape; it is removed.
+    """
+
+    def __init__(
+        self, path: str, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none", folder: str | None = None
+    ) -> None:
+        self._path = path
+        self._shape = (n_columns, n_obs, dtype)
+        self._replace = replace
+        parent, name = os.path.split(path)
+        self._files: dict[str, DraftMatrix] = {}
+        if folder is None:
+            _sweep(parent, name)
+            self._partial, self._directory = _new_directory(parent, name)
+        else:
+            self._partial = os.path.join(parent, folder)
+            self._directory = _open_locked(self._partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shapes = {store_format.MATRIX: self._shape}
+        if tier != "none":
+            shapes[store_format.TIER] = (n_columns, n_obs, tier)
+        try:
+            for leftover in set(os.listdir(self._directory)) - set(shapes):
+                os.unlink(leftover, dir_fd=self._directory)  # sidecars of a draft that died while it was being committed
+            for file, shape in shapes.items():
+                label = path if file == store_format.MATRIX else f"the tier of {path}"
+                self._files[file] = DraftMatrix(self._directory, file, shape, label, create=folder is None)
+        except BaseException:
+            self.abort()
+            raise
+
+    @property
+    def folder(self) -> str:
+        """Name of the directory it is built in."""
+        return os.path.basename(self._partial)
+
+    @property
+    def matrix(self) -> AnyArray:
+        """Writable (n_columns, n_obs) array on the medium."""
+        if not self._files:
+            raise StoreError(f"the draft of {self._path} was committed or aborted")
+        return self._files[store_format.MATRIX].matrix
+
+    @property
+    def tier(self) -> AnyArray | None:
+        """Writable (n_columns, n_obs) int8 array on the medium, where a tier was asked for."""
+        return self._files[store_format.TIER].matrix if store_format.TIER in self._files else None
+
+    def write_columns(self, first: int, columns: AnyArray) -> None:
+        """Write whole columns into the page cache, which the mapping shows too; several times quicker than fault by fault."""
+        assert columns.flags.c_contiguous
+        assert columns.dtype == self.matrix.dtype
+        with device_errors(f"write the store at {self._path}"):
+            self._files[store_format.MATRIX].write_columns(first, columns)
+
+    def forget(self, first: int, last: int) -> None:
+        """Unmap the pages that lie wholly in columns ``first:last``; the page cache keeps what was written."""
+        for file in self._files.values():
+            file.forget(first, last)
+
+    def commit(self, sidecars: Sidecars) -> None:
+        """Make the store visible, atomically and durably."""
+        layout = sidecars.layout
+        shape = (layout.n_columns, layout.n_obs, layout.dtype)
+        if not self._files or shape[0] > self._shape[0] or shape[1:] != self._shape[1:]:
+            raise StoreError(f"the draft of {self._path} has shape {self._shape} and cannot be committed as {shape}")
+        if (sidecars.tier is None) != (store_format.TIER not in self._files):
+            raise StoreError(f"the draft of {self._path} and its sidecars disagree about whether there is a tier")
+        files = store_format.encode_sidecars(sidecars)
+        header = store_format.encode_header(sidecars, files)
+        with device_errors(f"write the store at {self._path}"):
+            for file in self._files.values():
+                file.seal(layout.n_columns)
+            for name, data in files.items():
+                write_file(self._directory, name, data)
+            write_file(self._directory, store_format.HEADER, header)
+            os.fsync(self._directory)
+            self._publish()
+        self._release()
+
+    def leave(self) -> None:
+        """Close the draft and let its directory stand, for a later draft to go on with."""
+        self._release()
+        self._partial = ""
+
+    def abort(self) -> None:
+        """Remove everything written so far. Harmless after ``commit`` and ``leave``."""
+        self._release()
+        if self._partial:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial = ""
+
+    def _publish(self) -> None:
+        """Move the finished directory to its place, or into the place of the store it replaces."""
+        check_destination(self._path, replace=self._replace)
+        parent = os.path.dirname(self._path)
+        retired = ""
+        if occupant(self._path) != "store":
+            try:
+                os.rename(self._partial, self._path)
+            except OSError:
+                # Over an empty directory rename succeeds; over what another builder put there since the check it fails.
+                check_destination(self._path, replace=False)
+                raise
+        elif rename_with_flag(self._partial, self._path, EXCHANGE):
+            retired = self._partial
+        else:
+            # Without exchange there is a moment without a store; should we die in it, nothing sweeps the retired one away.
+            retired = f"{self._partial}.retired"
+            os.rename(self._path, retired)
+            os.rename(self._partial, self._path)
+        self._partial = ""
+        sync_directory(parent)
+        if retired:
+            shutil.rmtree(retired, ignore_errors=True)
+
+    def _release(self) -> None:
+        """Close the descriptors, and with them the lock."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        if self._directory >= 0:
+            os.close(self._directory)
+        self._directory = -1
+
+
+def is_leftover(path: str) -> bool:
+    """Tell whether a path is named as builders name what is not finished."""
+    return _PARTIAL.fullmatch(os.path.basename(path)) is not None
+
+
+def occupant(path: str) -> Literal["nothing", "store", "other"]:
+    """Tell what stands at ``path``; an empty directory is nothing, a damaged store is still a store."""
+    try:
+        with open(os.path.join(path, store_format.HEADER), "rb") as file:
+            return "store" if store_format.FORMAT.encode("ascii") in file.read(LARGEST_HEADER) else "other"
+    except OSError:
+        pass
+    try:
+        return "other" if os.listdir(path) else "nothing"
+    except FileNotFoundError:
+        return "nothing"
+    except OSError:
+        return "other"
+
+
+def check_destination(path: str, *, replace: bool) -> None:
+    """Refuse a place where a store may not be put."""
+    found = occupant(path)
+    if found == "other":
+        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another place or remove it yourself")
+    if found == "store" and not replace:
+        raise StoreURLError(f"a store stands at {path}: choose another place or ask to replace it (--replace)")
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        raise StoreURLError(f"the directory {parent} does not exist: create it before building a store in it")
+
+
+def _sweep(parent: str, name: str) -> None:
+    """Remove what dead builders of this store left behind: what nobody holds the lock of."""
+    for entry in os.listdir(parent):
+        if _PARTIAL.fullmatch(entry) and entry.startswith(f".{name}.partial-"):
+            leftover = os.path.join(parent, entry)
+            with contextlib.suppress(OSError):
+                directory = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(leftover, ignore_errors=True)
+                finally:
+                    os.close(directory)
+
+
+def _new_directory(parent: str, name: str) -> tuple[str, int]:
+    """Make the directory of a draft; return its path and its descriptor, which holds its lock."""
+    while True:
+        partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+        os.mkdir(partial)
+        with contextlib.suppress(FileNotFoundError):
+            directory = _open_locked(partial, fcntl.LOCK_EX)
+            if os.path.isdir(partial):
+                return partial, directory
+            os.close(directory)  # a sweep came between the directory and its lock
+
+
+def _open_locked(path: str, operation: int) -> int:
+    """Open a directory and lock it: that tells a sweep that its builder lives, in whichever process namespace it does."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # without locks nothing is swept
+        fcntl.flock(directory, operation)
+    return directory

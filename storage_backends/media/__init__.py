@@ -1,0 +1,1 @@
+"""One medium per module."""

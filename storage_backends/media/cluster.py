@@ -1,0 +1,280 @@
+"""The ``cluster`` medium: the shards of a manifest as one store, whose matrix stays with them.
+
+``cluster:///path/manifest.yaml`` opens like any other store. What is small (moments, names, targets) is read from the shards and
+put together; the fingerprint of what comes out must be the one in the manifest, so that a missing, stale or foreign shard is
+found when the store is opened. Shards that this machine cannot see are asked through Ray. Questions about the matrix go to the
+shards (``fastomp_nvm.cluster.driver``) through a transport that is made for the first of them. Durable regions lie beside the
+manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fastomp_nvm import registry
+from fastomp_nvm.cluster.driver import ShardedRows, Transport
+from fastomp_nvm.cluster.shard import ShardAddress, open_shard
+from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError
+from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.manifest import MANIFEST, Manifest, read_manifest
+from storage_backends.build.sharding import merged
+from storage_backends.build.statistics import label_digest
+from storage_backends.files.durable import device_errors, file_system_type
+from storage_backends.files.regions import DirectoryRegions
+from storage_backends.media.mmap import sync_durability
+from storage_backends.opened import OpenedStore
+
+__all__ = ["MEDIUM", "ClusterMedium", "ClusterSettings", "ClusterStore"]
+
+#: Seconds without a sign of life from a shard that mean failure.
+TIMEOUT = 60.0
+
+_REGIONS = "regions"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How to reach the shards.
+
+    Attributes
+    ----------
+    address : str
+        Of a Ray cluster to join; empty to start Ray on this machine.
+    timeout : float
+        Seconds without a sign of life from a shard that mean failure.
+    """
+
+    address: str = ""
+    timeout: float = TIMEOUT
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], environment: Mapping[str, str]) -> ClusterSettings:
+        """Take them from a query (``ray``, ``timeout``), else from ``FASTOMP_RAY`` or ``RAY_ADDRESS``, ``FASTOMP_RAY_TIMEOUT``."""
+        for name in query:
+            if name not in ("ray", "timeout"):
+                raise StoreURLError(f"unknown parameter {name!r} of a cluster: expected ray=ADDRESS or timeout=SECONDS")
+        address = query.get("ray") or environment.get("FASTOMP_RAY") or environment.get("RAY_ADDRESS") or ""
+        text = query.get("timeout") or environment.get("FASTOMP_RAY_TIMEOUT") or str(TIMEOUT)
+        try:
+            timeout = float(text)
+        except ValueError:
+            timeout = -1.0
+        if not 0.0 < timeout < 1e6:
+            raise StoreURLError(f"the timeout of a cluster is {text!r}: expected a number of seconds above 0")
+        return cls(address, timeout)
+
+
+Connect = Callable[[Sequence[ShardAddress], ClusterSettings, bool], Transport]
+
+
+def connect_ray(addresses: Sequence[ShardAddress], settings: ClusterSettings, tier_in_memory: bool) -> Transport:
+    """Return the transport through Ray."""
+    try:
+        make = registry.load("storage_backends.ray.shards:RayShards")
+    except UnavailableError as error:
+        raise UnavailableError(
+            "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
+        ) from error
+    transport: Transport = make(addresses, settings.address, settings.timeout, tier_in_memory)
+    return transport
+
+
+class ClusterMedium:
+    """Opens manifests.
+
+    Parameters
+    ----------
+    connect : callable
+        Makes the transport.
+    """
+
+    def __init__(self, connect: Connect = connect_ray) -> None:
+        self._connect = connect
+
+    def open(self, url: StoreURL) -> FeatureStore:
+        """Open the shards of the manifest that ``url`` names, or of the one in the directory it names."""
+        settings = ClusterSettings.of(url.query, os.environ)
+        path = Path(os.path.realpath(url.path))
+        path = path / MANIFEST if path.is_dir() else path
+        manifest = read_manifest(path)
+        return ClusterStore(path, manifest, settings, self._connect)
+
+    def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
+        """Refuse: shards are cut from a store."""
+        raise StoreURLError(
+            f"a sharded store is not built at {url.text!r} directly: use 'fastomp ingest SRC OUT --shards N', or "
+            "'fastomp shard STORE --into N OUT'"
+        )
+
+    def exists(self, url: StoreURL) -> bool:
+        """Tell whether a manifest stands at ``url``."""
+        path = Path(url.path)
+        return (path / MANIFEST if path.is_dir() else path).is_file()
+
+
+class ClusterStore(OpenedStore):
+    """The shards of a manifest as one store.
+
+    Parameters
+    ----------
+    path : Path
+        Of the manifest.
+    manifest : Manifest
+    settings : ClusterSettings
+    connect : callable
+        Makes the transport.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, settings: ClusterSettings, connect: Connect) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._tier_in_memory = False
+        shape = (manifest.n_columns, manifest.n_obs)
+        self._rows = ShardedRows(
+            manifest.shards, shape, np.dtype(manifest.dtype), lambda: connect(manifest.shards, settings, self._tier_in_memory)
+        )
+        self._here = True  # whether this machine sees all shards
+        try:
+            sidecars = self._collect(settings)
+        except BaseException:
+            self._rows.close()
+            raise
+        codes: Any = _Codes(shape) if sidecars.tier is not None else None
+        rows: Any = self._rows
+        super().__init__(f"cluster://{urllib.parse.quote(str(path))}", self._make_traits(), rows, sidecars, codes)
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """What the manifest says of each shard, as plain data."""
+        return [
+            {"url": shard.url, "features": list(shard.features), "fingerprint": shard.fingerprint, "resource": shard.resource}
+            for shard in self._manifest.shards
+        ]
+
+    def region(self, name: str, size: int = 0) -> DurableRegion:
+        """Open a durable region beside the manifest; create it with ``size`` bytes when it is absent."""
+        return self._region_place(create=bool(size)).region(name, size)
+
+    def regions(self) -> Sequence[str]:
+        """Names of the durable regions that exist."""
+        return self._region_place().regions() if (self._path.parent / _REGIONS).is_dir() else ()
+
+    def drop_region(self, name: str) -> None:
+        """Remove a durable region."""
+        self._region_place().drop_region(name)
+
+    def verify(self) -> None:
+        """Check every block of every shard: here where they can be seen, else where they are."""
+        if not self._here:
+            self._rows.verify()
+            return
+        for address in self._manifest.shards:
+            with open_shard(address) as store:
+                try:
+                    store.verify()
+                except StoreError as error:
+                    raise StoreError(f"{address.name}: {error}") from error
+
+    def load_tier(self) -> None:
+        """Have every shard copy its tier into its machine's memory."""
+        if self._tier is None:
+            super().load_tier()
+        self._rows.close()  # actors are started anew with the tier in memory
+        self._tier_in_memory = True
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        super().close()
+        self._rows.close()
+
+    def _collect(self, settings: ClusterSettings) -> Sidecars:
+        """Return the sidecars of the whole, having checked that the shards are those of the manifest."""
+        parts, elsewhere = [], []
+        for place, address in enumerate(self._manifest.shards):
+            try:
+                with contextlib.closing(open_shard(address)) as store:
+                    found: Any = store
+                    parts.append(found.sidecars)
+            except StoreError as error:
+                if not (settings.address and isinstance(error.__cause__, StoreURLError)):
+                    raise
+                elsewhere.append(place)  # not on this machine: its own one may have it
+                parts.append(None)
+        if elsewhere:
+            self._here = False
+            for place, sidecars in self._rows.sidecars(elsewhere).items():
+                parts[place] = sidecars
+        self._check(parts)
+        whole = merged(parts)
+        if whole.layout.fingerprint != self._manifest.fingerprint:
+            raise StoreError(
+                f"the shards of {self._path} make the matrix {whole.layout.fingerprint[:16]} and the manifest names "
+                f"{self._manifest.fingerprint[:16]}: the manifest was changed; cut the shards again"
+            )
+        return whole
+
+    def _check(self, parts: Sequence[Sidecars]) -> None:
+        """Refuse shards that do not fit each other or their place in the manifest, naming the first that does not."""
+        manifest = self._manifest
+        for address, part in zip(manifest.shards, parts, strict=True):
+            layout = part.layout
+            found = (layout.n_obs, layout.dtype, layout.n_features, layout.n_columns)
+            features, columns = (edges[1] - edges[0] for edges in (address.features, address.columns))
+            if found != (manifest.n_obs, manifest.dtype, features, columns):
+                raise StoreError(f"{address.name} is foreign: its shape is not that of its place in the manifest")
+            if (part.tier is None) != (manifest.tier == "none"):
+                raise StoreError(f"{address.name} is stale: it and the manifest disagree about the int8 tier; cut the shards again")
+            if address.labels and address.labels != label_digest(part.names, part.column_names, part.targets):
+                raise StoreError(
+                    f"{address.name} is stale: its names or targets are not those it was cut with; put the right store back or cut "
+                    "the shards again"
+                )
+            if not _same_targets(part, parts[0]):
+                raise StoreError(f"{address.name} is stale: its targets are not those of {manifest.shards[0].name}")
+
+    def _make_traits(self) -> MediumTraits:
+        """Say what regions beside the manifest survive."""
+        kind = file_system_type(str(self._path))
+        count = len(self._manifest.shards)
+        detail = f"{count} shard{'s' if count > 1 else ''}, asked through Ray; regions beside the manifest on {kind}"
+        return MediumTraits("cluster", sync_durability(kind), False, detail)
+
+    def _region_place(self, create: bool = False) -> DirectoryRegions:
+        """Return the regions beside the manifest."""
+        directory = self._path.parent / _REGIONS
+        if create:
+            with device_errors(f"make {directory}"):
+                directory.mkdir(exist_ok=True)
+        return DirectoryRegions(directory)
+
+
+class _Codes:
+    """Stands for the codes of the tier, which are with the shards: only their size is known here."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(np.int8)
+        self.nbytes = shape[0] * shape[1]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise RequestError("the tier of a cluster stays with its shards")
+
+
+def _same_targets(part: Sidecars, other: Sidecars) -> bool:
+    """Tell whether two shards hold the same responses."""
+    if list(part.targets) != list(other.targets):
+        return False
+    pairs = [(part.targets[name], other.targets[name]) for name in part.targets]
+    return all(mine.classes == theirs.classes and np.array_equal(mine.values, theirs.values) for mine, theirs in pairs)
+
+
+MEDIUM = ClusterMedium()

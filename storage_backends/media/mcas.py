@@ -1,0 +1,234 @@
+"""A store inside an MCAS server: the values of a pool, handed over as NumPy views, read where they lie.
+
+::
+
+    fo/KEY                    manifest: JSON {format, token, pieces, files, tier}
+    fo/KEY/TOKEN/FILE         the sidecars, byte for byte those of a file store (see storage_backends.files.format)
+    fo/KEY/TOKEN/matrix/N     columns pieces[N] to pieces[N + 1] of the matrix, whole blocks of the grid
+    fo/KEY/TOKEN/tier/N       the same columns of the int8 tier, where there is one
+
+A value is an array of int8, or of the matrix's type. Views may begin at any address: kernels cope. Nothing here creates or removes
+a value, because that is not safe next to the data; state is written in place, into arrays that the client made. Imports nothing of
+MCAS: it is handed ``load``, which returns a view or None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.errors import StoreError, StoreURLError
+from fastomp_nvm.matrix.pieces import PiecedRows
+from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
+from storage_backends.files import format as store_format
+from storage_backends.opened import OpenedStore, check_range
+
+__all__ = ["FORMAT", "TRAITS", "ArrayRegion", "PoolStore", "RoomNeededError", "RunRegions", "open_pool_store", "read_json"]
+
+#: Version of the keys and the manifest described above.
+FORMAT = 1
+
+#: What writing in place survives: seen after SIGKILL of the server; nothing is flushed for a loss of power.
+TRAITS = MediumTraits("mcas", "process", False, "zero-copy views of an MCAS pool; survives its processes, not a loss of power")
+
+_MOST_GENERATIONS = 40  # each twice as large as the one before
+
+Load = Callable[[str], Any]
+
+
+class PoolStore(OpenedStore):
+    """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in ``RunRegions``."""
+
+    _seals_tier = False  # opened anew for every slice, which it would be a large part of
+
+    def region(self, name: str, size: int = 0) -> NoReturn:
+        """Refuse: values cannot be created next to the data."""
+        raise StoreError(f"the store {self._url} lies in an MCAS pool and has no regions: a run there keeps its own state")
+
+    def regions(self) -> Sequence[str]:
+        """Return none."""
+        return ()
+
+    def drop_region(self, name: str) -> NoReturn:
+        """Refuse: there are none."""
+        raise StoreURLError(f"the store {self._url} lies in an MCAS pool and has no region {name!r} to drop")
+
+
+def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolStore:
+    """Open the store of a pool.
+
+    Parameters
+    ----------
+    load : callable
+        ``ado.load``: key to view, or None.
+    key : str
+        Name of the store in the pool.
+    manifest : mapping
+        Content of ``fo/KEY``.
+    """
+    try:
+        if manifest["format"] != FORMAT:
+            raise StoreError(f"the store {key!r} has format {manifest['format']!r} and this plugin reads {FORMAT}: put it again")
+        prefix, pieces = f"fo/{key}/{manifest['token']}", [int(edge) for edge in manifest["pieces"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"the manifest of the store {key!r} cannot be used: put the store again") from error
+
+    def view(name: str) -> AnyArray:
+        found = load(f"{prefix}/{name}")
+        if not isinstance(found, np.ndarray):
+            raise StoreError(f"the store {key!r} lacks the value {prefix}/{name}: it was replaced, or its upload did not finish")
+        return found
+
+    def read(name: str, length: int) -> bytes:
+        return view(name).view(np.uint8).tobytes()
+
+    try:
+        header = store_format.decode_header(read(store_format.HEADER, 0))
+        sidecars = store_format.decode_sidecars(header, read)
+    except StoreError as error:
+        raise StoreError(f"the store {key!r} of this pool is not sound: {error}") from error
+    matrix = _rows([view(f"matrix/{number}") for number in range(len(pieces) - 1)], pieces, header.shape, key)
+    codes = None
+    if sidecars.tier is not None:
+        codes = _rows([view(f"tier/{number}") for number in range(len(pieces) - 1)], pieces, header.tier_shape, key)
+    _check_grid(sidecars, pieces, key)
+    return PoolStore(key, TRAITS, matrix, sidecars, codes)
+
+
+class RoomNeededError(Exception):
+    """A region is asked for that the client has to create: ``region`` with ``size`` bytes."""
+
+    def __init__(self, region: str, size: int) -> None:
+        super().__init__(f"region {region!r} of {size} bytes is needed")
+        self.region = region
+        self.size = size
+
+
+class RunRegions:
+    """The regions of one run: arrays of int8 in the pool, made by the client, written in place here.
+
+    A region is dropped by clearing its first bytes, so that no log finds a state in it; its room stays with the run.
+
+    Parameters
+    ----------
+    load : callable
+    prefix : str
+        Regions are the values ``prefix/NAME.0``, ``prefix/NAME.1``, ...
+    names : sequence of str
+        The logs there can be.
+    """
+
+    def __init__(self, load: Load, prefix: str, names: Sequence[str]) -> None:
+        self._load = load
+        self._prefix = prefix
+        self._names = names
+
+    def region(self, name: str, size: int = 0) -> DurableRegion:
+        """Open the region ``name``; raise ``RoomNeededError`` when it is absent and ``size`` is given."""
+        array = self._array(name)
+        if array is None:
+            if size:
+                raise RoomNeededError(name, size)
+            raise StoreURLError(f"there is no region {name!r} in this pool: give a size to create it")
+        if array.nbytes < size:
+            raise StoreError(f"region {name!r} has {array.nbytes} bytes and should have {size}: start the run again")
+        array.setflags(write=True)
+        return ArrayRegion(name, array.view(np.uint8))
+
+    def regions(self) -> Sequence[str]:
+        """Names of the regions that exist."""
+        found = []
+        for name in self._names:
+            for generation in range(_MOST_GENERATIONS):
+                if self._array(f"{name}.{generation}") is None:
+                    break
+                found.append(f"{name}.{generation}")
+        return found
+
+    def drop_region(self, name: str) -> None:
+        """Clear a region."""
+        region = self.region(name)
+        region.write(0, bytes(min(region.size, 2 * 4096)))
+        region.close()
+
+    def _array(self, name: str) -> AnyArray | None:
+        """Return the array of a region."""
+        found = self._load(f"{self._prefix}/{name}")
+        return found if isinstance(found, np.ndarray) else None
+
+
+class ArrayRegion(DurableRegion):
+    """A region that is an array of bytes in the pool's mapping.
+
+    Parameters
+    ----------
+    name : str
+    array : (size,) uint8
+        Writable.
+    """
+
+    def __init__(self, name: str, array: AnyArray) -> None:
+        self._name = name
+        self._array: AnyArray | None = array
+        self._size = int(array.nbytes)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the region."""
+        return self._size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset``."""
+        return self._bytes(offset, length)[offset : offset + length].tobytes()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Store ``data`` at ``offset``."""
+        self._bytes(offset, len(data))[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+
+    def persist(self, offset: int, length: int) -> None:
+        """Check the range: a shared mapping outlives its processes, which is what is declared."""
+        self._bytes(offset, length)
+
+    def close(self) -> None:
+        """Let go of the array."""
+        self._array = None
+
+    def _bytes(self, offset: int, length: int) -> AnyArray:
+        """Return the array, unless the region is closed or the range lies outside it."""
+        if self._array is None:
+            raise StoreError(f"region {self._name!r} is closed: open it again")
+        check_range(self._name, self._size, offset, length)
+        return self._array
+
+
+def read_json(view: AnyArray, what: str) -> dict[str, Any]:
+    """Return the JSON object in an array of bytes; ``what`` names it in errors."""
+    try:
+        found = json.loads(view.view(np.uint8).tobytes())
+    except ValueError as error:
+        raise StoreError(f"{what} is not readable JSON: it was not written by this program") from error
+    if not isinstance(found, dict):
+        raise StoreError(f"{what} is not an object: it was not written by this program")
+    return found
+
+
+def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, int, str], key: str) -> Any:
+    """Return the pieces as one matrix, having checked their shapes."""
+    n_columns, n_obs, dtype = shape
+    for piece, first, last in zip(pieces, edges, edges[1:], strict=False):
+        if piece.dtype != store_format.element_type(dtype) or piece.shape != (last - first, n_obs):
+            raise StoreError(f"a piece of the store {key!r} has shape {piece.shape} of {piece.dtype}: put the store again")
+    if not pieces or edges[0] != 0 or edges[-1] != n_columns:
+        raise StoreError(f"the pieces of the store {key!r} do not make up its {n_columns} columns: put the store again")
+    rows = PiecedRows(pieces)
+    return rows.pieces[0] if len(pieces) == 1 else rows
+
+
+def _check_grid(sidecars: Sidecars, edges: Sequence[int], key: str) -> None:
+    """Refuse pieces that cut a block of the grid."""
+    if not set(edges) <= set(sidecars.layout.blocks.tolist()):
+        raise StoreError(f"a piece of the store {key!r} ends inside a block of its grid: put the store again")

@@ -1,0 +1,339 @@
+"""One pymm shelf in one directory, shared by all who have it open in this process: where pymm's habits meet our errors.
+
+Invariants: a directory belongs to one process, from its first opening to the end of that process, because pymm keeps it mapped and
+locked until then whatever is closed; our lock, taken first, is kept as long. No two shelves of this process overlap in memory;
+nothing is allocated beyond what is known to fit; every allocation is checked to lie on the shelf; a forked child destroys nothing.
+This is the file that imports ``pymm``, when the first shelf is opened.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import io
+import mmap
+import os
+import secrets
+import shutil
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.errors import MediumError, StoreError, UnavailableError
+from storage_backends.files.durable import describe_bytes, device_errors
+
+__all__ = ["ShelfDirectory", "free_address", "room_for"]
+
+_ORIGIN = "the real one is built from https://github.com/IBM/pymm; what PyPI has under that name is another program"
+#: A shelf holds about half its size in arrays of a megabyte, more in larger ones (31 of 64 were seen).
+_OVERHEAD = 2.1
+_MEGABYTE = 1 << 20
+#: Where shelves are mapped: far from what the system hands out by itself, in steps of a gibibyte.
+_LOWEST_ADDRESS, _ADDRESS_STEP, _ADDRESSES = 0x1000_0000_0000, 1 << 30, 1 << 15
+
+_open: dict[Path, ShelfDirectory] = {}
+#: Removed, but not free of views.
+_viewed: list[ShelfDirectory] = []
+_guard = threading.RLock()
+
+
+class ShelfDirectory:
+    """An open shelf; ``acquire`` one, ``release`` it.
+
+    Parameters
+    ----------
+    path : Path
+        Its directory.
+    size_mb : int
+        As it was made with.
+    address : int
+        Where it is mapped.
+    """
+
+    def __init__(self, path: Path, size_mb: int, address: int) -> None:
+        self.path = path
+        # A name of its own: two shelves of one name, even in two directories, end the process.
+        self._name = f"store_{path.name.rpartition('.')[2]}"
+        self._users = 0
+        self._doomed = False
+        self._process = os.getpid()
+        self._range = (address, address + size_mb * _MEGABYTE)
+        self._capacity = int(size_mb * _MEGABYTE / _OVERHEAD)
+        pymm = _import_pymm()
+        other = _in_the_way(self._range)
+        if other is not None:
+            raise StoreError(f"the shelves {path} and {other.path} want the same addresses: open them in two processes")
+        if _mapped(self._range):  # pymm would map over it without a word
+            raise StoreError(f"the addresses of the shelf {path} are in use in this process: open it in another one")
+        self._lock = _Lock(path)
+        try:
+            with _quiet(), device_errors(f"open the shelf in {path}"):
+                # The backend is pymm's default: a wrong name would end the process.
+                self._shelf = pymm.shelf(self._name, pmem_path=str(path), size_mb=size_mb, load_addr=hex(address))
+        except RuntimeError as error:
+            self._lock.close()
+            raise MediumError(f"pymm cannot open the shelf in {path} ({error}): is there room for {size_mb} MiB?") from error
+        except BaseException:
+            self._lock.close()
+            raise
+        self._pymm = pymm
+        self._alive: list[weakref.ref[Any]] = [weakref.ref(self._shelf)]
+        self._arrays = {name: self._checked(name) for name in self._names()}
+
+    @classmethod
+    def acquire(cls, path: Path, size_mb: int, address: int) -> ShelfDirectory:
+        """Return the shelf in a directory, opened for the first time or as it is; every call needs a ``release``."""
+        with _guard:
+            found = _open.get(path)
+            if found is None or found._process != os.getpid():
+                found = _open[path] = cls(path, size_mb, address)
+            found._users += 1
+            return found
+
+    @classmethod
+    def discard(cls, path: Path) -> None:
+        """Remove a directory with its shelf: now, or when nobody here uses it any more; never while another process has it."""
+        with _guard:
+            found = _open.get(path)
+            if found is not None and found._process == os.getpid():
+                found._doomed = True
+                if not found._users:
+                    found._remove()
+                return
+            with contextlib.suppress(StoreError, FileNotFoundError):
+                lock = _Lock(path)
+                shutil.rmtree(path, ignore_errors=True)
+                lock.close()
+
+    def release(self) -> None:
+        """Let go. The shelf stays open for the next one here: pymm cannot give it to another process before this one ends."""
+        with _guard:
+            self._users -= 1
+            if self._doomed and not self._users:
+                self._remove()
+
+    def drop(self) -> None:
+        """Drop every reference to the shelf, which closes it once no view of it is left."""
+        with _guard, _quiet():
+            self._arrays, self._shelf = {}, None
+            gc.collect()
+
+    def _remove(self) -> None:
+        """Remove the directory, and give its memory back unless somebody has a view: its mapping stays until the process ends."""
+        del _open[self.path]
+        self.drop()
+        viewed = [reference for reference in self._alive if reference() is not None]
+        if viewed:
+            _viewed.append(self)
+        else:
+            data = self.path / f"{self._name}.data"
+            with contextlib.suppress(OSError), open(data, "r+b") as file, mmap.mmap(file.fileno(), 0) as whole:
+                whole.madvise(mmap.MADV_REMOVE)
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+    def check_process(self) -> None:
+        """Refuse a forked child: touching the shelf there is a segmentation fault."""
+        if os.getpid() != self._process:
+            raise StoreError(f"the shelf {self.path} was opened before this process was forked: use spawn, and open it here")
+
+    def names(self) -> list[str]:
+        """Return the names of the arrays."""
+        return list(self._arrays)
+
+    def unused(self, stem: str) -> str:
+        """Return a name that no array has, not even one that a killed process left behind."""
+        while True:
+            name = f"{stem}_{secrets.token_hex(6)}"
+            if name not in self._arrays:
+                return name
+
+    def array(self, name: str) -> AnyArray:
+        """Return the shelved array ``name``, float64."""
+        self.check_process()
+        if name not in self._arrays:
+            raise StoreError(f"the shelf in {self.path} lacks the array {name!r}: build the store again")
+        return self._arrays[name]
+
+    def create(self, name: str, length: int, *, zero: bool = False) -> str:
+        """Allocate ``length`` bytes, rounded up to float64, under a new name, and return the name.
+
+        Raises
+        ------
+        MediumError
+            They may not fit: pymm would put them into ordinary memory without a word.
+        """
+        self.check_process()
+        count = max(-(-length // 8), 1)
+        with _guard:
+            used = sum(array.nbytes for array in self._arrays.values())
+            if used + 8 * count > self._capacity:
+                raise MediumError(
+                    f"the shelf in {self.path} has room for {describe_bytes(self._capacity)} and holds {describe_bytes(used)}: "
+                    f"{describe_bytes(length)} more do not fit; drop what is not needed, or build the store again"
+                )
+            with _quiet(), device_errors(f"allocate {name} on {self.path}"):
+                # In place and under a fresh name: assigning an array copies, and over an existing one may do nothing at all.
+                setattr(self._shelf, name, self._pymm.ndarray((count,), np.dtype(np.float64), zero=zero))
+            self._arrays[name] = self._checked(name)
+        if zero:
+            self.persist(name, 0, 8 * count)
+        return name
+
+    def erase(self, name: str) -> None:
+        """Free an array, if nobody holds a view of it; otherwise its room stays taken."""
+        self.check_process()
+        with _guard, _quiet():
+            self._arrays.pop(name, None)
+            gc.collect()
+            try:
+                self._shelf.erase(name)
+            except RuntimeError:
+                self._arrays[name] = self._checked(name)
+
+    def persist(self, name: str, offset: int, length: int) -> None:
+        """Flush bytes of an array out of the processor's caches."""
+        first, last = offset // 8, -(-(offset + length) // 8)
+        with _quiet():
+            self._arrays[name].persist_offset(first, last - first)  # type: ignore[attr-defined]
+
+    def _names(self) -> list[str]:
+        """Return what pymm says is on the shelf."""
+        with _quiet():
+            return [str(name) for name in self._shelf.items]
+
+    def _checked(self, name: str) -> AnyArray:
+        """Return an array of the shelf, having made sure that it is one and lies there."""
+        with _quiet():
+            array = getattr(self._shelf, name)
+        if array is None:  # what pymm says of a missing name
+            raise StoreError(f"the shelf in {self.path} lists {name!r} and does not have it: build the store again")
+        if array.addr[0] == "0x0":
+            raise MediumError(
+                f"the shelf in {self.path} is full: pymm put {name!r} into ordinary memory; end this process and build it anew"
+            )
+        self._alive.append(weakref.ref(array))
+        checked: AnyArray = array
+        return checked
+
+
+class _Lock:
+    """Our lock on a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # pymm's own lock, whose conflict ends the process: a program without our lock may hold it. Only before pymm has opened
+            # the file here, because closing any descriptor of it gives that lock up.
+            for data in path.glob("*.data"):
+                with open(data, "r+b") as file:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StoreError(
+                f"the shelf {path} belongs to another process, which opened it and must end first: pymm never gives one back"
+            ) from error
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._descriptor)
+
+
+def _at_exit() -> None:
+    """Close all shelves where their output goes nowhere: pymm complains on standard output, behind our own."""
+    for directory in list(_open.values()):
+        if directory._process == os.getpid():
+            directory.drop()
+
+
+def _in_child() -> None:
+    """Make what a forked child has of shelves immortal: pymm would flush memory the child does not have, and end it by a signal."""
+    for directory in (*_open.values(), *_viewed):
+        for reference in directory._alive:
+            thing = reference()
+            if thing is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_child)
+
+
+def room_for(length: int) -> int:
+    """Return the size in MiB of a shelf on which ``length`` bytes of arrays certainly fit."""
+    return int(length * _OVERHEAD) // _MEGABYTE + 16
+
+
+def free_address(size_mb: int) -> int:
+    """Return an address at which this process has nothing mapped and no shelf open, and which hardly any other shelf has."""
+    for _ in range(100):
+        address = _LOWEST_ADDRESS + secrets.randbelow(_ADDRESSES) * _ADDRESS_STEP
+        wanted = (address, address + size_mb * _MEGABYTE)
+        if _in_the_way(wanted) is None and not _mapped(wanted):
+            return address
+    raise MediumError(f"no free range of {size_mb} MiB was found in this process's memory: build the store in a fresh process")
+
+
+def _in_the_way(wanted: tuple[int, int]) -> ShelfDirectory | None:
+    """Return a shelf of this process, open or still viewed, that overlaps a range."""
+    for other in (*_open.values(), *_viewed):
+        if other._range[0] < wanted[1] and wanted[0] < other._range[1]:
+            return other
+    return None
+
+
+def _mapped(wanted: tuple[int, int]) -> bool:
+    """Tell whether anything of this process is mapped in a range."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            first, _, last = line.split(" ", 1)[0].partition("-")
+            if int(first, 16) < wanted[1] and wanted[0] < int(last, 16):
+                return True
+    return False
+
+
+def _import_pymm() -> Any:
+    """Import pymm, having made sure that it is that one."""
+    try:
+        with _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it uses names that its NumPy deprecates
+            module = importlib.import_module("pymm")
+    except ImportError as error:
+        raise UnavailableError(f"pymm cannot be imported here ({error}): {_ORIGIN}") from error
+    if not hasattr(module, "shelf"):
+        raise UnavailableError(
+            f"the module 'pymm' at {getattr(module, '__file__', None)} is another package of that name: {_ORIGIN}"
+        )
+    return module
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what pymm prints, from Python and from C, nowhere."""
+    with _guard:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        kept = [os.dup(descriptor) for descriptor in (1, 2)]
+        silent = os.open(os.devnull, os.O_WRONLY)
+        try:
+            for descriptor in (1, 2):
+                os.dup2(silent, descriptor)
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                yield
+        finally:
+            for descriptor, original in zip((1, 2), kept, strict=True):
+                os.dup2(original, descriptor)
+                os.close(original)
+            os.close(silent)
