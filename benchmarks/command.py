@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
-from fastomp_nvm import registry
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.registry import Table
 
 __all__ = ["BENCHMARKS", "add_arguments", "run"]
 
 #: Benchmark -> its main function, which takes the remaining words and returns an exit code.
-BENCHMARKS: Mapping[str, str] = MappingProxyType(
+BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
+    "benchmark",
     {
         "cluster": "benchmarks.cluster:main",
         "cold-pass": "benchmarks.cold_pass:main",
@@ -26,7 +25,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "plan": "benchmarks.plan:main",
         "pursuit": "benchmarks.pursuit:main",
         "scale": "benchmarks.scale:main",
-    }
+    },
 )
 
 
@@ -38,7 +37,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run it."""
-    if arguments.benchmark not in BENCHMARKS:
-        raise RequestError(f"there is no benchmark {arguments.benchmark!r}: expected one of {', '.join(BENCHMARKS)}")
-    code: int = registry.load(BENCHMARKS[arguments.benchmark])(arguments.words)
-    return code
+    return BENCHMARKS.load(arguments.benchmark)(arguments.words)

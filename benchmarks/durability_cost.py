@@ -199,7 +199,7 @@ def measure(url: str, request: dict[str, Any], repeats: int) -> dict[str, Any]:
             fo.select(url, run="parts", **request)
         for group, times in took.items():
             times.append(spent(group))
-        rounds = fo.runs()[0].rounds
+        rounds = fo.list_runs()[0].rounds
         durable_runs.forget("parts")
     ratios = sorted(durable / plain for durable, plain in zip(wall["durable"], wall["plain"], strict=True))
     outside = outside_median(repeats)

@@ -1,5 +1,7 @@
 """fastomp: select a few features out of millions, under fairness and other constraints, where the data lives.
 
+Importing this package does no work: each public name is imported from its module on first use.
+
 >>> import fastomp_nvm as fo
 >>> store = fo.create_store("dram:example", [[1.0, 2.0], [2.0, 1.0], [3.0, 5.0], [4.0, 3.0]], [1.0, 2.0, 3.0, 4.1])
 >>> fo.select(store, k=1).features
@@ -8,39 +10,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
-from fastomp_nvm import constraints
-from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
-from fastomp_nvm.analysis.many import cross_validate, grid, stability
-from fastomp_nvm.errors import (
-    CancelledError,
-    ConstraintError,
-    DataError,
-    FastompError,
-    InfeasibleError,
-    InputError,
-    MediumError,
-    RequestError,
-    ServerError,
-    StoreError,
-    StoreURLError,
-    UnavailableError,
-    UnreachableError,
-    UploadLostError,
-)
-from fastomp_nvm.remote.client import Client, connect
-from fastomp_nvm.runs.drive import resume, runs
-from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import select, select_many
-from fastomp_nvm.stores.contract import FeatureStore
-from fastomp_nvm.stores.open import create_store, open_store
+from fastomp_nvm.registry import Lazy
+from fastomp_nvm.version import __version__
 
 if TYPE_CHECKING:
+    from fastomp_nvm import constraints
+    from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
+    from fastomp_nvm.analysis.many import cross_validate, grid, stability
+    from fastomp_nvm.errors import (
+        CancelledError,
+        ConstraintError,
+        DataError,
+        FastompError,
+        InfeasibleError,
+        InputError,
+        MediumError,
+        RequestError,
+        ServerError,
+        StoreError,
+        StoreURLError,
+        UnavailableError,
+        UnreachableError,
+        UploadLostError,
+    )
+    from fastomp_nvm.remote.client import Client, connect
+    from fastomp_nvm.runs.drive import list_runs, resume
+    from fastomp_nvm.selection.request import SelectionRequest
+    from fastomp_nvm.selection.result import Selection
+    from fastomp_nvm.selection.select import select, select_many
     from fastomp_nvm.sklearn import FastOMPClassifier, FastOMPRegressor, FastOMPSelector
-
-__version__ = "0.1.0"
+    from fastomp_nvm.stores.contract import FeatureStore
+    from fastomp_nvm.stores.open import create_store, open_store
 
 __all__ = [
     "CancelledError",
@@ -72,19 +75,41 @@ __all__ = [
     "cross_validate",
     "fairness_report",
     "grid",
+    "list_runs",
     "open_store",
     "resume",
-    "runs",
     "select",
     "select_many",
     "stability",
 ]
 
+#: Module -> the public names it defines.
+_MODULES = {
+    "analysis.group_fairness": ("FairnessReport", "fairness_report"),
+    "analysis.many": ("cross_validate", "grid", "stability"),
+    "remote.client": ("Client", "connect"),
+    "runs.drive": ("list_runs", "resume"),
+    "selection.request": ("SelectionRequest",),
+    "selection.result": ("Selection",),
+    "selection.select": ("select", "select_many"),
+    "sklearn": ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"),
+    "stores.contract": ("FeatureStore",),
+    "stores.open": ("create_store", "open_store"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-def __getattr__(name: str) -> Any:
-    """Import the scikit-learn estimators on first use: everything else works without scikit-learn."""
-    if name in ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"):
-        from fastomp_nvm import registry
 
-        return registry.load(f"fastomp_nvm.sklearn:{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    """Import a public name from its module on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "constraints":  # a subpackage: importing it makes it an attribute
+        return importlib.import_module("fastomp_nvm.constraints")
+    value: object = Lazy(f"fastomp_nvm.{_HOME.get(name, 'errors')}:{name}").load()
+    globals()[name] = value  # the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fastomp_nvm import registry
+from ado_plugin.mcas import admin
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.errors import InputError
 
@@ -43,7 +43,7 @@ def _config(arguments: argparse.Namespace) -> int:
         described = yaml.safe_load(arguments.description.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{arguments.description} cannot be read: {' '.join(str(error).split())}") from error
-    configuration = registry.load("ado_plugin.mcas.admin:server_configuration")(described)
+    configuration = admin.server_configuration(described)
     text = json.dumps(configuration, indent=2) + "\n"
     if arguments.out is None:
         sys.stdout.write(text)
@@ -57,7 +57,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 def _install(arguments: argparse.Namespace) -> int:
     """Install the plugin and say what the other Python then is."""
-    found = registry.load("ado_plugin.mcas.admin:install")(arguments.python, arguments.method)
+    found = admin.install(arguments.python, arguments.method)
     print(f"Python {found['python']} with numpy {found['numpy']} finds fastomp {found['fastomp']} at {found['plugin']}")
     return 0
 
@@ -65,7 +65,7 @@ def _install(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     """Print what each step saw; fail if one did."""
     passed = True
-    for finding in registry.load("ado_plugin.mcas.admin:check")(arguments.url, arguments.timeout):
+    for finding in admin.check(arguments.url, arguments.timeout):
         passed &= finding.passed
         if arguments.json:
             print(json.dumps(asdict(finding)), flush=True)

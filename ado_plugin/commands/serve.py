@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from fastomp_nvm import registry
+from ado_plugin.service.jobs import JobLimits
+from ado_plugin.service.logs import log_to_stderr
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.remote.address import split_host_port
 
@@ -61,11 +62,9 @@ def _size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    settings, limits = (
-        registry.load("ado_plugin.service.server:ServiceSettings"),
-        registry.load("ado_plugin.service.jobs:JobLimits"),
-    )
-    registry.load("ado_plugin.service.logs:log_to_stderr")()
+    from ado_plugin.service.server import Service, ServiceSettings  # needs pyarrow
+
+    log_to_stderr()
     warnings.simplefilter("ignore")  # an infeasible answer says so in its fields
     finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
     if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
@@ -74,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--threads is {arguments.threads}: expected a whole number of at least 1")
     host, port = split_host_port(arguments.listen)
     memory = psutil.virtual_memory().total // 2 if arguments.job_memory is None else arguments.job_memory
-    service = registry.load("ado_plugin.service.server:Service")(
-        settings(
+    service = Service(
+        ServiceSettings(
             pools=arguments.pools,
             host=host,
             port=port,
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             idle_seconds=arguments.upload_idle,
             drain_seconds=arguments.drain,
             journal_from=arguments.journal_from,
-            limits=limits(queued=arguments.queue, memory=memory, work=arguments.job_work),
+            limits=JobLimits(queued=arguments.queue, memory=memory, work=arguments.job_work),
         )
     )
     signals = ArrivingSignals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import __version__, registry
 from fastomp_nvm.errors import FastompError, InputError, ServerError, UnavailableError
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.client import Client, connect
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.select import select
+from fastomp_nvm.stores.open import create_store
+from fastomp_nvm.version import __version__
 
 __all__ = ["Finding", "check", "install", "server_configuration"]
 
@@ -181,10 +183,6 @@ def _put(client: Client, local: list[Selection]) -> str:
     X = generator.normal(size=(200, 1000)).astype(np.float32)
     y = X[:, :8] @ np.arange(1.0, 9.0)
     report = client.put(X, y, replace=True)
-    create_store, select = (
-        registry.load("fastomp_nvm.stores.open:create_store"),
-        registry.load("fastomp_nvm.selection.select:select"),
-    )
     with create_store("dram:fastomp-ado-check", X, y, replace=True) as store:
         local.append(select(store, k=8, algorithm="sds_omp"))
     return f"{report['n_features']} features x {report['n_obs']} observations, fingerprint {report['fingerprint'][:12]}"

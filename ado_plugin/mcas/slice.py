@@ -20,18 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import __version__, registry
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, RequestError, ServerError, StoreError
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.runs.journal import DecisionJournal, standing
 from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
-from fastomp_nvm.runs.registration import numeric_build, target_digest
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_error, encode_message, encode_selection
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.describe import describe
+from fastomp_nvm.version import __version__
+from storage_backends.media.mcas import RoomNeededError, RunRegions, open_pool_store, read_json
 
 __all__ = ["FIRST_ROOM", "RESULT", "answer", "log_identifier", "log_name"]
 
@@ -145,7 +146,7 @@ def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]
     if sent.get("run") != run["id"]:
         raise ServerError(f"the run {job!r} is another one than the caller means: it was removed and begun again")
     names = [log_name(place) for place in range(len(requests))]
-    place: RegionPlace = registry.load("storage_backends.media.mcas:RunRegions")(load, f"run/{job}", [*names, RESULT])
+    place: RegionPlace = RunRegions(load, f"run/{job}", [*names, RESULT])
     identifiers = [log_identifier(run["id"], name) for name in names]
     ended = read_state(place, RESULT, log_identifier(run["id"], RESULT))
     if ended.sequence:
@@ -154,7 +155,6 @@ def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]
     if sent.get("expected") != before["sequence"]:
         return {"state": "moved", **before}
     end = time.monotonic() + float(sent["seconds"])
-    needed = registry.load("storage_backends.media.mcas:RoomNeededError")
     try:
         if run["id"] not in _computed:
             _computed.clear()  # one run at a time ends here, and its client fetches it at once
@@ -163,7 +163,7 @@ def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]
         del _computed[run["id"]]
     except _SliceOverError:
         return {"state": "running", **_standings(place, names, identifiers)}
-    except needed as room:
+    except RoomNeededError as room:
         return {"state": "room", "region": room.region, "size": room.size, **_standings(place, names, identifiers)}
     return {"state": "done", **_standings(place, names, identifiers)}
 
@@ -239,12 +239,12 @@ def _standings(place: RegionPlace, names: list[str], identifiers: list[bytes]) -
 
 def _open(load: Callable[[str], Any], key: str, manifest: Mapping[str, Any]) -> Any:
     """Open a store of this pool."""
-    return registry.load("storage_backends.media.mcas:open_pool_store")(load, key, manifest)
+    return open_pool_store(load, key, manifest)
 
 
 def _read_json(view: AnyArray, what: str) -> dict[str, Any]:
     """Return the JSON object in a value."""
-    found: dict[str, Any] = registry.load("storage_backends.media.mcas:read_json")(view, what)
+    found: dict[str, Any] = read_json(view, what)
     return found
 
 

@@ -26,12 +26,14 @@ import numpy as np
 from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
 from ado_plugin.service.upload_plans import decode_schema
-from fastomp_nvm import registry
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import UploadLostError
-from fastomp_nvm.remote.upload import WireTile
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.selection.codec import decode_vector
 from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.open import open_store
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.files.format import matrix_length
 
 __all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "is_held", "padded_json", "values_of_store"]
 
@@ -68,7 +70,7 @@ class Staging:
         if self._folder is None:
             self._folder, self._lock = _own_folder()
         name = secrets.token_hex(8)
-        builder = registry.load("storage_backends.build.builder:StoreBuilder")(
+        builder = StoreBuilder(
             f"mmap://{self._folder}/{name}",
             decode_schema(plan),
             dtype=plan["dtype"],
@@ -109,7 +111,7 @@ class Staging:
 
     def manifest(self, folder: Path) -> dict[str, Any]:
         """Return the manifest of a store, which names the values that ``push`` is going to put."""
-        with registry.load("fastomp_nvm.stores.open:open_store")(f"mmap://{folder}") as store:
+        with open_store(f"mmap://{folder}") as store:
             layout = store.layout
             arrays = ["matrix", *(["tier"] if store.tier is not None else [])]
         large = {f"{name}.npy" for name in arrays}
@@ -128,7 +130,7 @@ class Staging:
 
     def push(self, pool: str, key: str, folder: Path, manifest: Mapping[str, Any], timeout: float) -> None:
         """Put the files of a store into a pool, everything but the manifest."""
-        data_offset = registry.load("storage_backends.files.format:matrix_length")
+        data_offset = matrix_length
         prefix, n_obs = f"fo/{key}/{manifest['token']}", manifest["n_obs"]
         for name in manifest["files"]:
             self._session.put(pool, f"{prefix}/{name}", value_of(f"{prefix}/{name}", (folder / name).read_bytes()), timeout)

@@ -26,7 +26,6 @@ from ado_plugin.mcas.session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SEC
 from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas.stub import fastomp_slice
-from fastomp_nvm import __version__, registry
 from fastomp_nvm.errors import (
     CallFailedError,
     CancelledError,
@@ -39,9 +38,11 @@ from fastomp_nvm.errors import (
     UnreachableError,
 )
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.upload import WireTile
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.runs.log import read_state
 from fastomp_nvm.selection.codec import check_name, decode_message, encode_error, encode_message, raise_error
+from fastomp_nvm.version import __version__
+from storage_backends.media.mcas import ArrayRegion
 
 __all__ = ["SLICE_SECONDS", "McasTransport"]
 
@@ -477,7 +478,7 @@ class _FetchedRegions:
         value = self._session.get(self._pool, f"{self._prefix}/{name}", self._timeout)
         if value is None:
             raise StoreURLError(f"there is no region {name!r} in this pool")
-        return registry.load("storage_backends.media.mcas:ArrayRegion")(name, np.frombuffer(data_of(value), dtype=np.uint8))
+        return ArrayRegion(name, np.frombuffer(data_of(value), dtype=np.uint8))
 
     def regions(self) -> Sequence[str]:
         """Names of the regions of the result."""

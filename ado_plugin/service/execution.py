@@ -17,20 +17,20 @@ from typing import Any
 
 from ado_plugin.service.jobs import Job
 from ado_plugin.service.pools import Pools
-from fastomp_nvm import registry
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
+from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, StoreError
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET, automatic_budget
 from fastomp_nvm.runs.journal import DecisionJournal, recorded_identity
 from fastomp_nvm.runs.log import RegionPlace, StateLog
-from fastomp_nvm.runs.registration import numeric_build, target_digest
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_selection
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.contract import StoreLayout
+from storage_backends.files.regions import DirectoryRegions
 
 __all__ = ["Estimate", "Execution", "estimate"]
 
@@ -87,7 +87,7 @@ class Execution:
         self._pools = pools
         self._threads = threads
         self._journal_from = journal_from
-        self._place: RegionPlace = registry.load("storage_backends.files.regions:DirectoryRegions")(folder)
+        self._place: RegionPlace = DirectoryRegions(folder)
 
     def run(
         self,

@@ -25,7 +25,6 @@ from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.upload_plans import decode_plan
 from ado_plugin.service.uploads import Tile, Uploads
-from fastomp_nvm import __version__
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
 from fastomp_nvm.selection.codec import (
@@ -40,6 +39,7 @@ from fastomp_nvm.selection.codec import (
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.stores.contract import FeatureStore, Target
 from fastomp_nvm.stores.describe import describe
+from fastomp_nvm.version import __version__
 
 __all__ = ["OPERATIONS", "Caller", "Operations"]
 

@@ -21,12 +21,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastomp_nvm import registry
 from fastomp_nvm.errors import MediumError, ServerError, StoreError, StoreURLError
 from fastomp_nvm.selection.codec import check_name
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.builder import StoreBuilder
 
 __all__ = ["Pools"]
 
@@ -144,7 +144,7 @@ class Pools:
                 raise ServerError(
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
                 )
-            builder = registry.load("storage_backends.build.builder:StoreBuilder")
+            builder = StoreBuilder
             try:
                 path.mkdir(exist_ok=True)
             except OSError as error:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.selection.codec import as_names, check_name
 from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["UploadPlan", "decode_plan", "decode_schema"]
 
@@ -77,7 +77,7 @@ def decode_schema(sent: Mapping[str, Any]) -> Any:
     n_obs, widths = sent.get("n_obs"), sent.get("widths")
     if not isinstance(n_obs, int) or isinstance(n_obs, bool) or not 1 <= n_obs < 2**40:
         raise RequestError(f"n_obs is {str(n_obs)[:40]!r}: expected a number of observations")
-    schema = registry.load("storage_backends.build.schema:TableSchema")
+    schema = TableSchema
     features = names("features")
     if widths is None:
         return schema.plain(n_obs, features)

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
@@ -26,7 +25,7 @@ from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.objectives.base import Objective
+from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.random_keys import mix
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.result import Selection
@@ -298,8 +297,7 @@ def cross_validate(
         requests = [make_request({**request, "k": k, "weights": weights}) for k in tried for weights in training]
         requests += [make_request({**request, "k": k}) for k in tried]
         selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
-        make = registry.lookup(registry.OBJECTIVES, "objective", common.objective)
-        objective: Objective = make(response, common.weights, centred=common.standardize)
+        objective = OBJECTIVES.load(common.objective)(response, common.weights, centred=common.standardize)
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
         scoring = Traffic()
         scores = np.array(
@@ -482,9 +480,9 @@ def _parsed(dataset: Dataset, request: Mapping[str, Any]) -> Constraint:
     if isinstance(given, Constraint):
         return given
     usable = dataset.design(request.get("standardize", True)).standardisation.usable()
-    parse = registry.load("fastomp_nvm.constraints.written.description:parse_constraint")
-    parsed: Constraint = parse(given, dataset.names, usable=usable)
-    return parsed
+    from fastomp_nvm.constraints.written.description import parse_constraint  # needs a YAML parser
+
+    return parse_constraint(given, dataset.names, usable=usable)
 
 
 def _with_limit(constraint: Constraint, limit: float) -> Constraint:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from fastomp_nvm.errors import FastompError
+from fastomp_nvm.registry import Lazy
+from fastomp_nvm.version import __version__
 
 __all__ = ["COMMANDS", "main"]
 
@@ -41,7 +42,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "runs": ("fastomp_nvm.cli.commands.runs", "list the durable runs with their progress, here or on a server"),
         "resume": ("fastomp_nvm.cli.commands.resume", "go on with a durable run where it stopped, or print its result"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
-        "demo": ("fastomp_nvm.cli.commands.demo", "make a data set, select under a fairness constraint, show what it took"),
+        "demo": ("storage_backends.commands.demo", "make a data set, select under a fairness constraint, show what it took"),
         "plan": (
             "fastomp_nvm.cli.commands.plan",
             "predict passes, bytes, memory and time of a selection on a cluster, and what binds",
@@ -60,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
-    parser = _parser(command)
+    try:
+        parser = _parser(command)
+    except FastompError as error:  # the command needs a package that is not installed
+        return _complain(error, error.exit_code, "--debug" in words)
     arguments = parser.parse_args(words)
     if arguments.command is None:
         parser.print_help()
@@ -102,8 +106,6 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
     """Return the parser, with the arguments of ``command`` alone filled in."""
-    from fastomp_nvm import __version__
-
     parser = argparse.ArgumentParser(prog="fastomp", description="Feature selection under constraints, where the data lives.")
     parser.add_argument("--version", action="version", version=f"fastomp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -112,7 +114,6 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         child = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         child.add_argument("--debug", action="store_true", help="on an error show where it came from")
         if name == command:
-            loaded = importlib.import_module(module)
-            loaded.add_arguments(child)
-            child.set_defaults(run=loaded.run)
+            Lazy[Callable[[argparse.ArgumentParser], None]](f"{module}:add_arguments").load()(child)
+            child.set_defaults(run=Lazy[Callable[[argparse.Namespace], int]](f"{module}:run").load())
     return parser

@@ -8,12 +8,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fastomp_nvm import registry
 from fastomp_nvm.constraints.written.inlining import read_inlined
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.remote.client import Client, connect
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.stores.builders import READ_TARGET
 
 __all__ = ["add_connection_arguments", "connected", "select_remotely"]
 
@@ -62,7 +62,7 @@ def select_remotely(arguments: argparse.Namespace, fields: dict[str, Any], obser
     with connected(arguments) as client:
         # A name on the server wins over a file of that name; ./FILE forces the file.
         if target is not None and os.path.isfile(target) and not client.info(name=target)["has_name"]:
-            read = registry.load("storage_backends.readers.target_files:read_target_file")
+            read = READ_TARGET.load()
             _, values = read(target, client.info()["n_obs"])
             target = None
         with warnings.catch_warnings():

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastomp_nvm import __version__
 from fastomp_nvm.algorithms.protocol import Ask, Gradients
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.cluster.candidate_sets import NOTHING, USABLE, Bits, CandidateSet, digest, features_of, unpacked
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.gradients import ExactGradients, TierGradients
+from fastomp_nvm.engine.identity import sweep_build
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
 from fastomp_nvm.matrix.blas import one_blas_thread
 from fastomp_nvm.matrix.kernels import Kernel, kernel
@@ -29,12 +29,10 @@ from fastomp_nvm.matrix.standardisation import Design
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.tier import TierSweep
 from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.runs.registration import sweep_build
 from fastomp_nvm.stores.contract import FeatureStore, Sidecars
-from fastomp_nvm.stores.open import open_store
-from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.version import __version__
 
-__all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", "View", "open_shard"]
+__all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", "View"]
 
 #: Standardisations that a shard remembers, unless more were asked for at once.
 _VIEWS = 256
@@ -146,37 +144,21 @@ class Answer:
     bar: float = math.inf
 
 
-def open_shard(address: ShardAddress) -> FeatureStore:
-    """Open the store of a shard; ``StoreError`` names the shard when it is missing or not the one that belongs there."""
-    try:
-        store = open_store(address.url)
-    except (FastompError, OSError) as error:
-        raise StoreError(f"{address.name} is missing or damaged: {error}") from error
-    if store.layout.fingerprint != address.fingerprint:
-        found = store.layout.fingerprint
-        store.close()
-        raise StoreError(
-            f"{address.name} at {address.url} is stale or foreign: it holds the matrix {found[:16]} where the manifest names "
-            f"{address.fingerprint[:16]}; put the right store back or cut the shards again"
-        )
-    return store
-
-
 class Shard:
     """Answers questions about one store.
 
     Parameters
     ----------
     address : ShardAddress
+    store : FeatureStore
+        The opened store at that address.
     threads : int, optional
         Of a sweep.
-    tier_in_memory : bool
-        Copy the tier into memory first.
     """
 
-    def __init__(self, address: ShardAddress, threads: int | None = None, tier_in_memory: bool = False) -> None:
+    def __init__(self, address: ShardAddress, store: FeatureStore, threads: int | None = None) -> None:
         self._address = address
-        self._store = open_shard(_with_tier(address) if tier_in_memory else address)
+        self._store = store
         self._dataset = Dataset.of_store(self._store)
         self._swept_columns = 0  # of the sweep going on, over both kinds of kernel
         self._sweeper = Sweeper(threads, _counting(kernel(), self._count), files=self._dataset.files)
@@ -359,13 +341,6 @@ class Shard:
 
 _NO_FEATURES = np.empty(0, dtype=np.int64)
 _NO_NUMBERS = np.empty(0)
-
-
-def _with_tier(address: ShardAddress) -> ShardAddress:
-    """Return the address that opens the store with its tier in memory."""
-    if StoreURL.parse(address.url).query:
-        return address
-    return replace(address, url=f"{address.url}?tier=dram")
 
 
 def _counting(implementation: Kernel, count: Callable[[int], None]) -> Kernel:

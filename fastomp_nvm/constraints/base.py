@@ -21,8 +21,8 @@ from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
 __all__ = ["Constraint"]
 

@@ -12,8 +12,8 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.checks import whole_number
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
 __all__ = ["Cardinality"]
 

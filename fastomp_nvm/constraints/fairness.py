@@ -24,8 +24,8 @@ from fastomp_nvm.constraints.checks import array_of, finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
 __all__ = ["Fairness", "effective_judgements"]
 

@@ -20,8 +20,8 @@ from fastomp_nvm.constraints.checks import array_of, finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
 __all__ = ["Knapsack"]
 

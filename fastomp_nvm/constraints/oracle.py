@@ -8,17 +8,14 @@ therefore be importable by name.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import multiprocessing
 import os
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +25,10 @@ from fastomp_nvm.constraints.checks import finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError, UnavailableError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
-__all__ = ["Counterexample", "NamedFunction", "Oracle", "check_downward_closed"]
+__all__ = ["Counterexample", "Oracle", "check_downward_closed"]
 
 # Longest chain of sets a sample of the closure test walks along.
 _CHAIN = 64
@@ -43,33 +40,6 @@ class Counterexample:
 
     allowed: tuple[int, ...]
     refused_subset: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFunction:
-    """A function of a module named by the user, imported on first use, here or in a worker.
-
-    Attributes
-    ----------
-    target : str
-        ``module:function``.
-    folder : str or None
-        Where to look for the module before the usual places.
-    names : tuple of str or None
-        When given, the function is handed a list of names instead of an array of indices.
-    """
-
-    target: str
-    folder: str | None = None
-    names: tuple[str, ...] | None = None
-
-    def load(self) -> Callable[[Any], Any]:
-        """Import the function, once per process."""
-        return _import_function(self.target, self.folder)
-
-    def __call__(self, features: IndexArray) -> Any:
-        """Call the function on indices or on names."""
-        return self.load()(features if self.names is None else [self.names[feature] for feature in features])
 
 
 class Oracle(Constraint):
@@ -229,26 +199,6 @@ def _broken_chain(constraint: Constraint, features: IndexArray) -> Counterexampl
         return None
     last = int(np.flatnonzero(allowed)[-1])
     return Counterexample(tuple(sorted(features[: last + 1].tolist())), tuple(sorted(features[: first + 1].tolist())))
-
-
-@functools.cache
-def _import_function(target: str, folder: str | None) -> Callable[[Any], Any]:
-    """Import ``module:function``, looking in ``folder`` first."""
-    module, _, name = target.partition(":")
-    if not module or not name:
-        raise ConstraintError(f"{target!r} names no function: expected module:function")
-    path = sys.path[:]
-    if folder is not None:
-        sys.path.insert(0, folder)
-    try:
-        function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's may fail in any way
-        raise ConstraintError(f"{target!r} cannot be imported ({error}): check the name and the folder") from error
-    finally:
-        sys.path[:] = path
-    if not callable(function):
-        raise ConstraintError(f"{target!r} is a {type(function).__name__}: expected a function")
-    return function
 
 
 def _ask(function: Callable[[IndexArray], bool], features: IndexArray) -> bool:

@@ -18,8 +18,8 @@ from fastomp_nvm.constraints.checks import group_names, whole_number, whole_numb
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
 __all__ = ["Partition", "first_full", "occurrences"]
 

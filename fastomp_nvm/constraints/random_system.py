@@ -18,8 +18,8 @@ from fastomp_nvm.constraints.partition import Partition
 from fastomp_nvm.random_keys import mix
 
 if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.description import Setting
     from fastomp_nvm.constraints.written.document import Item
+    from fastomp_nvm.constraints.written.setting import Setting
 
 __all__ = ["RandomSystem"]
 

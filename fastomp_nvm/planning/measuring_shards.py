@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fastomp_nvm import registry
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.remote_rows import RemoteRows
+from fastomp_nvm.registry import Lazy
 from fastomp_nvm.selection.select import select
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import create_store, open_store
 
 __all__ = ["ShardCosts", "best_selection", "measure_shards"]
+
+_CUT: Lazy[Any] = Lazy("storage_backends.build.sharding:cut")
 
 #: Observations and features of the stores on which questions are timed, and the way of columns; and how many columns go it at once.
 SHORT, LONG, CARRIED = (64, 4096), (4096, 4096), 2048
@@ -91,7 +93,7 @@ def best_selection(store: FeatureStore, repeats: int, **request: Any) -> dict[st
 
 def _measured(folder: Path, repeats: int) -> ShardCosts:
     """Measure here."""
-    cut = registry.load("storage_backends.build.sharding:cut")
+    cut = _CUT.load()
     manifests = {}
     for name, shape in {"short": SHORT, "long": LONG}.items():
         design = PaperDesign(*shape)

@@ -6,9 +6,9 @@ import ipaddress
 import urllib.parse
 from dataclasses import dataclass
 
-from fastomp_nvm import registry
 from fastomp_nvm.errors import StoreURLError
 from fastomp_nvm.selection.codec import check_name
+from fastomp_nvm.stores.url import REMOTE_SCHEMES
 
 __all__ = ["ServerURL", "is_loopback", "is_remote", "split_host_port"]
 
@@ -43,7 +43,7 @@ class ServerURL:
             host, port = parts.hostname, parts.port
         except (ValueError, AttributeError) as error:
             raise StoreURLError(f"{text!r} is not the address of a server ({error}): {expected}") from error
-        if parts.scheme not in registry.REMOTE or not host or port is None or parts.query or parts.fragment or parts.username:
+        if parts.scheme not in REMOTE_SCHEMES or not host or port is None or parts.query or parts.fragment or parts.username:
             raise StoreURLError(f"{text!r} is not the address of a server: {expected}")
         names = [name for name in parts.path.split("/") if name]
         if len(names) > 2:
@@ -60,7 +60,7 @@ class ServerURL:
 
 def is_remote(text: str) -> bool:
     """Tell whether a store address names a server."""
-    return isinstance(text, str) and text.partition("://")[0] in registry.REMOTE and "://" in text
+    return isinstance(text, str) and text.partition("://")[0] in REMOTE_SCHEMES and "://" in text
 
 
 def is_loopback(host: str) -> bool:

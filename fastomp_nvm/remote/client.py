@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from fastomp_nvm import registry
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
 from fastomp_nvm.home import local_token_file
 from fastomp_nvm.remote.address import ServerURL, is_loopback
-from fastomp_nvm.remote.upload import Upload, WireTile
+from fastomp_nvm.remote.protocol import WireTile
+from fastomp_nvm.remote.transport import TRANSPORTS, Transport
+from fastomp_nvm.remote.upload import Upload
 from fastomp_nvm.selection.codec import (
     check_name,
     decode_message,
@@ -36,8 +37,9 @@ from fastomp_nvm.selection.codec import (
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import make_request
+from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
 
-__all__ = ["Client", "Transport", "connect", "local_token"]
+__all__ = ["Client", "connect", "local_token"]
 
 #: Operations that may be repeated: doing them twice is doing them once.
 _REPEATABLE = frozenset(
@@ -50,22 +52,6 @@ _POLL_SECONDS = 10.0
 _IMPATIENT_SECONDS = 0.25
 #: Seconds for which a server that was never heard of is asked again, because it may just be starting.
 _FIRST_CONTACT_SECONDS = 5.0
-
-
-class Transport(Protocol):
-    """What carries calls to a server."""
-
-    def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
-        """Carry out an operation and yield its replies; ``UnreachableError`` when no answer comes in ``timeout`` seconds."""
-        ...
-
-    def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
-        """Send tiles of an upload and return the reply."""
-        ...
-
-    def close(self) -> None:
-        """Release the connection."""
-        ...
 
 
 def connect(
@@ -102,8 +88,8 @@ def connect(
     >>> client.select(k=20).features  # doctest: +SKIP
     """
     address = ServerURL.parse(url)
-    if address.scheme not in registry.TRANSPORTS:
-        raise StoreURLError(f"there is no transport for {address.scheme}://: expected one of {', '.join(registry.TRANSPORTS)}")
+    if address.scheme not in TRANSPORTS:
+        raise StoreURLError(f"there is no transport for {address.scheme}://: expected one of {', '.join(TRANSPORTS)}")
     if not timeout > 0:
         raise InputError(f"timeout is {timeout!r}: expected seconds above 0")
     local = is_loopback(address.host)
@@ -118,7 +104,7 @@ def connect(
         certificates = None if tls_ca is None else Path(tls_ca).read_bytes()
     except OSError as error:
         raise InputError(f"the certificates in {tls_ca} cannot be read: {error.strerror}") from error
-    transport: Transport = registry.load(registry.TRANSPORTS[address.scheme])(address, token, certificates)
+    transport = TRANSPORTS.load(address.scheme)(address, token, certificates)
     return Client(address, transport, timeout)
 
 
@@ -206,7 +192,7 @@ class Client:
         dict
             What became of the data: shape, dtype, fingerprint, what was imputed or dropped.
         """
-        build = registry.load("storage_backends.build.builder:build_from_arrays")
+        build = BUILD_FROM_ARRAYS.load()
 
         def send(open_builder: Callable[..., Upload]) -> Any:
             return build(
@@ -232,7 +218,7 @@ class Client:
         -------
         IngestReport
         """
-        ingest = registry.load("storage_backends.build.ingest:ingest")
+        ingest = INGEST.load()
         return self._upload(lambda open_builder: ingest(str(source), self._name(key), open_builder=open_builder, **options))
 
     def select(

@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, FastompError, ServerError, UnreachableError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.remote.address import ServerURL
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.selection.codec import encode_vector
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
+from fastomp_nvm.stores.reports import BuildReport
 
 if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client
 
-__all__ = ["Upload", "WireTile"]
+__all__ = ["Upload"]
 
 #: Bytes of one tile: smaller ones cost more hand-overs between threads, larger ones leave the processor caches on their way.
 _TILE_BYTES = 4 << 20
@@ -40,22 +41,6 @@ _CHECK_POLL_SECONDS = 0.5
 _SEAL_POLL_SECONDS = 0.1
 #: How often a segment of which nothing arrives is sent again.
 _FRUITLESS_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WireTile:
-    """A numbered tile; see ``ado_plugin.service.uploads.Tile``.
-
-    Attributes
-    ----------
-    header : mapping
-        Everything about it, in JSON terms.
-    data : (n,) uint8
-        Its bytes.
-    """
-
-    header: Mapping[str, Any]
-    data: AnyArray
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +162,7 @@ class Upload:
         self._open = False
         report = reply["report"]
         report |= {field: tuple(report[field]) for field in ("dropped", "constant")}
-        return registry.load("storage_backends.build.builder:BuildReport")(**report)
+        return BuildReport(**report)
 
     def _add(self, piece: _Piece) -> None:
         """Queue a piece, unless the server has it from an earlier attempt."""

@@ -29,31 +29,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, InputError, MediumError, RequestError, StoreError
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.matrix.pool import automatic_budget
+from fastomp_nvm.registry import Lazy
 from fastomp_nvm.runs import directory as run_directory
 from fastomp_nvm.runs.journal import DecisionJournal, Standing, standing
 from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
-from fastomp_nvm.runs.registration import (
-    ConstraintFile,
-    Registration,
-    describe_request,
-    describe_response,
-    numeric_build,
-    seal,
-    target_digest,
-    unseal,
-)
+from fastomp_nvm.runs.registration import ConstraintFile, Registration, describe_request, describe_response, seal, unseal
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import make_request, select_shared
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
-__all__ = ["RunInfo", "forget", "registration", "resume", "runs", "start"]
+__all__ = ["RunInfo", "forget", "list_runs", "registration", "resume", "start"]
+
+#: Durable regions in a directory of their own.
+_DIRECTORY_REGIONS: Lazy[Callable[[Path], RegionPlace]] = Lazy("storage_backends.files.regions:DirectoryRegions")
 
 _REGISTRATION = "run.json"
 _RESULT = "result.json"
@@ -209,7 +204,7 @@ def resume(
             return _drive(found, store, directory, other_build=other_build, threads=threads, observer=observer, cancelled=cancelled)
 
 
-def runs() -> list[RunInfo]:
+def list_runs() -> list[RunInfo]:
     """Return all runs with their progress, by name."""
     return [_info(name) for name in run_directory.names()]
 
@@ -331,8 +326,7 @@ def _log_in(place: RegionPlace, run: Registration) -> StateLog:
 
 def _own_regions(directory: Path) -> RegionPlace:
     """Return the regions in a run's directory."""
-    place: RegionPlace = registry.load("storage_backends.files.regions:DirectoryRegions")(directory)
-    return place
+    return _DIRECTORY_REGIONS.load()(directory)
 
 
 def _region(run: Registration) -> str:

@@ -11,7 +11,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import platform
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
 
-from fastomp_nvm import registry
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
-from fastomp_nvm.matrix.blas import blas_libraries
-from fastomp_nvm.objectives import linear_candidates, newton
 from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.stores.contract import BLOCK_COLUMNS
 
 __all__ = [
     "FORMAT",
@@ -36,10 +30,7 @@ __all__ = [
     "Registration",
     "describe_request",
     "describe_response",
-    "numeric_build",
     "seal",
-    "sweep_build",
-    "target_digest",
     "unseal",
 ]
 
@@ -89,10 +80,10 @@ class ConstraintFile:
 
     def _parse(self, dataset: Dataset) -> Constraint:
         """Parse the text over the features of ``dataset``."""
-        parse = registry.load("fastomp_nvm.constraints.written.description:parse_constraint")
+        from fastomp_nvm.constraints.written.description import parse_constraint  # needs a YAML parser
+
         usable = dataset.design().standardisation.usable()
-        found: Constraint = parse(self.text, dataset.names, base_path=Path(self.folder), source=self.source, usable=usable)
-        return found
+        return parse_constraint(self.text, dataset.names, base_path=Path(self.folder), source=self.source, usable=usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,37 +216,6 @@ def describe_response(y: Any) -> Any:
         return None
     values = np.asarray(y)
     return _encode(values if values.dtype.kind in "fiub" else [str(label) for label in values.ravel().tolist()])
-
-
-def numeric_build(kernel: str) -> dict[str, str]:
-    """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what computes the rest."""
-    return {**sweep_build(kernel), "fits": newton.implementation(), "rounds": linear_candidates.implementation()}
-
-
-def sweep_build(kernel: str) -> dict[str, str]:
-    """Return what the bits of a sweep, its decisions and its columns depend on beside the data: all that a shard computes.
-
-    The kernel and the grid of blocks; the BLAS behind NumPy and SciPy with the processor it was tuned for, which stands for the
-    instruction set that NumPy's own loops choose too; and their releases. Not the number of threads of a sweep, which changes no
-    bit.
-    """
-    return {
-        "kernel": kernel,
-        "block": str(BLOCK_COLUMNS),
-        "blas": "; ".join(blas_libraries()) or "unknown",
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-        "machine": platform.machine(),
-    }
-
-
-def target_digest(dataset: Dataset) -> str:
-    """Return a digest of the store's targets, which its fingerprint does not cover."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, target in dataset.targets.items():
-        digest.update(json.dumps([name, *target.classes]).encode("ascii"))
-        digest.update(np.ascontiguousarray(target.values, dtype="<f8").tobytes())
-    return digest.hexdigest()
 
 
 def seal(kind: str, content: Mapping[str, Any]) -> bytes:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastomp_nvm import registry
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.objectives.table import OBJECTIVES
 
 __all__ = ["SelectionRequest"]
 
@@ -29,7 +30,7 @@ class SelectionRequest:
     k : int, optional
         Most features to select; may be left out when the constraint bounds the rank.
     algorithm : str
-        A name in ``registry.SELECTORS``.
+        A name in ``ALGORITHMS``.
     objective : {"linear", "logistic", "poisson"}
     constraint : Constraint, mapping or YAML text, optional
         Further limits on the selection.
@@ -95,10 +96,8 @@ class SelectionRequest:
 
     def __post_init__(self) -> None:
         """Refuse values outside their domain, one sentence each."""
-        registry_names = {"algorithm": registry.SELECTORS, "objective": registry.OBJECTIVES}
-        for field, table in registry_names.items():
-            if getattr(self, field) not in table:
-                raise RequestError(f"unknown {field} {getattr(self, field)!r}: expected one of {', '.join(sorted(table))}")
+        ALGORITHMS.check(self.algorithm)
+        OBJECTIVES.check(self.objective)
         for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")

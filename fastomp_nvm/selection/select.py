@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.algorithms.certificate import certified
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Parameters, Problem
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
@@ -30,7 +30,8 @@ from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.tier import Tier, worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.missing import first_missing
-from fastomp_nvm.objectives.base import Fit, Objective
+from fastomp_nvm.objectives.base import Fit
+from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.result import Selection
@@ -84,7 +85,8 @@ def select(
     [7, 21]
     """
     if run is not None:
-        start = registry.load("fastomp_nvm.runs.drive:start")
+        from fastomp_nvm.runs.drive import start
+
         durable: Selection = start(run, data, y, threads=threads, observer=observer, cancelled=cancelled, **request)
         return durable
     one = make_request(request)
@@ -239,13 +241,12 @@ def _prepare(
     if constraint.needs_base and request.until != "full":
         request = replace(request, until="full")
     options: dict[str, Any] = {} if request.ridge is None else {"ridge": float(request.ridge)}
-    make = registry.lookup(registry.OBJECTIVES, "objective", request.objective)
-    objective: Objective = make(response, request.weights, centred=request.standardize, **options)
+    objective = OBJECTIVES.load(request.objective)(response, request.weights, centred=request.standardize, **options)
     parameters = Parameters(request.epsilon, request.tau, int(request.seed), request.until, request.polish, request.skip_weak)
     budget = budget if request.gather_bytes is None else request.gather_bytes
     pool = ColumnPool(design, sweeper, counters.traffic, budget, resident=_resident(dataset))
     problem = Problem(design, objective, constraint, parameters, usable, pool, counters)
-    algorithm = registry.lookup(registry.SELECTORS, "algorithm", request.algorithm)(problem)
+    algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     return Run(problem, algorithm, tier=_tier(dataset, request)), target
@@ -382,10 +383,11 @@ def _constraint(dataset: Dataset, request: SelectionRequest, usable: IndexArray)
     elif given is None:
         constraint = None
     else:
-        parse = registry.load("fastomp_nvm.constraints.written.description:parse_constraint")
+        from fastomp_nvm.constraints.written.description import parse_constraint  # needs a YAML parser
+
         selectable = np.zeros(dataset.n_features, dtype=np.bool_)
         selectable[usable] = True
-        constraint = parse(given, dataset.names, usable=selectable)
+        constraint = parse_constraint(given, dataset.names, usable=selectable)
     if request.k is None and constraint is None:
         raise RequestError("give k, or a constraint that bounds how many features may be selected")
     limits = [] if request.k is None else [Cardinality(dataset.n_features, min(request.k, len(usable)))]

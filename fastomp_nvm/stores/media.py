@@ -1,20 +1,22 @@
-"""The contract of a medium."""
+"""The contract of a medium, and the media by URL scheme."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from fastomp_nvm.errors import StoreURLError
+from fastomp_nvm.registry import Table
 from fastomp_nvm.stores.contract import FeatureStore, StoreDraft
-from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.stores.url import REMOTE_SCHEMES, StoreURL
 
-__all__ = ["Medium"]
+__all__ = ["MEDIA", "Medium", "medium_of"]
 
 
 class Medium(Protocol):
-    """What a medium's module offers to the registry: an object with these three methods."""
+    """What a medium's module offers: an object with these three methods."""
 
     def open(self, url: StoreURL) -> FeatureStore:
-        """Open an existing store; ``StoreURLError`` when there is none, ``StoreError`` when it is not sound."""
+        """Open an existing store; ``StoreURLError`` when there is none, ``StoreError`` when it is damaged."""
         ...
 
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
@@ -22,5 +24,27 @@ class Medium(Protocol):
         ...
 
     def exists(self, url: StoreURL) -> bool:
-        """Tell whether a store stands at ``url``."""
+        """Return whether there is a store at ``url``."""
         ...
+
+
+#: URL scheme -> medium.
+MEDIA: Table[Medium] = Table(
+    "medium",
+    {
+        "cluster": "storage_backends.media.cluster:MEDIUM",
+        "dram": "storage_backends.media.dram:MEDIUM",
+        "mmap": "storage_backends.media.mmap:MEDIUM",
+        "pmem": "storage_backends.media.pmem:MEDIUM",
+        "shelf": "storage_backends.pymm.shelf:MEDIUM",
+    },
+)
+
+
+def medium_of(url: StoreURL) -> Medium:
+    """Return the medium that the scheme of ``url`` names."""
+    if url.scheme in REMOTE_SCHEMES:
+        raise StoreURLError(f"{url.scheme}:// names a server, not a store: use connect, which sends the request to the data")
+    if url.scheme not in MEDIA:
+        raise StoreURLError(f"unknown medium {url.scheme!r}: expected one of {', '.join(MEDIA)}")
+    return MEDIA.load(url.scheme)

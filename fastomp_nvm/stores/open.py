@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS
 from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.url import StoreURL
 
 __all__ = ["create_store", "open_store"]
@@ -26,10 +28,8 @@ def open_store(url: str) -> FeatureStore:
     -------
     FeatureStore
     """
-    from fastomp_nvm import registry
-
     parsed = StoreURL.parse(url)
-    return registry.medium(parsed.scheme).open(parsed)
+    return medium_of(parsed).open(parsed)
 
 
 def create_store(
@@ -72,8 +72,6 @@ def create_store(
     -------
     FeatureStore
     """
-    from fastomp_nvm import registry
-
-    build = registry.load("storage_backends.build.builder:build_from_arrays")
+    build = BUILD_FROM_ARRAYS.load()
     build(url, X, y, names=names, dtype=dtype, rows=rows, missing=missing, groups=groups, tier=tier, replace=replace)
     return open_store(url)

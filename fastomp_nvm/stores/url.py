@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from fastomp_nvm.errors import StoreURLError
 
-__all__ = ["StoreURL"]
+__all__ = ["REMOTE_SCHEMES", "StoreURL"]
+
+#: URL schemes that name a server, not a store.
+REMOTE_SCHEMES = frozenset({"grpc", "grpc+tls", "mcas"})
 
 
 @dataclass(frozen=True, slots=True)

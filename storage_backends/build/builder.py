@@ -6,6 +6,7 @@ the same memory. It knows no medium (that is the draft's part) and no file forma
 """
 
 from __future__ import annotations
+from fastomp_nvm.stores.reports import BuildReport
 
 import dataclasses
 import mmap
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import registry
+from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.errors import DataError, RequestError
@@ -32,42 +33,13 @@ from storage_backends.build.statistics import column_grid, filling, fingerprint
 from storage_backends.build.tables import as_table
 from storage_backends.build.targets import make_target
 
-__all__ = ["BuildReport", "StoreBuilder", "build_from_arrays"]
+__all__ = ["StoreBuilder", "build_from_arrays"]
 
 _TILE_CELLS = 1 << 20
 #: Bytes of the draft that may be resident before the builder lets go of them.
 _RESIDENT_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class BuildReport:
-    """What became of the data.
-
-    Attributes
-    ----------
-    url : str
-        Where the store was built.
-    n_obs, n_features, n_columns : int
-        Its shape, after dropping.
-    dtype : str
-    fingerprint : str
-    imputed : mapping of str to int
-        Cells filled in, per feature that had any missing.
-    dropped : tuple of str
-        Features dropped for missing values.
-    constant : tuple of str
-        Columns with one value only; they can never be selected.
-    """
-
-    url: str
-    n_obs: int
-    n_features: int
-    n_columns: int
-    dtype: str
-    fingerprint: str
-    imputed: Mapping[str, int]
-    dropped: tuple[str, ...]
-    constant: tuple[str, ...]
 
 
 class StoreBuilder:
@@ -117,7 +89,7 @@ class StoreBuilder:
         self._missing = missing
         self._progress = progress
         earlier: dict[str, Any] = {} if folder is None else {"folder": folder}
-        self._draft = registry.medium(parsed.scheme).draft(
+        self._draft = medium_of(parsed).draft(
             parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier
         )
         self._written = np.zeros(schema.n_columns, dtype=np.int64)  # observations given so far, per column

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import registry
+from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
 from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.url import StoreURL
 from fastomp_nvm.stores.contract import Target
-from storage_backends.build.builder import BuildReport, StoreBuilder
+from fastomp_nvm.stores.reports import BuildReport, IngestReport, first_names
+from storage_backends.build.builder import StoreBuilder
 from storage_backends.readers import open_reader
 from storage_backends.readers.base import Categories, Chunk, Reader, ReaderOptions, RowsOf, Scan, spans
 from storage_backends.readers.target_files import is_target_file, read_target_file
@@ -31,59 +32,11 @@ from storage_backends.readers.text import MISSING_LABEL
 from storage_backends.build.schema import TableSchema
 from storage_backends.build.targets import make_target
 
-__all__ = ["IngestReport", "ingest"]
+__all__ = ["ingest"]
 
 _INTEGER = re.compile(r"-?\d{1,9}")
 
 
-@dataclass(frozen=True, slots=True)
-class IngestReport:
-    """What became of a source.
-
-    Attributes
-    ----------
-    n_obs, n_features, n_columns : int
-        Shape of the store.
-    bytes : int
-        Size of its matrix.
-    imputed : int
-        Missing cells that were filled in.
-    dropped : tuple of str
-        Features dropped for missing values.
-    constant : tuple of str
-        Columns with one value only.
-    targets : tuple of str
-        Targets kept with the store, the default one first.
-    notes : tuple of str
-        What was assumed about the source.
-    fingerprint : str
-        Of the matrix.
-    """
-
-    n_obs: int
-    n_features: int
-    n_columns: int
-    bytes: int
-    imputed: int
-    dropped: tuple[str, ...]
-    constant: tuple[str, ...]
-    targets: tuple[str, ...]
-    notes: tuple[str, ...]
-    fingerprint: str
-
-    @property
-    def summary(self) -> tuple[str, ...]:
-        """Lines for people: the shape, then whatever is worth knowing."""
-        spread = f" in {self.n_columns} columns" if self.n_columns != self.n_features else ""
-        lines = [f"{self.n_obs} observations of {self.n_features} features{spread}, {self.bytes / 1e6:.1f} MB"]
-        lines.append(f"targets: {', '.join(self.targets)}" if self.targets else "no target: name one when selecting")
-        if self.imputed:
-            lines.append(f"{self.imputed} missing cells filled in")
-        if self.dropped:
-            lines.append(f"{len(self.dropped)} features with missing cells dropped: {_some(self.dropped)}")
-        if self.constant:
-            lines.append(f"{len(self.constant)} constant columns, never selected: {_some(self.constant)}")
-        return (*lines, *self.notes)
 
 
 def ingest(
@@ -316,7 +269,7 @@ class _Layout:
         self.filled = 0
         self._target_names = [self._take_given(source) for source in plan.targets]
         if len(set(self._target_names)) < len(self._target_names):
-            raise InputError(f"two targets have the same name among {_some(self._target_names)}: rename one of them")
+            raise InputError(f"two targets have the same name among {first_names(self._target_names)}: rename one of them")
         self._categories = scan.categories
         self._labels = {
             position: self._indicators(position, categories)
@@ -416,7 +369,7 @@ class _Layout:
 def _refuse_existing(url: str, replace: bool) -> None:
     """Refuse an address that is taken before hours are spent on reading; the draft checks again."""
     parsed = StoreURL.parse(url)
-    if not replace and registry.medium(parsed.scheme).exists(parsed):
+    if not replace and medium_of(parsed).exists(parsed):
         raise StoreURLError(f"a store stands at {url}: choose another place or ask to replace it (--replace)")
 
 
@@ -439,9 +392,6 @@ def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tu
 def _hint(names: Sequence[str], text: str) -> str:
     """Return a suggestion of similar names, or how the names look."""
     close = difflib.get_close_matches(text, names[:10_000], n=3)
-    return f": did you mean {' or '.join(map(repr, close))}?" if close else f": its columns are {_some(names)}"
+    return f": did you mean {' or '.join(map(repr, close))}?" if close else f": its columns are {first_names(names)}"
 
 
-def _some(names: Sequence[str]) -> str:
-    """Return the first few names."""
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -22,6 +22,12 @@ The file may be edited by hand (other URLs, resources); everything else in it is
 """
 
 from __future__ import annotations
+from collections.abc import Sequence
+import numpy as np
+from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.matrix.tier import TierSidecar
+from fastomp_nvm.stores.contract import Sidecars, StoreLayout
 
 import os
 import urllib.parse
@@ -35,8 +41,9 @@ from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.stores.contract import STORE_DTYPES, TIERS
 from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.statistics import fingerprint
 
-__all__ = ["FILE_MEDIA", "FORMAT", "MANIFEST", "VERSION", "Manifest", "read_manifest"]
+__all__ = ["FILE_MEDIA", "FORMAT", "MANIFEST", "VERSION", "Manifest", "merged", "read_manifest"]
 
 FORMAT = "fastomp-cluster"
 VERSION = 1
@@ -129,3 +136,43 @@ def _absolute(path: Path, place: int, url: str) -> str:
         raise StoreError(f"the manifest {path} has its shard {place} at {url!r}: expected a path, mmap:///path or pmem:///path")
     query = f"?{urllib.parse.urlencode(parsed.query)}" if parsed.query else ""
     return f"{parsed.scheme}://{urllib.parse.quote(os.path.abspath(path.parent / parsed.path))}{query}"
+
+
+def merged(parts: Sequence[Sidecars]) -> Sidecars:
+    """Return the sidecars of the store that ``parts``, one below the other, make."""
+    offsets = _stacked([part.layout.offsets for part in parts])
+    blocks = _stacked([part.layout.blocks for part in parts])
+    checksums = np.concatenate([part.checksums for part in parts])
+    first = parts[0]
+    mark = fingerprint(first.layout.n_obs, first.layout.dtype, offsets, blocks, checksums)
+    moments = {
+        field: np.concatenate([getattr(part.statistics, field) for part in parts])
+        for field in ("mean", "norm", "minimum", "maximum")
+    }
+    names = tuple(name for part in parts for name in part.names)
+    plain = all(part.column_names is part.names for part in parts)
+    tiers = [part.tier for part in parts if part.tier is not None]
+    tier = None
+    if len(tiers) == len(parts):
+        scale, error, norm, codes = (
+            np.concatenate([getattr(each, field) for each in tiers]) for field in ("scale", "error", "norm", "checksums")
+        )
+        tier = TierSidecar(scale, error, norm, codes, mark)
+    return Sidecars(
+        StoreLayout(first.layout.n_obs, first.layout.dtype, offsets, blocks, mark),
+        ColumnStatistics(**moments, grams=tuple(gram for part in parts for gram in part.statistics.grams)),
+        checksums,
+        names,
+        names if plain else tuple(name for part in parts for name in part.column_names),
+        first.targets,
+        {name: value for name, value in first.provenance.items() if name != "cut"},
+        tier,
+    )
+
+
+def _stacked(edges: Sequence[IndexArray]) -> IndexArray:
+    """Put edges that begin at 0 each one behind the other."""
+    out = [np.zeros(1, dtype=np.int64)]
+    for each in edges:
+        out.append(each[1:] + out[-1][-1])
+    return np.concatenate(out)

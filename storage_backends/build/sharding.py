@@ -6,6 +6,8 @@ its name whole, manifest included, or not at all.
 """
 
 from __future__ import annotations
+from storage_backends.build.ingest import ingest
+from fastomp_nvm.stores.media import medium_of
 
 import contextlib
 import os
@@ -20,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
@@ -36,7 +37,7 @@ from storage_backends.files.durable import EXCHANGE, device_errors, give_back, r
 from storage_backends.build.manifest import FILE_MEDIA, MANIFEST, Manifest
 from storage_backends.build.statistics import fingerprint, label_digest
 
-__all__ = ["block_ranges", "cut", "ingest_shards", "merged", "part_of"]
+__all__ = ["block_ranges", "cut", "ingest_shards", "part_of"]
 
 
 def block_ranges(n_blocks: int, into: int | Sequence[float]) -> list[tuple[int, int]]:
@@ -139,7 +140,7 @@ def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace
     _shares(into)
     with _hidden_directory(final, "staged") as folder:
         staged = _url("mmap", folder / "store")
-        report = registry.load("storage_backends.build.ingest:ingest")(source, staged, **options)
+        report = ingest(source, staged, **options)
         return report, cut(staged, out, into, replace_existing=replace, consume=True)
 
 
@@ -177,46 +178,6 @@ def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any
     )
 
 
-def merged(parts: Sequence[Sidecars]) -> Sidecars:
-    """Return the sidecars of the store that ``parts``, one below the other, make."""
-    offsets = _stacked([part.layout.offsets for part in parts])
-    blocks = _stacked([part.layout.blocks for part in parts])
-    checksums = np.concatenate([part.checksums for part in parts])
-    first = parts[0]
-    mark = fingerprint(first.layout.n_obs, first.layout.dtype, offsets, blocks, checksums)
-    moments = {
-        field: np.concatenate([getattr(part.statistics, field) for part in parts])
-        for field in ("mean", "norm", "minimum", "maximum")
-    }
-    names = tuple(name for part in parts for name in part.names)
-    plain = all(part.column_names is part.names for part in parts)
-    tiers = [part.tier for part in parts if part.tier is not None]
-    tier = None
-    if len(tiers) == len(parts):
-        scale, error, norm, codes = (
-            np.concatenate([getattr(each, field) for each in tiers]) for field in ("scale", "error", "norm", "checksums")
-        )
-        tier = TierSidecar(scale, error, norm, codes, mark)
-    return Sidecars(
-        StoreLayout(first.layout.n_obs, first.layout.dtype, offsets, blocks, mark),
-        ColumnStatistics(**moments, grams=tuple(gram for part in parts for gram in part.statistics.grams)),
-        checksums,
-        names,
-        names if plain else tuple(name for part in parts for name in part.column_names),
-        first.targets,
-        {name: value for name, value in first.provenance.items() if name != "cut"},
-        tier,
-    )
-
-
-def _stacked(edges: Sequence[IndexArray]) -> IndexArray:
-    """Put edges that begin at 0 each one behind the other."""
-    out = [np.zeros(1, dtype=np.int64)]
-    for each in edges:
-        out.append(each[1:] + out[-1][-1])
-    return np.concatenate(out)
-
-
 def _copy(
     store: FeatureStore,
     whole: Sidecars,
@@ -229,7 +190,7 @@ def _copy(
     """Build one shard from blocks ``blocks`` of a store."""
     parsed, layout, matrix = StoreURL.parse(url), part.layout, store.matrix
     tier = "none" if part.tier is None else "int8"
-    draft = registry.medium(parsed.scheme).draft(parsed, layout.n_columns, layout.n_obs, layout.dtype, replace=False, tier=tier)
+    draft = medium_of(parsed).draft(parsed, layout.n_columns, layout.n_obs, layout.dtype, replace=False, tier=tier)
     try:
         for block in range(*blocks):
             start, end = int(whole.layout.blocks[block]), int(whole.layout.blocks[block + 1])

@@ -7,7 +7,6 @@ import json
 import urllib.parse
 from dataclasses import asdict
 
-from fastomp_nvm import registry
 from fastomp_nvm.cli.cluster_argument import shard_counts
 from fastomp_nvm.cli.output import byte_progress, clean
 from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
@@ -15,6 +14,8 @@ from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import StoreURLError
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS
+from storage_backends.build.ingest import ingest
+from storage_backends.build.sharding import ingest_shards
 
 __all__ = ["add_arguments", "run"]
 
@@ -61,15 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     place = arguments.store
     with terminating_cleanly(), byte_progress("ingest") as progress:
         if arguments.shards is not None:
-            ingest = registry.load("storage_backends.build.sharding:ingest_shards")
             into = shard_counts(arguments.shards)
-            report, manifest = ingest(arguments.source, arguments.store, into, progress=progress, **options)
+            report, manifest = ingest_shards(arguments.source, arguments.store, into, progress=progress, **options)
             place = f"cluster://{urllib.parse.quote(str(manifest))}"
         elif is_remote(arguments.store):
             with connected(arguments) as client:
                 report = client.ingest(arguments.source, progress=progress, **options)
         else:
-            ingest = registry.load("storage_backends.build.ingest:ingest")
             report = ingest(arguments.source, arguments.store, progress=progress, **options)
     if arguments.json:
         print(json.dumps(asdict(report)))

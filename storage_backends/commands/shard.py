@@ -6,10 +6,11 @@ import argparse
 import json
 import urllib.parse
 
-from fastomp_nvm import registry
 from fastomp_nvm.cli.cluster_argument import shard_counts
 from fastomp_nvm.cli.output import byte_progress
 from fastomp_nvm.cli.termination import terminating_cleanly
+from storage_backends.build.manifest import read_manifest
+from storage_backends.build.sharding import cut
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,8 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Cut and say where the manifest is."""
-    cut = registry.load("storage_backends.build.sharding:cut")
-    read = registry.load("storage_backends.build.manifest:read_manifest")
     with terminating_cleanly(), byte_progress("shard") as progress:
         path = cut(
             arguments.store,
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             replace_existing=arguments.replace,
             progress=progress,
         )
-    manifest, url = read(path), f"cluster://{urllib.parse.quote(str(path))}"
+    manifest, url = read_manifest(path), f"cluster://{urllib.parse.quote(str(path))}"
     if arguments.json:
         shards = [{"url": shard.url, "features": list(shard.features)} for shard in manifest.shards]
         print(json.dumps({"url": url, "fingerprint": manifest.fingerprint, "shards": shards}))

@@ -19,18 +19,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fastomp_nvm import registry
 from fastomp_nvm.cluster.driver import ShardedRows, Transport
-from fastomp_nvm.cluster.shard import ShardAddress, open_shard
+from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError
+from fastomp_nvm.registry import Lazy
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
-from storage_backends.build.manifest import MANIFEST, Manifest, read_manifest
-from storage_backends.build.sharding import merged
+from storage_backends.build.manifest import MANIFEST, Manifest, merged, read_manifest
 from storage_backends.build.statistics import label_digest
 from storage_backends.files.durable import device_errors, file_system_type
 from storage_backends.files.regions import DirectoryRegions
 from storage_backends.media.mmap import sync_durability
+from storage_backends.media.shards import open_shard
 from storage_backends.opened import OpenedStore
 
 __all__ = ["MEDIUM", "ClusterMedium", "ClusterSettings", "ClusterStore"]
@@ -75,17 +75,18 @@ class ClusterSettings:
 
 Connect = Callable[[Sequence[ShardAddress], ClusterSettings, bool], Transport]
 
+_RAY_SHARDS: Lazy[Callable[[Sequence[ShardAddress], str, float, bool], Transport]] = Lazy("storage_backends.ray.shards:RayShards")
+
 
 def connect_ray(addresses: Sequence[ShardAddress], settings: ClusterSettings, tier_in_memory: bool) -> Transport:
     """Return the transport through Ray."""
     try:
-        make = registry.load("storage_backends.ray.shards:RayShards")
+        make = _RAY_SHARDS.load()
     except UnavailableError as error:
         raise UnavailableError(
             "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
         ) from error
-    transport: Transport = make(addresses, settings.address, settings.timeout, tier_in_memory)
-    return transport
+    return make(addresses, settings.address, settings.timeout, tier_in_memory)
 
 
 class ClusterMedium:

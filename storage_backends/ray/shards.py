@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastomp_nvm import __version__
 from fastomp_nvm.cluster.driver import payload_bytes
 from fastomp_nvm.cluster.shard import Shard, ShardAddress
+from fastomp_nvm.engine.identity import sweep_build
 from fastomp_nvm.errors import FastompError, StoreError, UnreachableError
 from fastomp_nvm.matrix.kernels import kernel
-from fastomp_nvm.runs.registration import sweep_build
+from fastomp_nvm.version import __version__
+from storage_backends.media.shards import open_shard
 from storage_backends.ray.session import session
 
 __all__ = ["RayShards", "ShardActor"]
@@ -59,7 +60,7 @@ class ShardActor:
         """Call a method of the shard."""
         with self._opening:
             if self._shard is None:
-                self._shard = Shard(self._address, self._threads, self._tier_in_memory)
+                self._shard = Shard(self._address, open_shard(self._address, tier_in_memory=self._tier_in_memory), self._threads)
         return getattr(self._shard, method)(*arguments)
 
     def pulse(self) -> float:

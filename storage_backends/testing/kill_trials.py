@@ -155,7 +155,7 @@ def _trial(
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             raise WrongAnswerError(f"{name}: child {attempt} failed with exit code {os.WEXITSTATUS(status)}")
-        registered = any(info.name == name for info in drive.runs())
+        registered = any(info.name == name for info in drive.list_runs())
         if os.WIFSIGNALED(status):
             kills, early = kills + registered, early + (not registered)
         with open_store(url) as store:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastomp_nvm import registry
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, FastompError, InputError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS, STORE_DTYPES, Durability
+from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.open import create_store, open_store
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
@@ -374,4 +374,4 @@ class StoreContract:
     def _exists(url: str) -> bool:
         """Ask the medium whether a store stands at ``url``."""
         parsed = StoreURL.parse(url)
-        return registry.medium(parsed.scheme).exists(parsed)
+        return medium_of(parsed).exists(parsed)

@@ -11,6 +11,7 @@ from fastomp_nvm.cluster.shard import Shard, ShardAddress
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.media.cluster import ClusterMedium, ClusterSettings
+from storage_backends.media.shards import open_shard
 
 __all__ = ["InProcessShards", "in_process_medium", "open_in_process"]
 
@@ -28,7 +29,7 @@ class InProcessShards:
     def __init__(
         self, addresses: Sequence[ShardAddress], settings: ClusterSettings, tier_in_memory: bool, forgetful: bool = False
     ) -> None:
-        self._make = lambda place: Shard(addresses[place], 1, tier_in_memory)
+        self._make = lambda place: Shard(addresses[place], open_shard(addresses[place], tier_in_memory=tier_in_memory), 1)
         self._forgetful = forgetful
         self._shards: dict[int, Shard] = {}
         self.calls: list[str] = []

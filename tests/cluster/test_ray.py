@@ -25,7 +25,7 @@ import fastomp_nvm as fo
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import StoreError, UnreachableError
 from fastomp_nvm.planning.measuring_shards import measure_shards
-from fastomp_nvm.runs.drive import runs
+from fastomp_nvm.runs.drive import list_runs
 from fastomp_nvm.stores.contract import FeatureStore
 from storage_backends.build.sharding import cut
 from tests.cluster.command_line import COMMANDS, said
@@ -218,7 +218,7 @@ def test_a_driver_killed_is_resumed_to_the_same_answer(
     driver = subprocess.Popen([*fastomp, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     regions = manifest.parent / "regions"
     deadline = time.monotonic() + 100
-    while not any(info.selected >= 5 for info in runs()):
+    while not any(info.selected >= 5 for info in list_runs()):
         assert driver.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.analysis.many import cross_validate, stability
 from fastomp_nvm.cli.main import COMMANDS as COMMAND_LINE
 from fastomp_nvm.cli.main import main
@@ -117,7 +117,7 @@ def uneven(place: Path, store: FeatureStore) -> Path:
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 @pytest.mark.parametrize("objective", ["linear", "logistic"])
-@pytest.mark.parametrize("algorithm", sorted(registry.SELECTORS))
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_every_algorithm_there_is_answers_alike(
     of_one_store: Callable[[str, str], tuple[dict[str, Any], fo.Selection]],
     few_sharded: FeatureStore,
@@ -140,7 +140,7 @@ def test_most_algorithms_are_compared_under_a_general_constraint(
     of_one_store: Callable[[str, str], tuple[dict[str, Any], fo.Selection]],
 ) -> None:
     """Only those that are defined for less fall back to less."""
-    kept = {name: of_one_store(name, "linear")[0].get("constraint") for name in set(registry.SELECTORS) - {"lasso"}}
+    kept = {name: of_one_store(name, "linear")[0].get("constraint") for name in set(ALGORITHMS) - {"lasso"}}
     assert {name for name, constraint in kept.items() if constraint is not GENERAL} == {"dash", "isk"}
     assert isinstance(kept["isk"], fo.constraints.Fairness)
 

@@ -59,8 +59,8 @@ def test_a_file_cut_off_under_a_selection(tmp_path: Path, kernel: str, length: i
     assert len(child.stderr.splitlines()) == 1
     assert "the matrix of the store lost its end" in child.stderr
     if "--run" in extra:
-        assert [(info.status) for info in fo.runs()] == ["damaged"]
-        assert "matrix.npy has" in fo.runs()[0].detail
+        assert [(info.status) for info in fo.list_runs()] == ["damaged"]
+        assert "matrix.npy has" in fo.list_runs()[0].detail
 
 
 @needs_native

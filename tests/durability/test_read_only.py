@@ -72,15 +72,15 @@ def test_progress_survives_a_store_that_became_read_only(stopped: str, monkeypat
     expected = comparable(fo.select(stopped, **REQUEST))
     rounds = swept_rounds(monkeypatch)
     with write_protected(stopped):
-        assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]
+        assert [(info.status, info.rounds) for info in fo.list_runs()] == [("stopped", 3)]
         with monkeypatch.context() as patch:
             patch.setattr(drive, "select_shared", pull_the_plug)
             with pytest.raises(PulledPlugError):
                 fo.resume("half")
-        assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]
+        assert [(info.status, info.rounds) for info in fo.list_runs()] == [("stopped", 3)]
         assert comparable(fo.resume("half")) == expected
         assert len(rounds) == 2
-        assert fo.runs()[0].status == "finished"
+        assert fo.list_runs()[0].status == "finished"
 
 
 def test_a_copy_that_was_not_finished_is_made_again(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_copy_that_was_not_finished_is_made_again(stopped: str, monkeypatch: p
             patch.setattr(StateLog, "write", pull_the_plug)
             with pytest.raises(PulledPlugError):
                 fo.resume("half")
-        assert [(info.status, info.rounds) for info in fo.runs()] == [("stopped", 3)]
+        assert [(info.status, info.rounds) for info in fo.list_runs()] == [("stopped", 3)]
         fo.resume("half")
         assert len(rounds) == 2
 
@@ -100,7 +100,7 @@ def test_a_run_on_a_read_only_store_is_forgotten(stopped: str) -> None:
     """Its name is free again, whatever stays in the store."""
     with write_protected(stopped):
         drive.forget("half")
-    assert fo.runs() == []
+    assert fo.list_runs() == []
 
 
 def test_a_store_that_can_be_written_again_is_tidied(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +120,11 @@ REALLY = """
 import json, sys
 import fastomp_nvm as fo
 from fastomp_nvm import durable_runs
-listed = [(info.status, info.rounds) for info in fo.runs()]
+listed = [(info.status, info.rounds) for info in fo.list_runs()]
 answer = fo.resume("half").to_json()
 durable_runs.forget("half")
 durable_runs.forget("other")
-print(json.dumps([listed, answer["indices"], [info.name for info in fo.runs()]]))
+print(json.dumps([listed, answer["indices"], [info.name for info in fo.list_runs()]]))
 """
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.journal import DecisionJournal
 from fastomp_nvm.runs.log import StateLog
@@ -44,7 +44,7 @@ def resume_from_every_round(url: str, request: dict[str, Any]) -> int:
             try:
                 found = fo.select(url, run="interrupted", **request)
             except PulledPlugError:
-                (info,) = fo.runs()
+                (info,) = fo.list_runs()
                 assert (info.status, info.rounds) == ("stopped", rounds)
                 patch.undo()
                 found = fo.resume("interrupted")
@@ -60,7 +60,7 @@ def resume_from_every_round(url: str, request: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("medium", ["mmap", "pmem"])
-@pytest.mark.parametrize("algorithm", sorted(registry.SELECTORS))
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_linear_runs_resume_from_every_round(media: dict[str, str], medium: str, algorithm: str) -> None:
     """Every algorithm, every durable medium, the linear objective."""
     resume_from_every_round(media[medium], {**LINEAR, "algorithm": algorithm})
@@ -68,7 +68,7 @@ def test_linear_runs_resume_from_every_round(media: dict[str, str], medium: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("medium", ["mmap", "pmem"])
-@pytest.mark.parametrize("algorithm", sorted(registry.SELECTORS))
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_logistic_runs_resume_from_every_round(media: dict[str, str], medium: str, algorithm: str) -> None:
     """Every algorithm, every durable medium, the logistic objective."""
     resume_from_every_round(media[medium], {**LOGISTIC, "algorithm": algorithm})
@@ -142,7 +142,7 @@ def test_seconds_add_up(media: dict[str, str]) -> None:
         stop_after(patch, 3)
         with pytest.raises(PulledPlugError):
             fo.select(media["mmap"], run="timed", algorithm="sds_omp", **LINEAR)
-    before = fo.runs()[0].seconds
+    before = fo.list_runs()[0].seconds
     assert 0 < before < fo.resume("timed").seconds
 
 
@@ -161,6 +161,6 @@ def test_a_read_only_store_keeps_its_runs_in_the_home(media: dict[str, str], own
         with pytest.raises(PulledPlugError):
             fo.select(media["mmap"], run="elsewhere", algorithm="sds_omp", **LINEAR)
     assert list((own_home / "runs" / "elsewhere").glob("run-*.bin"))
-    assert fo.runs()[0].rounds == 3
+    assert fo.list_runs()[0].rounds == 3
     assert comparable(fo.resume("elsewhere")) == expected
     assert not list((own_home / "runs" / "elsewhere").glob("run-*.bin"))

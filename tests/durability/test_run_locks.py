@@ -46,7 +46,7 @@ def test_a_file_system_without_locks_is_our_error(stopped: str, monkeypatch: pyt
         fo.resume("half")
     with pytest.raises(fo.MediumError, match="cannot lock"):
         fo.select(stopped, run="new", **REQUEST)
-    assert "No locks available" in fo.runs()[0].detail
+    assert "No locks available" in fo.list_runs()[0].detail
 
 
 def begin(name: str, together: threading.Barrier) -> str:
@@ -79,4 +79,4 @@ def test_a_run_that_finishes_while_it_is_listed_is_finished(stopped: str, monkey
         return original(*arguments)
 
     monkeypatch.setattr(drive, "_standing", too_late)
-    assert [(info.status, info.rounds) for info in fo.runs()] == [("finished", 5)]
+    assert [(info.status, info.rounds) for info in fo.list_runs()] == [("finished", 5)]

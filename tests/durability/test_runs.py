@@ -17,6 +17,7 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm.constraints import Cardinality
+from fastomp_nvm.engine import identity
 from fastomp_nvm.runs import drive, registration
 from storage_backends.files import mapped
 from storage_backends.testing.kill_trials import comparable
@@ -42,7 +43,7 @@ def test_a_finished_run_leaves_its_result_and_nothing_in_the_store(store_url: st
     found = fo.select(store_url, run="done", **REQUEST)
     with fo.open_store(store_url) as store:
         assert store.regions() == ()
-    assert [(info.name, info.status, info.rounds, info.selected) for info in fo.runs()] == [("done", "finished", 5, 5)]
+    assert [(info.name, info.status, info.rounds, info.selected) for info in fo.list_runs()] == [("done", "finished", 5, 5)]
     kept = fo.resume("done")
     assert kept.to_json() == found.to_json()
     X = np.random.default_rng(0).normal(size=(4, 300))
@@ -76,7 +77,7 @@ def test_a_request_that_does_not_fit_leaves_no_run(store_url: str) -> None:
         with pytest.raises(fo.InputError):
             fo.select(store_url, run="wrong", **{**REQUEST, **wrong})
     with fo.open_store(store_url) as store:
-        assert (fo.runs(), store.regions()) == ([], ())
+        assert (fo.list_runs(), store.regions()) == ([], ())
 
 
 def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
@@ -91,7 +92,7 @@ def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
         fo.select(store, run="memory", k=1)
     with pytest.raises(fo.RequestError, match="written down, not a Cardinality object"):
         fo.select(store_url, run="object", constraint=Cardinality(298, 3), target="amount")
-    assert fo.runs() == []
+    assert fo.list_runs() == []
 
 
 def test_a_response_given_as_an_array_is_kept(store_url: str) -> None:
@@ -149,7 +150,7 @@ def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path)
 def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that another build drove for a while says so in its result, although the first build finished it."""
     with monkeypatch.context() as patch:
-        patch.setattr(drive, "numeric_build", lambda kernel: {**registration.numeric_build(kernel), "numpy": "0.1"})
+        patch.setattr(drive, "numeric_build", lambda kernel: {**identity.numeric_build(kernel), "numpy": "0.1"})
         with pytest.raises(fo.CancelledError):
             fo.resume("half", other_build=True, cancelled=lambda: True)
     finished = fo.resume("half")
@@ -167,7 +168,7 @@ def test_fits_by_another_implementation_are_another_build(stopped: str, own_home
     rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "python-5", "rounds": "c-2"})
     with pytest.raises(fo.StoreError, match=r"numeric build \(rounds c-2 then, python now\)"):
         fo.resume("half")
-    assert not {"fits", "rounds"} & set(registration.sweep_build("any"))  # a shard computes none
+    assert not {"fits", "rounds"} & set(identity.sweep_build("any"))  # a shard computes none
 
 
 def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +210,11 @@ def test_two_processes_cannot_drive_one_run(stopped: str) -> None:
         assert child.stdout.readline() == b"driving\n"
         with pytest.raises(fo.RequestError, match="driven by another process"):
             fo.resume("half")
-        assert fo.runs()[0].status == "running"
-        assert fo.runs()[0].rounds == 3
+        assert fo.list_runs()[0].status == "running"
+        assert fo.list_runs()[0].rounds == 3
         child.kill()
         child.wait()
-    assert fo.runs()[0].status == "stopped"
+    assert fo.list_runs()[0].status == "stopped"
     assert comparable(fo.resume("half")) == comparable(fo.select(stopped, **REQUEST))
 
 
@@ -221,12 +222,12 @@ def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: 
     """What cannot be read is shown as damaged, does not hide other runs, and can be removed."""
     fo.select(stopped, run="sound", **REQUEST)
     (own_home / "runs" / "half" / "run.json").write_bytes(b"{}")
-    assert [(info.name, info.status) for info in fo.runs()] == [("half", "damaged"), ("sound", "finished")]
+    assert [(info.name, info.status) for info in fo.list_runs()] == [("half", "damaged"), ("sound", "finished")]
     assert command("runs").returncode == 0
     with pytest.raises(fo.StoreError, match=r"run\.json"):
         fo.resume("half")
     assert command("runs", "--forget", "half").returncode == 0
-    assert [info.name for info in fo.runs()] == ["sound"]
+    assert [info.name for info in fo.list_runs()] == ["sound"]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
@@ -239,7 +240,7 @@ def test_every_call_of_a_run_may_fail(store_url: str, code: int) -> None:
         fault = Fault(nth, code)
         with contextlib.suppress(fo.FastompError), failing_calls(fault, *calls):
             fo.select(store_url, run="faulty", **REQUEST)
-        if fo.runs():
+        if fo.list_runs():
             assert comparable(fo.resume("faulty")) == expected
             drive.forget("faulty")
         with fo.open_store(store_url) as store:

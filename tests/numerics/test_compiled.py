@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastomp_nvm import registry
 from fastomp_nvm.matrix import standardisation
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives import linear_candidates, newton
 from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.table import OBJECTIVES
 
 needs_fits = pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")
 
@@ -21,7 +21,7 @@ def family(name: str, n: int, ridge: float, *, centred: bool) -> GLM:
     rng = np.random.default_rng(n)
     y = rng.integers(2, size=n) if name == "logistic" else rng.poisson(2.0, size=n)
     weights = rng.uniform(0.2, 2.0, size=n) * (np.arange(n) != 3)
-    found = registry.lookup(registry.OBJECTIVES, "objective", name)(y.astype(float), weights, ridge=ridge, centred=centred)
+    found = OBJECTIVES.load(name)(y.astype(float), weights, ridge=ridge, centred=centred)
     assert isinstance(found, GLM)
     return found
 

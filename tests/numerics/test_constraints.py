@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fastomp_nvm import constraints as fc
 from fastomp_nvm.algorithms import draws as sequences
 from fastomp_nvm.constraints import fairness
-from fastomp_nvm.constraints.oracle import NamedFunction
+from fastomp_nvm.constraints.written.function import NamedFunction
 from fastomp_nvm.errors import ConstraintError
 from tests import oracles
 from tests.numerics.constraint_systems import LARGEST, SYSTEMS, array, bounds, draw_independent, draw_system, every_family, subsets

@@ -11,7 +11,6 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.pool import ColumnPool, Columns
 from fastomp_nvm.matrix.sweeper import Sweeper
@@ -21,11 +20,11 @@ from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.logistic import Logistic
 from fastomp_nvm.objectives.newton import curvature_at
+from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.select import as_dataset
 
 pytestmark = pytest.mark.numerics
 
-OBJECTIVES = ("linear", "logistic", "poisson")
 
 #: ridge, weighted, standardised
 SETTINGS = [(0.0, False, True), (0.7, False, True), (0.0, True, True), (0.7, True, True), (0.0, False, False), (0.7, True, False)]
@@ -47,9 +46,7 @@ class Case:
         return np.ones(len(self.y)) if self.weights is None else self.weights
 
     def objective(self) -> Objective:
-        made: Objective = registry.lookup(registry.OBJECTIVES, "objective", self.name)(
-            self.y, self.weights, ridge=self.ridge, centred=self.centred
-        )
+        made: Objective = OBJECTIVES.load(self.name)(self.y, self.weights, ridge=self.ridge, centred=self.centred)
         return made
 
     def columns(self) -> Columns:

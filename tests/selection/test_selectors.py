@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
 from fastomp_nvm.algorithms.draws import permutation
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.constraints import Bounds, Cardinality, Fairness, Intersection, Knapsack, Oracle, Partition
 from fastomp_nvm.engine.dataset import Dataset
 from tests import oracles
 from tests.selection.test_against_oracles import Instance, permuted
 
-ALGORITHMS = sorted(registry.SELECTORS)
+NAMES = sorted(ALGORITHMS)
 
 #: What a baseline can do besides a cardinality.
 CARDINALITY_ONLY = {"dash", "lasso"}
 FAIRNESS_TOO = {"isk"}
-GENERAL = [name for name in ALGORITHMS if name not in CARDINALITY_ONLY | FAIRNESS_TOO]
+GENERAL = [name for name in NAMES if name not in CARDINALITY_ONLY | FAIRNESS_TOO]
 
 #: Those that draw at random.
 RANDOM = {"dash", "fast", "fast_omp", "random"}
@@ -67,7 +67,7 @@ def response(y: np.ndarray, objective: str) -> np.ndarray:
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 @pytest.mark.parametrize("objective", ["linear", "logistic", "poisson"])
 def test_an_answer_is_feasible_finite_and_free_of_constant_columns(data, algorithm, objective) -> None:
     """At most k features, none constant, no NaN, for each objective."""
@@ -85,7 +85,7 @@ def test_an_answer_is_feasible_finite_and_free_of_constant_columns(data, algorit
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_the_seed_decides(data, algorithm) -> None:
     """The same seed gives the same bits; another seed another set, sooner or later, where the algorithm is random."""
     needs(algorithm)
@@ -99,7 +99,7 @@ def test_the_seed_decides(data, algorithm) -> None:
         assert len(set(answers)) > 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_media_threads_and_company_agree(data, algorithm, tmp_path: Path) -> None:
     """In memory, on a read-only mapped file, with one thread and three, alone and beside others: the same bits."""
     needs(algorithm)
@@ -119,7 +119,7 @@ def test_media_threads_and_company_agree(data, algorithm, tmp_path: Path) -> Non
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_the_data_is_never_written(data, algorithm) -> None:
     """A read-only mapping is enough, and its bytes stay as they are."""
     needs(algorithm)
@@ -130,7 +130,7 @@ def test_the_data_is_never_written(data, algorithm) -> None:
     assert X.tobytes() == before.tobytes()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 @pytest.mark.parametrize("objective", ["linear", "logistic"])
 def test_features_of_several_columns_are_selected_whole(algorithm, objective) -> None:
     """A categorical that decides the response is found by every algorithm that looks at the data, as one feature."""
@@ -148,7 +148,7 @@ def test_features_of_several_columns_are_selected_whole(algorithm, objective) ->
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_a_single_feature(algorithm) -> None:
     """One feature is selected when there is one."""
     needs(algorithm)
@@ -160,7 +160,7 @@ def test_a_single_feature(algorithm) -> None:
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_more_asked_for_than_there_is(data, algorithm) -> None:
     """A k beyond the usable features ends with at most those, whatever is dependent among them."""
     needs(algorithm)
@@ -173,7 +173,7 @@ def test_more_asked_for_than_there_is(data, algorithm) -> None:
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_fewer_observations_than_features_wanted(algorithm) -> None:
     """A perfect fit ends neither in a NaN nor in a loop."""
     needs(algorithm)
@@ -185,7 +185,7 @@ def test_fewer_observations_than_features_wanted(algorithm) -> None:
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", NAMES)
 def test_cancelling_ends_the_run(data, algorithm) -> None:
     """Each algorithm passes a point at which it may be cancelled, before its first answer."""
     needs(algorithm)
@@ -260,7 +260,7 @@ def test_weights_zero_leave_observations_out(data) -> None:
     """An algorithm on weighted data selects what it selects from the rows that are left."""
     X, y = data
     kept = np.arange(80) < 60
-    for algorithm in ALGORITHMS:
+    for algorithm in NAMES:
         needs(algorithm)
         weighted = fo.select(X, y, k=5, algorithm=algorithm, weights=kept.astype(float))
         subset = fo.select(X[kept], y[kept], k=5, algorithm=algorithm)

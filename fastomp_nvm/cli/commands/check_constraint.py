@@ -6,7 +6,6 @@ import argparse
 import json
 from pathlib import Path
 
-from fastomp_nvm import registry
 from fastomp_nvm.cli.cluster_argument import add_ray_argument
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.constraints import check_downward_closed
@@ -33,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError(f"--samples is {arguments.samples}: expected a whole number of at least 0")
     with open_store(arguments.store) as store:
         dataset = Dataset.of_store(store)
-        read = registry.load("fastomp_nvm.constraints.written.description:read_constraint")
+        from fastomp_nvm.constraints.written.description import read_constraint as read
+
         constraint = read(Path(arguments.file), dataset.names, usable=dataset.design().standardisation.usable())
         found = check_downward_closed(constraint, samples=arguments.samples, seed=arguments.seed)
         if found is not None:

@@ -21,7 +21,7 @@ from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError, UnavailableError
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
-from fastomp_nvm.runs.drive import registration, resume, runs
+from fastomp_nvm.runs.drive import list_runs, registration, resume
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.select import resolve_response
 from fastomp_nvm.stores.open import open_store
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | None, Any]:
     """Return store, selected features, objective, target and, if the run was given one, the response."""
     name = arguments.run_name
-    states = {info.name: info.status for info in runs()}
+    states = {info.name: info.status for info in list_runs()}
     if name in states:
         if states[name] != "finished":
             raise RequestError(f"the run {name!r} is {states[name]}, and only a finished one can be exported: resume it first")

@@ -14,7 +14,7 @@ from fastomp_nvm.cli.output import clean, human_seconds
 from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.remote.address import is_remote
-from fastomp_nvm.runs.drive import RunInfo, forget, runs
+from fastomp_nvm.runs.drive import RunInfo, forget, list_runs
 
 __all__ = ["add_arguments", "run"]
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.forget is not None:
         forget(arguments.forget)
         return 0
-    found = runs()
+    found = list_runs()
     if arguments.json:
         print(json.dumps([info.to_json() for info in found]))
     elif not found:

@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm import registry
 from fastomp_nvm.algorithms.certificate import certificate_in_words
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.cli.cluster_argument import add_ray_argument, refuse_settings_of_sweeps
 from fastomp_nvm.cli.output import clean, human_bytes, human_seconds, run_progress
@@ -26,9 +26,11 @@ from fastomp_nvm.cli.remote_arguments import add_connection_arguments, select_re
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import InfeasibleError, RequestError
 from fastomp_nvm.matrix.reader import WAYS
+from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select
+from fastomp_nvm.stores.builders import READ_TARGET
 from fastomp_nvm.stores.open import open_store
 
 __all__ = [
@@ -92,8 +94,8 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     parser.add_argument(
         "--k", type=kind("k", int), metavar="K", help="most features to select (may be left out if the constraint bounds it)"
     )
-    parser.add_argument("--algorithm", default="fast_omp", help=f"one of {', '.join(registry.SELECTORS)} (default fast_omp)")
-    parser.add_argument("--objective", default="linear", help=f"one of {', '.join(registry.OBJECTIVES)} (default linear)")
+    parser.add_argument("--algorithm", default="fast_omp", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
+    parser.add_argument("--objective", default="linear", help=f"one of {', '.join(OBJECTIVES)} (default linear)")
     parser.add_argument("--constraints", metavar="FILE.yaml", help="constraint file; see the published schema")
     parser.add_argument("--target", metavar="NAME|FILE", help="which target, feature or file is the response; ./FILE forces a file")
     parser.add_argument(
@@ -181,11 +183,12 @@ def request_fields(arguments: argparse.Namespace, dataset: Dataset) -> tuple[dic
     """Return the fields of the request and, when the target is a file, its values."""
     fields = _plain_fields(arguments)
     if arguments.constraints is not None:
-        read = registry.load("fastomp_nvm.constraints.written.description:read_constraint")
+        from fastomp_nvm.constraints.written.description import read_constraint as read
+
         fields["constraint"] = read(Path(arguments.constraints), dataset.names, usable=dataset.design().standardisation.usable())
     target, values = arguments.target, None
     if target is not None and not (target in dataset.targets or target in dataset.names) and os.path.isfile(target):
-        _, values = registry.load("storage_backends.readers.target_files:read_target_file")(target, dataset.n_obs)
+        _, values = READ_TARGET.load()(target, dataset.n_obs)
         target = None
     fields["target"] = target
     return fields, values
@@ -201,7 +204,7 @@ def _protected(arguments: argparse.Namespace, dataset: Dataset, fields: dict[str
             fields["exclude"] = [name]
         return name
     if os.path.isfile(name):
-        return registry.load("storage_backends.readers.target_files:read_target_file")(name, dataset.n_obs)[1]
+        return READ_TARGET.load()(name, dataset.n_obs)[1]
     raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file: name one of these")
 
 
@@ -230,7 +233,8 @@ def _select_durably(arguments: argparse.Namespace) -> Selection:
     if arguments.io is not None:
         raise RequestError(f"--run reads as --io auto does, so that it can be resumed anywhere: leave --io {arguments.io} out")
     refuse_settings_of_sweeps(arguments.store, arguments)
-    start = registry.load("fastomp_nvm.runs.drive:start")
+    from fastomp_nvm.runs.drive import start
+
     with open_store(_with_tier_place(arguments)) as store, run_progress("select") as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an infeasible answer is told by the caller, once
         fields, values = request_fields(arguments, Dataset.of_store(store))

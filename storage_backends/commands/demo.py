@@ -13,13 +13,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm import registry
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.output import byte_progress, clean, human_bytes, human_seconds
 from fastomp_nvm.home import home
 from fastomp_nvm.selection.select import select
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.open import open_store
+from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["CONSTRAINT", "add_arguments", "run"]
 
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"   {human_bytes(store.matrix.nbytes)} in {url}")
         console.print(f"   medium: {traits.medium}{' (emulated)' if traits.emulated else ''}, {traits.detail}")
         console.print(f"2. Selecting at most 40 of them, at most one of the neighbourhood ({constraint.name}) ...")
-        parse = registry.load("fastomp_nvm.constraints.written.description:parse_constraint")
+        from fastomp_nvm.constraints.written.description import parse_constraint as parse
+
         request: dict[str, Any] = {"constraint": parse(CONSTRAINT, store.names), "seed": arguments.seed}
         store.verify()  # and with it every page is mapped: neither contestant pays for that
         fast = select(store, **request)
@@ -104,10 +106,9 @@ def _make(url: str, n_obs: int, n_features: int, seed: int) -> None:
     counts = [max(int(share * n_features), 1) for share in KINDS.values()]
     counts[0] += n_features - sum(counts)
     names = [f"{kind}_{number}" for kind, count in zip(KINDS, counts, strict=True) for number in range(count)]
-    schema = registry.load("storage_backends.build.schema:TableSchema").plain(n_obs, names)
-    builder = registry.load("storage_backends.build.builder:StoreBuilder")
+    schema = TableSchema.plain(n_obs, names)
     signal, rho = design.signal(), np.random.default_rng(seed).permutation(design.correlations())
-    with byte_progress("making") as told, builder(url, schema, replace=True, progress=told) as build:
+    with byte_progress("making") as told, StoreBuilder(url, schema, replace=True, progress=told) as build:
         for number in range(-(-n_features // design.block)):
             build.write_columns(number * design.block, design.columns(number, signal, rho))
         build.finish({"repaid": Target(design.response())}, {"source": "fastomp demo"})

@@ -1,0 +1,55 @@
+"""Contracts of the functions that build stores and read files; their implementations are in ``storage_backends``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.registry import Lazy
+from fastomp_nvm.stores.reports import BuildReport, IngestReport
+
+__all__ = ["BUILD_FROM_ARRAYS", "INGEST", "READ_TARGET", "ArrayBuilder", "Ingest", "TargetReader"]
+
+
+class ArrayBuilder(Protocol):
+    """Builds a store from data in memory; see ``create_store`` for the parameters."""
+
+    def __call__(
+        self,
+        url: str,
+        X: Any,
+        y: Any = None,
+        *,
+        names: Iterable[str] | None = None,
+        dtype: str = "float32",
+        rows: str = "observations",
+        missing: str = "error",
+        groups: Mapping[str, Sequence[str | int]] | None = None,
+        tier: str = "int8",
+        replace: bool = False,
+        open_builder: Callable[..., Any] = ...,
+    ) -> BuildReport:
+        """Build the store; ``open_builder`` starts the build, for example one that sends the data to a server."""
+        ...
+
+
+class Ingest(Protocol):
+    """Builds a store from a file; see ``storage_backends.build.ingest``."""
+
+    def __call__(self, source: str, url: str, *, open_builder: Callable[..., Any] | None = None, **options: Any) -> IngestReport:
+        """Build the store."""
+        ...
+
+
+class TargetReader(Protocol):
+    """Reads one value per observation from a file."""
+
+    def __call__(self, path: str, n_obs: int) -> tuple[str, AnyArray]:
+        """Return the name of the target and its values (n_obs,)."""
+        ...
+
+
+BUILD_FROM_ARRAYS: Lazy[ArrayBuilder] = Lazy("storage_backends.build.builder:build_from_arrays")
+INGEST: Lazy[Ingest] = Lazy("storage_backends.build.ingest:ingest")
+READ_TARGET: Lazy[TargetReader] = Lazy("storage_backends.readers.target_files:read_target_file")
