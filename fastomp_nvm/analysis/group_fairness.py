@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, first_missing
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.missing import first_missing
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.result import Selection

@@ -15,7 +15,7 @@ import numpy as np
 from fastomp_nvm.algorithms.certificate import certified
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Parameters, Problem
 from fastomp_nvm.algorithms.table import ALGORITHMS
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, first_missing
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.intersection import intersect
@@ -29,7 +29,6 @@ from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.tier import Tier, worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.missing import first_missing
 from fastomp_nvm.objectives.base import Fit
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights

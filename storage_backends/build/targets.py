@@ -8,7 +8,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.missing import first_missing
+from fastomp_nvm.arrays import first_missing
 from fastomp_nvm.stores.contract import Target
 
 __all__ = ["make_target"]

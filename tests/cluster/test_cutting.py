@@ -179,7 +179,7 @@ def test_ingest_into_shards_killed_in_the_middle_leaves_nothing_for_ever(tmp_pat
     np.save(tmp_path / "x.npy", np.random.default_rng(2).standard_normal((200, 2560)))
     code = """if True:
         import os, signal, sys
-        from storage_backends import ingest, sharding
+        from storage_backends.build import ingest, sharding
         def die(*arguments, **options): os.kill(os.getpid(), signal.SIGKILL)
         if sys.argv[3] == "ingest": ingest.StoreBuilder.finish = die
         else: sharding.cut = die

@@ -23,8 +23,8 @@ needs_native = pytest.mark.skipif(lost_pages.native is None, reason="the extensi
 CHILD = """
 import os, sys
 import numpy as np
-from fastomp_nvm.cli import main
-from fastomp_nvm.engine import Engine
+from fastomp_nvm.cli.main import main
+from fastomp_nvm.engine.engine import Engine
 path, length = sys.argv[1], int(sys.argv[2])
 answer = Engine._answer
 def cutting(*arguments):

@@ -119,7 +119,7 @@ def test_a_store_that_can_be_written_again_is_tidied(stopped: str, monkeypatch: 
 REALLY = """
 import json, sys
 import fastomp_nvm as fo
-from fastomp_nvm import durable_runs
+from fastomp_nvm.runs import drive as durable_runs
 listed = [(info.status, info.rounds) for info in fo.list_runs()]
 answer = fo.resume("half").to_json()
 durable_runs.forget("half")

@@ -244,8 +244,8 @@ import sys, time
 import numpy as np
 import fastomp_nvm as fo
 import fastomp_nvm.remote.upload
-from fastomp_nvm.names import NumberedNames
-from storage_backends.schema import TableSchema
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 fastomp_nvm.remote.upload._TILE_BYTES = 1 << 20
 client = fo.connect(sys.argv[1], token=sys.argv[2])
 upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))

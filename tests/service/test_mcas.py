@@ -408,7 +408,7 @@ import sys
 import time
 import numpy as np
 import fastomp_nvm as fo
-from ado_plugin import mcas_session, mcas_staging
+from ado_plugin.mcas import session as mcas_session, staging as mcas_staging
 mcas_staging.PIECE_BYTES = 300_000
 original = mcas_session.McasSession.put_file
 calls = []

@@ -8,7 +8,7 @@ import sys
 # Each signal is sent at another moment around the beginning of the wait for it; with an Event that a handler sets it hangs.
 CHILD = """
 import os, signal, sys, threading, time
-from fastomp_nvm.commands.serve import ArrivingSignals
+from ado_plugin.commands.serve import ArrivingSignals
 
 signals, turns = ArrivingSignals(signal.SIGTERM, signal.SIGHUP), threading.Semaphore(0)
 

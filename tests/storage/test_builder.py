@@ -539,9 +539,9 @@ def test_missing_targets_of_pandas_are_found() -> None:
 CHILD = """
 import resource, sys
 import numpy as np
-from storage_backends.builder import StoreBuilder, build_from_arrays
-from fastomp_nvm.names import NumberedNames
-from storage_backends.schema import TableSchema
+from storage_backends.build.builder import StoreBuilder, build_from_arrays
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 
 def status(field):
     with open("/proc/self/status") as lines:

@@ -369,7 +369,7 @@ CHILD = textwrap.dedent(
     """
     import resource, sys
     import numpy, pyarrow.csv
-    from storage_backends.ingest import ingest
+    from storage_backends.build.ingest import ingest
     with open("/proc/self/status") as status:
         used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
     limit = used + int(sys.argv[3])

@@ -24,10 +24,10 @@ ROOT = Path(storage_backends.__file__).parents[1]
 CHILD = """
 import os, sys, time
 import numpy as np
-from storage_backends import store_draft
-from storage_backends.builder import StoreBuilder
-from fastomp_nvm.names import NumberedNames
-from storage_backends.schema import TableSchema
+from storage_backends.files import draft as store_draft
+from storage_backends.build.builder import StoreBuilder
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 
 path, stage = sys.argv[1:]
 
@@ -93,8 +93,8 @@ def test_a_killed_build_leaves_the_old_store_or_the_new(tmp_path: Path, stage: s
 
 TERMINATED = """
 import sys, time
-from storage_backends import builder
-from fastomp_nvm.cli import main
+from storage_backends.build import builder
+from fastomp_nvm.cli.main import main
 
 def stop(*_, **__):
     sys.stdout.write("here\\n"); sys.stdout.flush()

@@ -142,11 +142,11 @@ def test_an_array_that_missed_the_shelf_is_an_error(tmp_path: Path, run: Process
     """Should pymm run full all the same, the array in ordinary memory is not used."""
     code = """
     import sys, numpy as np
-    from storage_backends import pymm_directory
+    from storage_backends.pymm import directory as pymm_directory
     from fastomp_nvm import create_store
     pymm_directory._OVERHEAD = 0.01
     pymm_directory.room_for = lambda length: 1
-    from storage_backends import pymm_shelf
+    from storage_backends.pymm import shelf as pymm_shelf
     pymm_shelf.room_for = lambda length: 1
     try:
         create_store(f"shelf://{sys.argv[1]}/s#a", np.ones((1000, 9000), dtype=np.float32))  # pymm makes it 32 MiB
@@ -163,7 +163,7 @@ def test_a_new_shelf_avoids_those_that_are_open(tmp_path: Path, run: Processes) 
     code = """
     import sys, numpy as np
     from fastomp_nvm import create_store
-    from storage_backends import pymm_directory
+    from storage_backends.pymm import directory as pymm_directory
     pymm_directory._ADDRESSES = 3
     values = np.random.default_rng(3).normal(size=(60, 700))
     stores = [create_store(f"shelf://{sys.argv[1]}/{number}#a", values) for number in range(3)]
@@ -320,8 +320,8 @@ def test_a_killed_build_leaves_no_store_and_is_swept(tmp_path: Path, run: Proces
     """After SIGKILL in the middle of a build there is no store, and the next build removes what was left."""
     code = """
     import os, signal, sys, numpy as np
-    from storage_backends.builder import StoreBuilder
-    from storage_backends.schema import TableSchema
+    from storage_backends.build.builder import StoreBuilder
+    from storage_backends.build.schema import TableSchema
     builder = StoreBuilder(f"shelf://{sys.argv[1]}/s#a", TableSchema.plain(40, ["a", "b"]))
     builder.write_rows(0, np.ones((20, 2)))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -346,7 +346,7 @@ def test_a_run_killed_on_a_shelf_is_resumed(tmp_path: Path, run: Processes) -> N
     code = """
     import json, os, signal, sys
     os.environ["FASTOMP_HOME"] = sys.argv[2]
-    from fastomp_nvm import durable_runs
+    from fastomp_nvm.runs import drive as durable_runs
     def told(progress):
         if progress.round == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
