@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -136,8 +137,7 @@ class RunRegions:
             raise StoreURLError(f"there is no region {name!r} in this pool: give a size to create it")
         if array.nbytes < size:
             raise StoreError(f"region {name!r} has {array.nbytes} bytes and should have {size}: start the run again")
-        array.setflags(write=True)
-        return ArrayRegion(name, array.view(np.uint8))
+        return ArrayRegion(name, _writable_view(array).view(np.uint8))
 
     def regions(self) -> Sequence[str]:
         """Names of the regions that exist."""
@@ -214,6 +214,18 @@ def read_json(view: AnyArray, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise StoreError(f"{what} is not an object: it was not written by this program")
     return found
+
+
+def _writable_view(array: AnyArray) -> AnyArray:
+    """Return a writable view of the same memory as ``array``, which it keeps alive.
+
+    Upstream hands values out as read-only arrays over writable memory. NumPy 2.3 and later refuse ``setflags(write=True)`` on them,
+    so the view is taken by address.
+    """
+    interface = dict(array.__array_interface__)
+    address, _ = interface["data"]
+    interface["data"] = address, False  # not read-only
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array))
 
 
 def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, int, str], key: str) -> Any:

@@ -79,8 +79,9 @@ def array_of(key: str, value: memoryview) -> np.ndarray:
     start = position + 12 + 16 * dimensions + 8
     assert descriptor.number(2, "Q") == start - position
     array = np.ndarray(shape, dtype, buffer=value, offset=start, strides=strides)
-    array.flags.writeable = False
-    return array
+    # NumPy 2.3 and later refuse setflags(write=True) on the arrays of the real one; over an owner without buffers every NumPy does.
+    interface = {**array.__array_interface__, "data": (array.ctypes.data, True)}
+    return np.asarray(types.SimpleNamespace(__array_interface__=interface, owner=array))
 
 
 class Pool:

@@ -18,6 +18,7 @@ import threading
 import time
 import types
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from ado_plugin.mcas.session import McasSession
 from ado_plugin.mcas.stub import fastomp_slice
 from fastomp_nvm.errors import InputError, LockedError, ServerError, StoreURLError, UnavailableError, UnreachableError
 from fastomp_nvm.matrix.pieces import PiecedRows
+from storage_backends.media.mcas import RunRegions
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests" / "doubles"
@@ -544,6 +546,24 @@ def test_values_are_what_upstream_reads(shared) -> None:
         assert reply == str((array.dtype.str, False, array.sum().item()))
     connection.session._socket.close()
     session.close()
+
+
+def test_a_region_is_written_where_the_value_lies() -> None:
+    """A region over an array that refuses setflags(write=True) has the same address, keeps the array alive and writes into it."""
+    key = "run/job/log0.0"
+    value = bytearray(value_of(key, bytes(64)))
+    array = array_of(key, memoryview(value))
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.setflags(write=True)
+    address, owner = array.ctypes.data, weakref.ref(array)
+    region = RunRegions({key: array}.get, "run/job", ["log0"]).region("log0.0", 64)
+    del array
+    assert owner() is not None
+    assert region._array.__array_interface__["data"] == (address, False)
+    region.write(60, b"last")
+    assert data_of(bytes(value)) == bytes(60) + b"last"
+    region.close()
+    assert owner() is None
 
 
 def test_the_stub_needs_nothing_around_it() -> None:
