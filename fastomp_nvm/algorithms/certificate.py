@@ -63,7 +63,8 @@ class Certificate:
     condition : str or None
         What it rests on otherwise.
     theorem1_factor : float or None
-        Share of the optimum that Theorem 1 promises in expectation if ``m / M`` is at least tau; None where it does not apply.
+        Share of the optimum that Theorem 1 promises in expectation if ``m / M`` is at least tau, and an estimated rank (see
+        ``rank_estimated`` of the result) not below the true one; None where it does not apply.
     """
 
     value: float
@@ -119,8 +120,8 @@ def theorem1_factor(constraint: Constraint, epsilon: float, tau: float) -> float
     return (1.0 - math.exp(-((1.0 - epsilon) ** 2) * tau**3)) / (1.0 + constraint.p)
 
 
-def certificate_in_words(certificate: Mapping[str, Any]) -> str:
-    """Return a certificate, as it stands in a result, in one or two sentences."""
+def certificate_in_words(certificate: Mapping[str, Any], estimated_rank: int | None = None) -> str:
+    """Return a certificate, as it stands in a result, in one or two sentences; Theorem 1 rests on an estimated rank, if any."""
     condition = "" if certificate["unconditional"] else f", if {certificate['condition']}"
     words = (
         f"certificate: f is {certificate['value']:.6g}, no feasible set has more than {certificate['upper_bound']:.6g}{condition}: "
@@ -128,7 +129,8 @@ def certificate_in_words(certificate: Mapping[str, Any]) -> str:
     )
     if certificate["theorem1_factor"] is None:
         return words
-    return f"{words} Theorem 1 promises {certificate['theorem1_factor']:.1%} in expectation, if m/M is at least tau."
+    largest = "" if estimated_rank is None else f" and no feasible set has more than {estimated_rank} features"
+    return f"{words} Theorem 1 promises {certificate['theorem1_factor']:.1%} in expectation, if m/M is at least tau{largest}."
 
 
 def _bound(

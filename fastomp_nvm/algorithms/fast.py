@@ -24,6 +24,7 @@ import numpy as np
 from fastomp_nvm.algorithms.draws import random_sequence
 from fastomp_nvm.algorithms.exact_gains import Gains, Steps, gains_of_nothing
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+from fastomp_nvm.algorithms.rank import find_rank
 from fastomp_nvm.arrays import IndexArray
 
 __all__ = ["fast"]
@@ -35,10 +36,11 @@ BLOCK = 8
 def fast(problem: Problem) -> Algorithm:
     """Run FAST."""
     parameters, constraint = problem.parameters, problem.constraint
+    rank, estimated = find_rank(problem)
     gains = yield from gains_of_nothing(problem)
     growth = yield from gains.of(problem.usable)
     threshold = float(growth.max())
-    iterations = math.ceil(math.log(max(constraint.rank, 1) / parameters.epsilon) / parameters.epsilon)
+    iterations = math.ceil(math.log(max(rank, 1) / parameters.epsilon) / parameters.epsilon)
     selected = np.empty(0, dtype=np.int64)
     for outer in range(iterations + (parameters.until == "full")):
         candidates, inner = problem.usable, 0
@@ -64,7 +66,7 @@ def fast(problem: Problem) -> Algorithm:
         if not constraint.extensions(selected, problem.usable).any():
             break
         threshold *= 1.0 - parameters.epsilon
-    return Outcome(selected)
+    return Outcome(selected, rank=rank, rank_estimated=estimated)
 
 
 def _adopt_prefix(

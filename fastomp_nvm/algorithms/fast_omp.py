@@ -8,7 +8,8 @@ Readings of Algorithm 1 (line numbers as printed):
 
 * line 2: the test precedes the body, so there are at most ``ceil(1 / epsilon)`` outer iterations; ``until="full"`` goes on until
   nothing extends the set.
-* line 4: ``r`` is the rank of the whole constraint, ``m / M`` is the parameter ``tau``.
+* line 4: ``r`` is the rank of the whole constraint (estimated where it knows only a bound, see :mod:`fastomp_nvm.selectors.rank`),
+  ``m / M`` is the parameter ``tau``.
 * line 8: prefixes run over ``j = 0..k``. ``j = 0`` can qualify in the first inner iteration only, where it filters with the
   gradient at hand; then no sequence is drawn and no question asked. ``|X_j|`` is not monotone in ``j``, so prefixes are evaluated
   in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty: ``j*`` always exists.
@@ -30,6 +31,7 @@ import numpy as np
 from fastomp_nvm.algorithms.draws import RandomSequence
 from fastomp_nvm.algorithms.polish import polish
 from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Counters, Gradients, Outcome, Problem, Query, Round
+from fastomp_nvm.algorithms.rank import find_rank
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.objectives.base import Candidates, Walk
 
@@ -48,21 +50,23 @@ _Pursuit: TypeAlias = Generator[Round, "Sequence[Gradients] | None", tuple[Index
 def fast_omp(problem: Problem) -> Algorithm:
     """Run FAST_OMP, then the polish when asked for."""
     tau, chosen = problem.parameters.tau, None
+    rank, estimated = find_rank(problem)
     if tau == "auto":
-        selected, value, chosen = yield from _best_of(problem, TAUS)
+        selected, value, chosen = yield from _best_of(problem, TAUS, rank)
     else:
-        selected, value = yield from _pursue(problem, tau)
+        selected, value = yield from _pursue(problem, tau, rank)
+    outcome = Outcome(selected, tau=chosen, rank=rank, rank_estimated=estimated)
     if problem.parameters.polish == "none":
-        return Outcome(selected, tau=chosen)
-    return Outcome(polish(problem, selected, value), unpolished=selected, tau=chosen)
+        return outcome
+    return replace(outcome, selected=polish(problem, selected, value), unpolished=selected)
 
 
 def _best_of(
-    problem: Problem, taus: Sequence[float]
+    problem: Problem, taus: Sequence[float], rank: int
 ) -> Generator[Round, Sequence[Gradients] | None, tuple[IndexArray, float, float]]:
     """Run one pursuit per tau in shared sweeps; return the best set, its f and its tau, the first among equals."""
     children = [replace(problem, counters=Counters(traffic=problem.counters.traffic)) for _ in taus]
-    pursuits = [_pursue(child, tau) for child, tau in zip(children, taus, strict=True)]
+    pursuits = [_pursue(child, tau, rank) for child, tau in zip(children, taus, strict=True)]
     found: dict[int, IndexArray] = {}
     answers: dict[int, Sequence[Gradients] | None] = dict.fromkeys(range(len(taus)))
     while answers:
@@ -99,8 +103,8 @@ def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
         part.gradient_rounds = part.gradient_calls = part.independence_rounds = part.independence_calls = 0
 
 
-def _pursue(problem: Problem, tau: float) -> _Pursuit:
-    """Run Algorithm 1."""
+def _pursue(problem: Problem, tau: float, rank: int) -> _Pursuit:
+    """Run Algorithm 1 with ``rank`` for r."""
     parameters, counters, constraint = problem.parameters, problem.counters, problem.constraint
     epsilon = parameters.epsilon
     model = problem.objective.null()
@@ -119,7 +123,7 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
         gradients = answers[0]
         counters.gradient_rounds += 1
         counters.gradient_calls += 1
-        threshold = (1.0 - epsilon) * tau * gradients.top_mean(constraint.rank)  # line 4
+        threshold = (1.0 - epsilon) * tau * gradients.top_mean(rank)  # line 4
         survivors, inner = gradients.at_least(threshold), 1
         if not len(survivors) < (1.0 - epsilon) * len(candidates):  # j* = 0 does not qualify: X stays as it is
             survivors, inner = (survivors if parameters.skip_weak else candidates), 0

@@ -161,12 +161,18 @@ class Outcome:
         The threshold parameter behind the set before the polish, when the algorithm chose among several.
     certificate : Certificate, optional
         How far from the optimum the selection can be, when asked for.
+    rank : int, optional
+        The paper's ``r`` as the algorithm took it, when it needs one.
+    rank_estimated : bool
+        True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
     """
 
     selected: IndexArray
     unpolished: IndexArray | None = None
     tau: float | None = None
     certificate: Certificate | None = None
+    rank: int | None = None
+    rank_estimated: bool = False
 
 
 #: An algorithm in flight.

@@ -43,6 +43,9 @@ class Constraint(ABC):
     #: True when a question runs code of the user's: an intersection asks such a part last and only about what is left.
     calls_user_code: bool = False
 
+    #: True when ``rank`` may be far above the size of the largest independent set: algorithms then estimate that by random draws.
+    rank_is_bound: bool = False
+
     @abstractmethod
     def independent(self, features: IndexArray) -> bool:
         """Tell whether the set ``features`` is in the family."""

@@ -54,6 +54,8 @@ class Fairness(Constraint):
         The paper's lambda, from 0 to 1.
     """
 
+    rank_is_bound = True
+
     def __init__(self, n_features: int, judgements: npt.ArrayLike, limit: float) -> None:
         self.n_features = whole_number(n_features, "the number of features")
         self.limit = finite_number(limit, "lambda", minimum=0, maximum=1)

@@ -36,6 +36,7 @@ class Intersection(Constraint):
             raise ConstraintError(f"the constraints are over {' and '.join(map(str, sizes))} features: expected the same number")
         self.n_features = sizes[0]
         self.calls_user_code = any(part.calls_user_code for part in self.parts)
+        self.rank_is_bound = any(part.rank_is_bound for part in self.parts)
         self._cheapest_first = sorted(self.parts, key=lambda part: part.calls_user_code)
 
     @property

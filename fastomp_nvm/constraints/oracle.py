@@ -62,6 +62,7 @@ class Oracle(Constraint):
     """
 
     calls_user_code = True
+    rank_is_bound = True
 
     def __init__(
         self,

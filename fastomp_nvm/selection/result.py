@@ -34,7 +34,9 @@ class Selection:
     score : float
         R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
     details : mapping
-        Every other field of the JSON object, in its order.
+        Every other field of the JSON object, in its order. ``rank`` is the paper's ``r``, for algorithms that need it: the
+        constraint's rank or, where that is but a loose bound and ``rank_estimated`` is true, the size of the largest of a few
+        feasible sets drawn at random.
     """
 
     features: Sequence[str]

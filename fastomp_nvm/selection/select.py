@@ -427,6 +427,7 @@ def _finish(
         "epsilon": request.epsilon,
         "tau": request.tau,
         **({} if outcome.tau is None else {"tau_chosen": outcome.tau}),
+        **({} if outcome.rank is None else {"rank": outcome.rank, "rank_estimated": outcome.rank_estimated}),
         "until": parameters.until,
         "polish": request.polish if outcome.unpolished is not None else "none",  # only FAST_OMP polishes
         "score_unpolished": float(unpolished),

@@ -84,10 +84,11 @@ def test_logistic_runs_resume_from_every_round(media: dict[str, str], medium: st
         {**LINEAR, "test_fraction": 0.25},
         {**LINEAR, "weights": np.linspace(0.5, 2.0, 120)},
         {**LINEAR, "k": None, "constraint": {"partition": {"groups": {"all": ["*"]}, "caps": {"all": 4}}}},
+        {**LINEAR, "k": None, "constraint": {"monotone": {"function": "numpy:size", "threshold": 4}}},
         {**LINEAR, "standardize": False},
         {**LOGISTIC, "k": 6},
     ],
-    ids=["auto", "full", "chunked", "certificate", "test", "weights", "partition", "raw", "logistic"],
+    ids=["auto", "full", "chunked", "certificate", "test", "weights", "partition", "estimated rank", "raw", "logistic"],
 )
 def test_requests_of_every_kind_resume(media: dict[str, str], request_: dict[str, Any]) -> None:
     """Variants of FAST_OMP, several asks per query and arrays in the request among them."""

@@ -286,10 +286,15 @@ def show_selection(selection: Selection) -> None:
         f"{selection.algorithm} on {selection.medium}: {selection.full_passes:.2f} passes over {store['n_features']:,} features, "
         f"{human_bytes(selection.bytes_read)} read, {selection.gradient_rounds} rounds, {human_seconds(selection.seconds)}"
     )
+    estimated = selection.rank if selection.details.get("rank_estimated") else None
+    if estimated is not None:
+        console.print(
+            f"the largest sets that the constraint allows were taken to have {estimated:,} features: an estimate by random draws"
+        )
     if "tau_chosen" in selection.details:
         console.print(f"tau {selection.tau_chosen:g} was the best of those tried")
     if "certificate" in selection.details:
-        console.print(certificate_in_words(selection.certificate))
+        console.print(certificate_in_words(selection.certificate, estimated))
     if "bytes_sent" in selection.details:
         console.print(f"{human_bytes(selection.bytes_sent)} sent to the shards, {human_bytes(selection.bytes_received)} received")
     if selection.medium == "pmem" and selection.emulated:
