@@ -27,12 +27,12 @@ from fastomp_nvm.errors import ConstraintError, DataError, RequestError
 from fastomp_nvm.held_out import split_weights
 from fastomp_nvm.missing import first_missing
 from fastomp_nvm.objectives.base import Fit, Objective
-from fastomp_nvm.remote_rows import network_figures, restart_network_figures
+from fastomp_nvm.remote_rows import RemoteRows, network_figures, restart_network_figures
 from fastomp_nvm.request import Selection, SelectionRequest
 from fastomp_nvm.rounds import Counters, Journal, Parameters, Problem
 from fastomp_nvm.stores import FeatureStore, Tier, open_store
 from fastomp_nvm.sweep import Sweeper, Traffic
-from fastomp_nvm.tiers import worthwhile
+from fastomp_nvm.tiers import TierAccount, worthwhile
 
 __all__ = ["select", "select_many"]
 
@@ -245,7 +245,8 @@ def _prepare(
     algorithm = registry.lookup(registry.SELECTORS, "algorithm", request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
-    return Run(problem, algorithm, tier=_tier(dataset, request)), target
+    tier = _tier(dataset, request)
+    return Run(problem, algorithm, tier=tier, account=_account(dataset, tier) if request.tier == "auto" else None), target
 
 
 def _resident(dataset: Dataset) -> bool:
@@ -262,6 +263,15 @@ def _tier(dataset: Dataset, request: SelectionRequest) -> Tier | None:
     if request.tier == "int8" or worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
         return dataset.tier
     return None
+
+
+def _account(dataset: Dataset, tier: Tier | None) -> TierAccount | None:
+    """Return what tells whether a tier goes on to pay."""
+    if tier is None:
+        return None
+    in_files = [any(file.array is array for file in dataset.files) for array in (dataset.matrix, tier.codes)]
+    apart = isinstance(dataset.matrix, RemoteRows) or in_files == [True, False]  # shards are there to hold tiers in memory
+    return TierAccount(dataset.matrix.nbytes, tier.codes.nbytes, apart=apart)
 
 
 def _training_weights(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:

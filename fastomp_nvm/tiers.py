@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +28,21 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.columns import ColumnPool
 from fastomp_nvm.design import Standardisation, column_index
 from fastomp_nvm.kernels import INT8_RESIDUAL_LIMIT
-from fastomp_nvm.rounds import Ask, Gradients, largest
+from fastomp_nvm.rounds import Ask, Gradients, Query, largest
 from fastomp_nvm.stores import ColumnStatistics, Tier
-from fastomp_nvm.sweep import Sweeper, Vectors
+from fastomp_nvm.sweep import Sweeper, Traffic, Vectors
 
-__all__ = ["Quantised", "TierGradients", "TierSweep", "kernel_error", "quantise", "quantise_vectors", "worthwhile"]
+__all__ = [
+    "ExactSweep",
+    "Quantised",
+    "TierAccount",
+    "TierGradients",
+    "TierSweep",
+    "kernel_error",
+    "quantise",
+    "quantise_vectors",
+    "worthwhile",
+]
 
 #: Largest code of a column: symmetric, so that -128 never occurs.
 LARGEST_CODE = 127
@@ -47,6 +58,13 @@ VECTOR_RANGE = (2.0**-100, 2.0**100)
 #: where a pass may have to wait for a device, and where the matrix is in memory. Below, forming intervals costs more than a sweep;
 #: in memory FAST_OMP, with few passes, also feels the columns it reads a second time (measured: even at 200 to 400 MB).
 WORTHWHILE_BYTES = {"fast_omp": (32 << 20, 512 << 20), "sds_omp": (32 << 20, 32 << 20)}
+
+#: What a byte of columns picked here and there costs, in bytes of a sweep. In memory they are copied first (measured: 3 to 6), on a
+#: device hardly anything but their bytes counts: 3 is between the two, and where the tier alone is in memory it is a device.
+PICKED_COST, PICKED_COST_APART = 3.0, 1.25
+
+#: Queries that go over the exact matrix after the tier did not pay; twice as many each time it does not again.
+FIRST_PAUSE = 4
 
 #: Cells quantised at a time: as float64, twice, they stay in the second-level cache.
 _BLOCK = 1 << 14
@@ -240,6 +258,73 @@ class TierSweep:
         return np.where(reaches & clear, radius, np.inf)
 
 
+class TierAccount:
+    """Whether the next query of a run goes over the tier, from what those before it took: bytes, never the clock.
+
+    Where the scores left are all alike, as those of noise, intervals decide next to nothing and every column is read as well. A
+    query over the tier that took more than a sweep of the matrix would have is followed by some that sweep the matrix, and these by
+    another try.
+
+    Parameters
+    ----------
+    matrix_bytes, tier_bytes : int
+        Of a full sweep of either.
+    apart : bool
+        True where the tier is in memory and the matrix is not: only what is read of the matrix then counts.
+    """
+
+    def __init__(self, matrix_bytes: int, tier_bytes: int, *, apart: bool) -> None:
+        self._matrix_bytes = matrix_bytes
+        self._tier_bytes = 0 if apart else tier_bytes
+        self._picked_cost = PICKED_COST_APART if apart else PICKED_COST
+        self._left, self._pause = 0, FIRST_PAUSE
+
+    @property
+    def pays(self) -> bool:
+        """True when the next query goes over the tier."""
+        return self._left == 0
+
+    def too_much(self, size: int) -> bool:
+        """Tell whether picking ``size`` bytes of columns takes longer than a sweep of the matrix."""
+        return self._picked_cost * size > self._matrix_bytes
+
+    def settle(self, cost: Traffic) -> None:
+        """Take note of what a query took, now or when it was recorded."""
+        if not cost.bytes_read_tier:
+            self._left = max(self._left - 1, 0)
+        elif self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:
+            self._left, self._pause = self._pause, 2 * self._pause
+        else:
+            self._pause = FIRST_PAUSE
+
+
+class ExactSweep:
+    """The exact sweep of a query of which the intervals decide too little: when first needed, for all its asks at once.
+
+    Parameters
+    ----------
+    query : Query
+    pool : ColumnPool
+    account : TierAccount
+        Tells what is too much to pick.
+    """
+
+    def __init__(self, query: Query, pool: ColumnPool, account: TierAccount) -> None:
+        self._query = query
+        self._pool = pool
+        self._account = account
+        self._products: Float64Array | None = None
+
+    def gradient(self, place: int, columns: int) -> Float64Array | None:
+        """Return the gradient (n_columns,) of the ask at ``place``, or None where picking ``columns`` of them is quicker."""
+        if self._products is None:
+            matrix = self._pool.design.matrix
+            if not self._account.too_much(columns * matrix.shape[1] * matrix.itemsize):
+                return None
+            self._products = self._pool.sweep(np.stack([ask.vector for ask in self._query.asks], axis=1))
+        return self._products[:, place]
+
+
 class TierGradients(Gradients):
     """Decisions taken from intervals, and from the exact columns where intervals do not decide.
 
@@ -250,9 +335,18 @@ class TierGradients(Gradients):
         Bounds of the scores that the exact sweep would find.
     pool : ColumnPool
         Reads the columns that must be known exactly.
+    exactly : callable, optional
+        Given how many columns must be known, returns the gradient of all of them, or None where these few are to be read.
     """
 
-    def __init__(self, ask: Ask, below: Float64Array, above: Float64Array, pool: ColumnPool) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        below: Float64Array,
+        above: Float64Array,
+        pool: ColumnPool,
+        exactly: Callable[[int], Float64Array | None] | None = None,
+    ) -> None:
         self._candidates = ask.candidates
         self._vector = ask.vector[:, None]
         self._below = below[ask.candidates]
@@ -260,6 +354,7 @@ class TierGradients(Gradients):
         self._exact = np.zeros(len(ask.candidates), dtype=np.bool_)
         self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of exact candidates
         self._pool = pool
+        self._exactly = exactly
 
     def top_mean(self, count: int) -> float:
         """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
@@ -306,9 +401,11 @@ class TierGradients(Gradients):
             return
         features = self._candidates[positions]
         standardisation = self._pool.design.standardisation
-        products = self._pool.products(features, self._vector)
+        columns = column_index(standardisation.offsets, features)
+        gradient = None if self._exactly is None else self._exactly(len(columns))
+        products = self._pool.products(features, self._vector) if gradient is None else gradient[columns, None]
         scores = standardisation.subset(features).scores(products)[:, 0]
-        self._gradient[column_index(standardisation.offsets, features)] = products[:, 0]
+        self._gradient[columns] = products[:, 0]
         self._below[positions] = self._above[positions] = scores
         self._exact[positions] = True
 
