@@ -10,17 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Algorithm, Gradients, Journal, Outcome, Problem, Query, Round
 from fastomp_nvm.arrays import AnyArray, BoolArray
-from fastomp_nvm.engine.gradients import ExactGradients, TierGradients
+from fastomp_nvm.engine.gradients import ExactGradients, ExactSweep, TierGradients
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.matrix.remote_rows import RemoteRows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-from fastomp_nvm.matrix.tier import Tier, TierSweep
+from fastomp_nvm.matrix.tier import Tier, TierAccount, TierSweep
 from fastomp_nvm.matrix.traffic import Traffic
 
 __all__ = ["Engine", "Observer", "Progress", "Run"]
@@ -83,16 +84,36 @@ class Run:
         Makes the run durable; what it holds already is replayed instead of swept.
     tier : Tier, optional
         Sweep this instead of the matrix; the answer is the same.
+    account : TierAccount, optional
+        Sweep the tier only while it pays.
     """
 
-    def __init__(self, problem: Problem, algorithm: Algorithm, journal: Journal | None = None, tier: Tier | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        journal: Journal | None = None,
+        tier: Tier | None = None,
+        account: TierAccount | None = None,
+    ) -> None:
         self.problem = problem
         self.journal = journal
         self.tier = tier
+        self.account = account
         self.outcome: Outcome | None = None
         self.query: Query | None = None
         self.rounds = 0
         self._algorithm = algorithm
+
+    @property
+    def swept(self) -> Tier | None:
+        """What the next query goes over: the tier, or None for the matrix."""
+        return self.tier if self.account is None or self.account.pays else None
+
+    def settle(self, cost: Traffic) -> None:
+        """Take note of what a query took."""
+        if self.account is not None:
+            self.account.settle(cost)
 
     def advance(self, answers: Sequence[Gradients] | None, told: Callable[[Run, Round], bool]) -> None:
         """Go on to the next question (or the end), passing the rounds that ask nothing; stop where ``told`` says so."""
@@ -200,15 +221,18 @@ class Engine:
     def _replay(self, run: Run, told: Callable[[Run, Round], bool]) -> None:
         """Bring a run back to where its journal ends."""
         while run.journal is not None and run.query is not None:
-            answers = run.journal.replay(run.query, run.problem.counters.traffic)
+            cost = Traffic()
+            answers = run.journal.replay(run.query, cost)
             if answers is None:
                 return
+            run.problem.counters.traffic.include(cost)
+            run.settle(cost)
             run.advance(answers, told)
 
     def _answer(self, waiting: Sequence[Run], told: Callable[[Run, Round], bool], advanced: Callable[[Run], None]) -> None:
         """Answer as many waiting runs as one sweep may hold."""
         batch = self._batch(waiting)
-        tier, standardisation = batch[0].tier, batch[0].problem.design.standardisation
+        tier, standardisation = batch[0].swept, batch[0].problem.design.standardisation
         queries = [run.query for run in batch if run.query is not None]
         vectors = Vectors(np.stack([ask.vector for query in queries for ask in query.asks], axis=1), self._matrix.dtype)
         swept = Traffic()
@@ -233,6 +257,7 @@ class Engine:
             glances = run.problem.pool.settle()
             run.problem.counters.traffic.include(glances)
             cost.include(glances)
+            run.settle(cost)
             if run.journal is not None:
                 run.journal.commit()
             advanced(run)
@@ -271,7 +296,16 @@ class Engine:
 
         def answer(run: Run, query: Query, first: int) -> Sequence[Gradients]:
             pool, standardisation = run.problem.pool, run.problem.design.standardisation
-            return [TierGradients(ask, *swept.scores(first + place, standardisation), pool) for place, ask in enumerate(query.asks)]
+            whole = None if run.account is None else ExactSweep(query, pool, run.account)
+            return [
+                TierGradients(
+                    ask,
+                    *swept.scores(first + place, standardisation),
+                    pool,
+                    None if whole is None else partial(whole.gradient, place),
+                )
+                for place, ask in enumerate(query.asks)
+            ]
 
         return answer
 
@@ -290,4 +324,4 @@ class Engine:
 def _alike(run: Run, other: Run) -> bool:
     """Tell whether one sweep can answer both: over the same array, with the same columns accumulated in float64."""
     mine, theirs = run.problem.design.standardisation.wide, other.problem.design.standardisation.wide
-    return run.tier is other.tier and (mine is theirs or np.array_equal(mine, theirs))
+    return run.swept is other.swept and (mine is theirs or np.array_equal(mine, theirs))

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Ask, Gradients
+from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
+from fastomp_nvm.matrix.tier import TierAccount
 
 if TYPE_CHECKING:
     pass
 
-__all__ = ["TierGradients"]
+__all__ = ["ExactGradients", "ExactSweep", "TierGradients", "largest"]
 
 
 #: About how many scores are looked at first, to tell which of all may be among the largest.
 SAMPLE = 1024
+
+
+class ExactSweep:
+    """The exact sweep of a query of which the intervals decide too little: when first needed, for all its asks at once.
+
+    Parameters
+    ----------
+    query : Query
+    pool : ColumnPool
+    account : TierAccount
+        Tells what is too much to pick.
+    """
+
+    def __init__(self, query: Query, pool: ColumnPool, account: TierAccount) -> None:
+        self._query = query
+        self._pool = pool
+        self._account = account
+        self._products: Float64Array | None = None
+
+    def gradient(self, place: int, columns: int) -> Float64Array | None:
+        """Return the gradient (n_columns,) of the ask at ``place``, or None where picking ``columns`` of them is quicker."""
+        if self._products is None:
+            matrix = self._pool.design.matrix
+            if not self._account.too_much(columns * matrix.shape[1] * matrix.itemsize):
+                return None
+            self._products = self._pool.sweep(np.stack([ask.vector for ask in self._query.asks], axis=1))
+        return self._products[:, place]
 
 
 class TierGradients(Gradients):
@@ -32,9 +61,18 @@ class TierGradients(Gradients):
         Bounds of the scores that the exact sweep would find.
     pool : ColumnPool
         Reads the columns that must be known exactly.
+    exactly : callable, optional
+        Given how many columns must be known, returns the gradient of all of them, or None where these few are to be read.
     """
 
-    def __init__(self, ask: Ask, below: Float64Array, above: Float64Array, pool: ColumnPool) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        below: Float64Array,
+        above: Float64Array,
+        pool: ColumnPool,
+        exactly: Callable[[int], Float64Array | None] | None = None,
+    ) -> None:
         self._candidates = ask.candidates
         self._vector = ask.vector[:, None]
         self._below = below[ask.candidates]
@@ -42,6 +80,7 @@ class TierGradients(Gradients):
         self._exact = np.zeros(len(ask.candidates), dtype=np.bool_)
         self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of exact candidates
         self._pool = pool
+        self._exactly = exactly
 
     def top_mean(self, count: int) -> float:
         """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
@@ -88,9 +127,11 @@ class TierGradients(Gradients):
             return
         features = self._candidates[positions]
         standardisation = self._pool.design.standardisation
-        products = self._pool.products(features, self._vector)
+        columns = column_index(standardisation.offsets, features)
+        gradient = None if self._exactly is None else self._exactly(len(columns))
+        products = self._pool.products(features, self._vector) if gradient is None else gradient[columns, None]
         scores = standardisation.subset(features).scores(products)[:, 0]
-        self._gradient[column_index(standardisation.offsets, features)] = products[:, 0]
+        self._gradient[columns] = products[:, 0]
         self._below[positions] = self._above[positions] = scores
         self._exact[positions] = True
 

@@ -187,6 +187,11 @@ class ColumnPool:
         """Return (n_columns, m): the standardised columns of ``features`` times ``vectors`` (n_obs, m), to answer a question."""
         return self._products(features, self.design.standardisation.subset(features), vectors, self._glance)
 
+    def sweep(self, vectors: Float64Array) -> Float64Array:
+        """Return (n_columns, m): all standardised columns times ``vectors`` (n_obs, m), in one sweep, to answer a question."""
+        self._glances.add(self.design.n_features, self.design.matrix.nbytes)
+        return self.sweeper.products(self.design.matrix, self.design.standardisation, vectors)
+
     def settle(self) -> Traffic:
         """Let go of what only a question read; return what questions took since the last time and nobody gathered."""
         glances, self._glances = self._glances, Traffic()

@@ -29,8 +29,20 @@ from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.seal import Seal
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from fastomp_nvm.matrix.traffic import Traffic
 
-__all__ = ["Quantised", "Tier", "TierSidecar", "TierSweep", "kernel_error", "quantise", "quantise_vectors", "worthwhile"]
+__all__ = [
+    "Quantised",
+    "Tier",
+    "TierAccount",
+    "TierSidecar",
+    "TierSweep",
+    "kernel_error",
+    "quantise",
+    "quantise_vectors",
+    "worthwhile",
+    ,
+]
 
 #: Largest code of a column: symmetric, so that -128 never occurs.
 LARGEST_CODE = 127
@@ -46,6 +58,13 @@ VECTOR_RANGE = (2.0**-100, 2.0**100)
 #: where a pass may have to wait for a device, and where the matrix is in memory. Below, forming intervals costs more than a sweep;
 #: in memory FAST_OMP, with few passes, also feels the columns it reads a second time (measured: even at 200 to 400 MB).
 WORTHWHILE_BYTES = {"fast_omp": (32 << 20, 512 << 20), "sds_omp": (32 << 20, 32 << 20)}
+
+#: What a byte of columns picked here and there costs, in bytes of a sweep. In memory they are copied first (measured: 3 to 6), on a
+#: device hardly anything but their bytes counts: 3 is between the two, and where the tier alone is in memory it is a device.
+PICKED_COST, PICKED_COST_APART = 3.0, 1.25
+
+#: Queries that go over the exact matrix after the tier did not pay; twice as many each time it does not again.
+FIRST_PAUSE = 4
 
 #: Cells quantised at a time: as float64, twice, they stay in the second-level cache.
 _BLOCK = 1 << 14
@@ -278,6 +297,46 @@ class TierSweep:
         reaches = size * length < largest
         reaches &= (np.abs(mean) < COLUMN_RANGE[1]) & (np.abs(tier.mean) < COLUMN_RANGE[1])
         return np.where(reaches & clear, radius, np.inf)
+
+
+class TierAccount:
+    """Whether the next query of a run goes over the tier, from what those before it took: bytes, never the clock.
+
+    Where the scores left are all alike, as those of noise, intervals decide next to nothing and every column is read as well. A
+    query over the tier that took more than a sweep of the matrix would have is followed by some that sweep the matrix, and these by
+    another try.
+
+    Parameters
+    ----------
+    matrix_bytes, tier_bytes : int
+        Of a full sweep of either.
+    apart : bool
+        True where the tier is in memory and the matrix is not: only what is read of the matrix then counts.
+    """
+
+    def __init__(self, matrix_bytes: int, tier_bytes: int, *, apart: bool) -> None:
+        self._matrix_bytes = matrix_bytes
+        self._tier_bytes = 0 if apart else tier_bytes
+        self._picked_cost = PICKED_COST_APART if apart else PICKED_COST
+        self._left, self._pause = 0, FIRST_PAUSE
+
+    @property
+    def pays(self) -> bool:
+        """True when the next query goes over the tier."""
+        return self._left == 0
+
+    def too_much(self, size: int) -> bool:
+        """Tell whether picking ``size`` bytes of columns takes longer than a sweep of the matrix."""
+        return self._picked_cost * size > self._matrix_bytes
+
+    def settle(self, cost: Traffic) -> None:
+        """Take note of what a query took, now or when it was recorded."""
+        if not cost.bytes_read_tier:
+            self._left = max(self._left - 1, 0)
+        elif self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:
+            self._left, self._pause = self._pause, 2 * self._pause
+        else:
+            self._pause = FIRST_PAUSE
 
 
 def _norm(vector: Float64Array) -> float:

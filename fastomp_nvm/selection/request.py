@@ -70,7 +70,7 @@ class SelectionRequest:
         2.75 GiB, when left out.
     tier : {"auto", "exact", "int8"}
         Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
-        where it pays (see ``fastomp_nvm.matrix.tier.worthwhile``).
+        where it pays (see ``worthwhile`` and ``TierAccount`` in ``fastomp_nvm.matrix.tier``).
     """
 
     k: int | None = None

@@ -24,10 +24,10 @@ from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError
 from fastomp_nvm.matrix.blas import one_blas_thread
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, Columns, automatic_budget
-from fastomp_nvm.matrix.remote_rows import network_figures, restart_network_figures
+from fastomp_nvm.matrix.remote_rows import RemoteRows, network_figures, restart_network_figures
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
-from fastomp_nvm.matrix.tier import Tier, worthwhile
+from fastomp_nvm.matrix.tier import Tier, TierAccount, worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.base import Fit
 from fastomp_nvm.objectives.table import OBJECTIVES
@@ -248,7 +248,8 @@ def _prepare(
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
-    return Run(problem, algorithm, tier=_tier(dataset, request)), target
+    tier = _tier(dataset, request)
+    return Run(problem, algorithm, tier=tier, account=_account(dataset, tier) if request.tier == "auto" else None), target
 
 
 def _resident(dataset: Dataset) -> bool:
@@ -265,6 +266,15 @@ def _tier(dataset: Dataset, request: SelectionRequest) -> Tier | None:
     if request.tier == "int8" or worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
         return dataset.tier
     return None
+
+
+def _account(dataset: Dataset, tier: Tier | None) -> TierAccount | None:
+    """Return what tells whether a tier goes on to pay."""
+    if tier is None:
+        return None
+    in_files = [any(file.array is array for file in dataset.files) for array in (dataset.matrix, tier.codes)]
+    apart = isinstance(dataset.matrix, RemoteRows) or in_files == [True, False]  # shards are there to hold tiers in memory
+    return TierAccount(dataset.matrix.nbytes, tier.codes.nbytes, apart=apart)
 
 
 def _training_weights(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster, fast, kernels, paper, peers, pursuit
+from benchmarks import cluster, fast, kernels, paper, peers, pursuit, tier_noise
 from benchmarks.paper_report import write_report
 from fastomp_nvm.errors import RequestError
 
@@ -48,6 +48,14 @@ def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         monkeypatch.setattr(kernels, "tier", lambda *_, same=same: [{**row, "same_answer": same}])
         assert kernels.main([]) == (0 if same else 1)
     assert capsys.readouterr().out.count("MISSED answers that the tier changes") == 1
+
+
+def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form has a line for each algorithm, and both answers alike."""
+    assert tier_noise.main(["--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["sds_omp", "fast_omp"]
+    assert all("median ratio" in line for line in lines)
 
 
 def test_fast_is_judged_against_the_quicker_fortran_form() -> None:

@@ -24,7 +24,7 @@ from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, available, kernel
 from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-from fastomp_nvm.matrix.tier import Tier, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
+from fastomp_nvm.matrix.tier import Tier, TierAccount, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.runs.journal import DecisionJournal
 from fastomp_nvm.selection.select import select_shared
@@ -468,3 +468,104 @@ def test_asking_for_a_tier_that_is_not_there_is_refused() -> None:
         fo.select(X, X[:, 0], k=2, tier="int8")
     with pytest.raises(RequestError, match="tier is 'int4'"):
         fo.select(X, X[:, 0], k=2, tier="int4")
+
+
+# --- where the tier does not pay -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def always_worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``auto`` begin with the tier however small the matrix is."""
+    monkeypatch.setattr("fastomp_nvm.tiers.WORTHWHILE_BYTES", {"fast_omp": (0, 0), "sds_omp": (0, 0)})
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> fo.FeatureStore:
+    """Build a store of independent columns so long that all but three scores are below the errors of their codes."""
+    X, y = sparse_design(40_000, 100, true=3, noise=0.5, seed=2)
+    targets = {"y": y, "other": np.random.default_rng(3).normal(size=len(y))}
+    return fo.create_store(f"mmap://{tmp_path_factory.mktemp('noise')}/s", X, targets)
+
+
+@pytest.mark.usefixtures("always_worthwhile")
+@pytest.mark.parametrize(("algorithm", "passes"), [("sds_omp", 1.15), ("fast_omp", 1.4)])
+def test_auto_gives_way_where_only_noise_is_left(noise: fo.FeatureStore, algorithm: str, passes: float) -> None:
+    """Where the tier alone reads nearly everything twice, ``auto`` takes few bytes more than the exact matrix: the same answer."""
+    found = {tier: fo.select(noise, k=30, algorithm=algorithm, tier=tier) for tier in ("exact", "int8", "auto")}
+    assert found["int8"].full_passes > 1.6 * found["exact"].full_passes
+    assert found["auto"].full_passes <= passes * found["exact"].full_passes
+    assert found["auto"].bytes_read <= 1.15 * found["exact"].bytes_read
+    assert found["auto"].bytes_read_tier > 0
+    assert bits(found["auto"]) == bits(found["exact"])
+
+
+@pytest.mark.usefixtures("always_worthwhile")
+@pytest.mark.parametrize("name", ["fast_omp", "sds_omp", "several taus", "logistic"])
+def test_auto_keeps_to_the_tier_where_it_decides(store: fo.FeatureStore, name: str) -> None:
+    """Where intervals decide, ``auto`` reads what the tier alone reads: less than half of the exact matrix."""
+    exact, tiered, auto = (fo.select(store, tier=tier, **REQUESTS[name]) for tier in ("exact", "int8", "auto"))
+    assert (auto.bytes_read, auto.bytes_read_tier) == (tiered.bytes_read, tiered.bytes_read_tier)
+    assert auto.bytes_read < 0.5 * exact.bytes_read
+
+
+@pytest.mark.usefixtures("always_worthwhile")
+def test_a_resumed_run_gives_way_as_an_uninterrupted_one(noise: fo.FeatureStore) -> None:
+    """Resumed after any round, a run that left the tier takes the bytes, of tier and matrix, that it takes uninterrupted."""
+    request = [{"k": 16, "algorithm": "sds_omp", "target": "y"}]
+    log = MemoryLog()
+    whole = select_shared(noise, request, journals=[DecisionJournal(log, {})])[0][0]
+    assert 0 < whole.bytes_read_tier < whole.bytes_read_exact
+    for kept in range(2, len(log.records)):
+        again = select_shared(noise, request, journals=[DecisionJournal(MemoryLog(log.records[:kept]), {})])[0][0]
+        assert bits(again) == bits(whole)
+        assert (again.bytes_read, again.bytes_read_tier) == (whole.bytes_read, whole.bytes_read_tier)
+
+
+@pytest.mark.usefixtures("always_worthwhile")
+def test_runs_that_leave_the_tier_at_other_times_still_share_sweeps(noise: fo.FeatureStore) -> None:
+    """In company each run costs what it costs alone, and all of them together less than three quarters of that."""
+    requests = [{"k": 16, "algorithm": "sds_omp", "target": target} for target in ("y", "other")]
+    alone = [fo.select(noise, **request) for request in requests]
+    merged, traffic = select_shared(noise, requests)
+    for one, other in zip(merged, alone, strict=True):
+        assert bits(one) == bits(other)
+        assert (one.bytes_read, one.bytes_read_tier, one.sweeps) == (other.bytes_read, other.bytes_read_tier, other.sweeps)
+    assert traffic.bytes_read < 0.75 * sum(one.bytes_read for one in alone)
+
+
+def test_an_account_counts_the_bytes_that_are_waited_for() -> None:
+    """A tier in memory pays as long as less is picked than the matrix has; beside the matrix, only if little is."""
+    for apart, share, pays in ((False, 0.2, True), (False, 0.3, False), (True, 0.75, True), (True, 0.9, False)):
+        account = TierAccount(400, 100, apart=apart)
+        account.settle(Traffic(2, 200, 100 + int(400 * share), 100))
+        assert account.pays == pays
+
+
+def test_an_account_tries_again_ever_later() -> None:
+    """After a try that failed 4 queries go over the matrix, then 8, then 16; after one that paid it is 4 again."""
+    account, pauses = TierAccount(400, 100, apart=False), []
+    for picked in (400, 400, 400, 0, 400):
+        account.settle(Traffic(2, 200, 100 + picked, 100))
+        pauses.append(0)
+        while not account.pays:
+            account.settle(Traffic(1, 100, 400, 0))
+            pauses[-1] += 1
+    assert pauses == [4, 8, 16, 0, 4]
+
+
+@pytest.mark.usefixtures("always_worthwhile")
+def test_a_loaded_tier_is_apart_from_a_matrix_in_a_file(
+    noise: fo.FeatureStore, store: fo.FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tier and matrix are accounted for apart exactly where the first is in memory and the other in a file."""
+    seen = []
+
+    def account(*sizes: int, apart: bool) -> TierAccount:
+        seen.append(apart)
+        return TierAccount(*sizes, apart=apart)
+
+    monkeypatch.setattr("fastomp_nvm.selection.TierAccount", account)
+    with fo.open_store(f"{noise.url}?tier=dram") as loaded:
+        for data in (loaded, noise, store):
+            fo.select(data, k=2)
+    assert seen == [True, False, False]
