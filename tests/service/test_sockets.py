@@ -93,6 +93,20 @@ def test_oversized_and_foreign_messages(raw: Any, server: RunningServer, store: 
         assert len(ours.select(k=2).features) == 2
 
 
+def test_deep_requests(raw: Any, server: RunningServer, store: str) -> None:
+    """A constraint or a message nested 25,000 levels deep is refused in one sentence; the server answers the next request."""
+    client, options = raw
+    with server.connect(store) as ours:
+        for constraint in ("[" * 25_000, "- " * 25_000):
+            with pytest.raises(fo.ConstraintError, match="nested more than"):
+                ours.select(k=2, constraint=constraint)
+        body = b'{"pool": "lab", "key": "sockets", "requests": [{"k": 2, "constraint": ' + b'{"all": [' * 25_000
+        replies = [result.body.to_pybytes() for result in client.do_action(flight.Action("select", body), options)]
+        (reply,) = [json.loads(reply) for reply in replies if reply]
+        assert (reply["error"]["kind"], "nested too deeply" in reply["error"]["message"]) == ("RequestError", True)
+        assert len(ours.select(k=2).features) == 2
+
+
 def test_tiles_that_lie_about_themselves(raw: Any, server: RunningServer) -> None:
     """Batches of another shape, size, type or description than declared are refused, and the pool stays as it was."""
     client, options = raw
