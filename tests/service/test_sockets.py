@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -296,6 +297,25 @@ def test_metrics_and_health(server: RunningServer, store: str) -> None:
         assert reply.read() == b"ok\n"
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/etc/passwd", timeout=10)
+
+
+def test_health_tells_of_records_that_cannot_be_written(tmp_path: Path) -> None:
+    """While the jobs' folder takes no records a job is refused and /health says why; afterwards both are well by themselves."""
+    with RunningServer(tmp_path, "--metrics", "127.0.0.1:0") as running, running.connect("/lab/full") as client:
+        url = f"http://127.0.0.1:{running.metrics_port}/health"
+        client.put(*small_data())
+        (folder,) = (path for path in running.pools.rglob("jobs") if path.is_dir())
+        folder.rename(tmp_path / "away")
+        with pytest.raises(fo.MediumError):
+            client.select(k=2)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(url, timeout=10)
+        with caught.value as reply:
+            assert (reply.code, reply.read()) == (503, b"job records cannot be written: No such file or directory\n")
+        (tmp_path / "away").rename(folder)
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            assert reply.read() == b"ok\n"
+        assert len(client.select(k=2).features) == 2
 
 
 def test_logs_are_json_without_secrets(server: RunningServer, store: str) -> None:
