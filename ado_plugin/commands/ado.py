@@ -39,8 +39,10 @@ def _config(arguments: argparse.Namespace) -> int:
     """Write a server configuration."""
     import yaml
 
+    from fastomp_nvm.bounded_yaml import load_yaml
+
     try:
-        described = yaml.safe_load(arguments.description.read_text(encoding="utf-8"))
+        described = load_yaml(arguments.description.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{arguments.description} cannot be read: {' '.join(str(error).split())}") from error
     configuration = admin.server_configuration(described)

@@ -20,6 +20,7 @@ from typing import Literal
 
 import yaml
 
+from fastomp_nvm.bounded_yaml import load_yaml
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.home import local_token_file
 from fastomp_nvm.selection.codec import check_name
@@ -163,8 +164,8 @@ def _read_tokens(path: Path) -> Sequence[_Entry]:
     """Return the entries of a token file."""
     text = _secret(path)
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        content = load_yaml(text)
+    except yaml.YAMLError as error:
         raise InputError(f"the token file {path} is neither one token nor YAML: {' '.join(str(error).split())[:200]}") from error
     if isinstance(content, list):
         entries = [_entry(item, f"{path.name}, entry {place}") for place, item in enumerate(content, start=1)]

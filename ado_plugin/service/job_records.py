@@ -7,6 +7,7 @@ path. Knows nothing of scheduling.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,18 +34,19 @@ class JobRecords:
 
     def __init__(self, folder: Path) -> None:
         self._files = RecordFolder(folder)
+        self._trouble: str | None = None
 
     def write_request(self, name: str, request: Mapping[str, Any]) -> None:
         """Keep what was asked."""
-        self._files.write(name + _REQUEST, request)
+        self._write(name + _REQUEST, request)
 
     def write_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Keep how a job stands."""
-        self._files.write(name + _STATE, state)
+        self._write(name + _STATE, state)
 
     def write_answer(self, name: str, answer: Mapping[str, Any]) -> None:
         """Keep what came out."""
-        self._files.write(name + _ANSWER, answer)
+        self._write(name + _ANSWER, answer)
 
     def request(self, name: str) -> dict[str, Any]:
         """Return what was asked."""
@@ -70,3 +72,20 @@ class JobRecords:
     def remove(self, name: str) -> None:
         """Forget a job."""
         self._files.remove(name + _ANSWER, name + _STATE, name + _REQUEST)
+
+    def trouble(self) -> str | None:
+        """Return the reason why records cannot be written, without names, or None; after a failure a small record is tried."""
+        if self._trouble is not None:
+            with contextlib.suppress(MediumError):
+                self._write("probe.json", {})
+        return self._trouble
+
+    def _write(self, file_name: str, content: Mapping[str, Any]) -> None:
+        """Write a record and remember whether that was possible."""
+        try:
+            self._files.write(file_name, content)
+        except MediumError as error:
+            reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
+            self._trouble = f"job records cannot be written: {reason or 'unknown reason'}"
+            raise
+        self._trouble = None

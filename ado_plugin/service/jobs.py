@@ -2,9 +2,10 @@
 
 A job is durable before it is acknowledged. One worker takes the job of whoever was served longest ago, and with it every waiting
 job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections; if that fails each is run
-alone, so that nobody pays for another's mistake. A job that was running when the server died is run again; after the third time it
-is parked as failed, and a job that brought a server down once no longer runs in company. What ended is kept for a while, so much of
-each owner, without what was long in its request. How a job is executed is the executor's business.
+alone, so that nobody pays for another's mistake. While a record cannot be written, as on a full disk, the worker pauses and tries
+again: no job is lost. A job that was running when the server died is run again; after the third time it is parked as failed,
+and a job that brought a server down once no longer runs in company. What ended is kept for a while, so much of each owner, without
+what was long in its request. How a job is executed is the executor's business.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from ado_plugin.service.job_records import JobRecords
 from fastomp_nvm.engine.engine import Progress
-from fastomp_nvm.errors import CancelledError, FastompError, RequestError, ServerError
+from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError
 from fastomp_nvm.selection import codec
 
 __all__ = ["Executor", "Job", "JobLimits", "JobRequest", "Jobs", "State"]
@@ -33,6 +34,8 @@ _FINISHED = ("done", "failed", "cancelled")
 _MOST_CRASHES = 3
 #: Seconds between two notices of progress: rounds on small data last microseconds.
 _NOTICE_SECONDS = 0.1
+#: Seconds between two attempts of the worker to write a record.
+_RETRY_SECONDS = 1.0
 #: Characters of JSON above which a value of an ended job's request is kept as a digest.
 _SHORT = 500
 
@@ -266,10 +269,10 @@ class Jobs:
             job.cancelled = False  # one that has not noticed yet that it was cancelled goes on
             if job.state in ("failed", "cancelled"):
                 self._admit()
-                job.request = JobRequest(**self._records.request(job.name))  # whole again
-                job.error, job.progress = None, []
+                whole = JobRequest(**self._records.request(job.name))
                 job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
                 self._set_state(job, "queued")
+                job.request, job.progress = whole, []
 
     def uses(self, pool: str, key: str) -> int:
         """Return how many unfinished jobs need this key."""
@@ -282,6 +285,14 @@ class Jobs:
     def active(self) -> int:
         """Jobs waiting or running."""
         return sum(job.state not in _FINISHED for job in list(self._jobs.values()))
+
+    @property
+    def trouble(self) -> str | None:
+        """The reason why jobs make no progress, without names, or None."""
+        if self._worker.ident is not None and not self._worker.is_alive() and not self._stopping:
+            return "the job worker is not running"
+        with self._changed:
+            return self._records.trouble()
 
     def reap(self) -> int:
         """Forget jobs that ended long ago; return how many."""
@@ -338,17 +349,50 @@ class Jobs:
             _log.warning("job recovered", extra={"job": job.name, "crashes": job.crashes, "state": job.state})
 
     def _work(self) -> None:
-        """Answer jobs until told to stop."""
-        while True:
-            with self._changed:
-                while not self._stopping and not (batch := self._next_batch()):
-                    self._changed.wait()
-                if self._stopping:
-                    return
+        """Run batches until the server stops, whatever error one of them raises."""
+        error = ServerError("the server failed at this job: its log says why")
+        while not self._stopping:
+            try:
+                if batch := self._start_batch():
+                    self._run(batch)
+            except Exception:
+                _log.exception("the job worker failed and goes on")
+                with self._changed:  # whatever is running was started by this worker
+                    self._retry(lambda: self._end(list(self._jobs.values()), error))
+                    self._pause()
+
+    def _start_batch(self) -> list[Job]:
+        """Wait for jobs and mark a batch as running; empty when the server stops or no record can be written."""
+        with self._changed:
+            while not self._stopping and not (batch := self._next_batch()):
+                self._changed.wait()
+            if self._stopping:
+                return []
+            try:
                 for job in batch:
                     job.progress = []
                     self._set_state(job, "running")
-            self._run(batch)
+            except MediumError as error:
+                _log.error("a job waits", extra={"job": job.name, "reason": str(error)})
+                batch = [job for job in batch if job.state == "running"]
+                if not batch:
+                    self._pause()
+            return batch
+
+    def _retry(self, write: Callable[[], None]) -> None:
+        """Repeat what writes records until it succeeds or the server stops; the caller holds the lock, which pauses release."""
+        while True:
+            try:
+                return write()
+            except MediumError as error:
+                if self._stopping:
+                    return None
+                _log.error("a record is written again later", extra={"reason": str(error)})
+                self._pause()
+
+    def _pause(self) -> None:
+        """Wait before another attempt, unless the server stops; the caller holds the lock, which is released meanwhile."""
+        self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
 
     def _next_batch(self) -> list[Job]:
         """Choose whom to serve, and who can be served along; the caller holds the lock."""
@@ -406,7 +450,7 @@ class Jobs:
             reason = ServerError(f"the server failed at this job: {text}")
         if len(batch) == 1 or isinstance(reason, CancelledError):
             with self._changed:
-                self._end(batch, reason)
+                self._retry(lambda: self._end(batch, reason))
             return
         for job in batch:
             if job.state == "running":
@@ -414,17 +458,18 @@ class Jobs:
 
     def _keep(self, job: Job, answers: list[dict[str, Any]] | None) -> None:
         """Keep the answers of a job that is running, unless it was cancelled."""
-        with self._changed:
+
+        def keep() -> None:
             if job.state != "running":
                 return
             if job.cancelled or answers is None:
                 self._end([job], CancelledError("the job was cancelled"))
                 return
-            try:
-                self._records.write_answer(job.name, {"answers": answers})
-                self._finish(job, "done", None)
-            except FastompError as error:
-                self._finish(job, "failed", error)
+            self._records.write_answer(job.name, {"answers": answers})
+            self._finish(job, "done", None)
+
+        with self._changed:
+            self._retry(keep)
 
     def _end(self, batch: Sequence[Job], error: FastompError) -> None:
         """End those jobs that are running without an answer; what was only interrupted waits. The caller holds the lock."""
@@ -444,18 +489,20 @@ class Jobs:
             raise ServerError(f"{self.active} jobs are waiting, the most this server takes: try later")
 
     def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
-        """Bring a job to its end."""
-        job.error = None if error is None else codec.encode_error(error)
-        self._set_state(job, state)
-        self._executor.forget(job)
-        whole, job.request = job.request, _light(job.request)
-        if state == "done" and job.request != whole:  # any other may be resumed
-            with contextlib.suppress(FastompError):
-                self._records.write_request(job.name, asdict(job.request))
-        job.size = self._records.size(job.name)
-        for surplus in self._surplus(job.request.owner):
-            self._forget(surplus)
+        """Bring a job to its end; a ``MediumError`` leaves it as it was."""
+        self._set_state(job, state, None if error is None else codec.encode_error(error))
         self.finished[state] += 1
+        try:  # what cannot be removed now only takes room
+            self._executor.forget(job)
+            whole, job.request = job.request, _light(job.request)
+            if state == "done" and job.request != whole:  # any other may be resumed
+                with contextlib.suppress(FastompError):
+                    self._records.write_request(job.name, asdict(job.request))
+            job.size = self._records.size(job.name)
+            for surplus in self._surplus(job.request.owner):
+                self._forget(surplus)
+        except OSError as reason:
+            _log.error("records of ended jobs cannot be removed", extra={"job": job.name, "reason": str(reason)})
         _log.info("job ended", extra={"job": job.name, "owner": job.request.owner, "state": state, "error": job.error})
 
     def _surplus(self, owner: str) -> list[Job]:
@@ -475,10 +522,11 @@ class Jobs:
         del self._jobs[job.name]
         self._records.remove(job.name)
 
-    def _set_state(self, job: Job, state: State) -> None:
-        """Change how a job stands, durably."""
-        job.state, job.changed = state, time.time()
-        self._records.write_state(job.name, _state(job))
+    def _set_state(self, job: Job, state: State, error: dict[str, str] | None = None) -> None:
+        """Change the state of a job, durably first: if its record cannot be written, the job is as it was."""
+        changed = replace(job, state=state, error=error, changed=time.time())
+        self._records.write_state(job.name, _state(changed))
+        job.state, job.error, job.changed = changed.state, changed.error, changed.changed
         self._tell(job)
 
     def _tell(self, job: Job) -> None:

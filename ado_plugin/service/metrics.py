@@ -1,7 +1,7 @@
 """Figures for Prometheus and a health check, over plain HTTP on an address of their own; off unless asked for.
 
-``/metrics`` is the text format 0.0.4, ``/health`` says ``ok`` (200) or ``draining`` (503). Names of pools, keys, jobs and people
-never appear, so that whoever may read the figures learns nothing else.
+``/metrics`` is the text format 0.0.4, ``/health`` says ``ok`` (200) or the reason why work is not welcome (503). Names of pools,
+keys, jobs and people never appear, so that whoever may read the figures learns nothing else.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class MetricsServer:
         0 for any.
     collect : callable
         Returns the figures.
-    healthy : callable
-        Tells whether new work is welcome.
+    trouble : callable
+        Returns the reason why new work is not welcome, or None.
     """
 
-    def __init__(self, host: str, port: int, collect: Callable[[], Sequence[Figure]], healthy: Callable[[], bool]) -> None:
+    def __init__(self, host: str, port: int, collect: Callable[[], Sequence[Figure]], trouble: Callable[[], str | None]) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # a client that says nothing does not keep its thread
 
@@ -71,7 +71,8 @@ class MetricsServer:
                 if self.path == "/metrics":
                     self._reply(200, exposition(collect()), "text/plain; version=0.0.4; charset=utf-8")
                 elif self.path == "/health":
-                    self._reply(200, "ok\n") if healthy() else self._reply(503, "draining\n")
+                    reason = trouble()
+                    self._reply(200, "ok\n") if reason is None else self._reply(503, f"{reason}\n")
                 else:
                     self._reply(404, "expected /metrics or /health\n")
 

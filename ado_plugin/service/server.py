@@ -114,7 +114,7 @@ class Service:
         self._metrics: MetricsServer | None = None
         try:
             if settings.metrics is not None:
-                self._metrics = MetricsServer(*settings.metrics, self._figures, lambda: not self._draining)
+                self._metrics = MetricsServer(*settings.metrics, self._figures, self._trouble)
             self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls)
         except OSError as error:
             if self._metrics is not None:
@@ -166,6 +166,10 @@ class Service:
         self._pools.close()
         _log.info("stopped", extra={"orderly": not closing.is_alive()})
         return not closing.is_alive()
+
+    def _trouble(self) -> str | None:
+        """Return the reason why new work is not welcome, or None."""
+        return "draining" if self._draining else self._jobs.trouble
 
     def _reap(self) -> None:
         """Give up, from time to time, what nobody wants any more."""

@@ -76,7 +76,7 @@ class TileLog:
             for line in file:
                 try:
                     fields = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return
                 if not line.endswith(b"\n") or not isinstance(fields, list):
                     return

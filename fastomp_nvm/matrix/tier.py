@@ -41,7 +41,6 @@ __all__ = [
     "quantise",
     "quantise_vectors",
     "worthwhile",
-    ,
 ]
 
 #: Largest code of a column: symmetric, so that -128 never occurs.

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fastomp_nvm.bounded_yaml import load_yaml
 from fastomp_nvm.errors import RequestError
 
 __all__ = ["MEDIA", "NETWORKS", "TYPICAL_NODE", "Machine", "Medium", "Network", "Profile", "read_profile", "write_profile"]
@@ -151,7 +152,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 def read_profile(path: Path) -> Profile:
     """Read a profile from a YAML file, naming what is wrong with it."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RequestError(f"the profile {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict) or not isinstance(found.get("machine"), dict):

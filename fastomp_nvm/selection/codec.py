@@ -81,7 +81,9 @@ def decode_message(data: bytes | memoryview) -> dict[str, Any]:
         raise RequestError(f"the message has {len(data)} bytes, at most {LARGEST_MESSAGE} are possible")
     try:
         message = json.loads(bytes(data), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise RequestError("the message is nested too deeply: expected one object of plain fields") from error
+    except ValueError as error:
         raise RequestError(f"the message is not JSON ({str(error)[:80]}): expected one object") from error
     if not isinstance(message, dict):
         raise RequestError(f"the message is a {type(message).__name__}: expected one object")

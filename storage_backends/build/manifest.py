@@ -37,6 +37,7 @@ from typing import Any
 
 import yaml
 
+from fastomp_nvm.bounded_yaml import load_yaml
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.stores.contract import STORE_DTYPES, TIERS
@@ -86,7 +87,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if path.stat().st_size > _LARGEST:
             raise StoreError(f"{path} is far larger than any manifest of ours")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StoreURLError(f"there is no manifest at {path}: make one with 'fastomp shard'") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -209,7 +209,7 @@ def read_json(view: AnyArray, what: str) -> dict[str, Any]:
     """Return the JSON object in an array of bytes; ``what`` names it in errors."""
     try:
         found = json.loads(view.view(np.uint8).tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{what} is not readable JSON: it was not written by this program") from error
     if not isinstance(found, dict):
         raise StoreError(f"{what} is not an object: it was not written by this program")

@@ -165,7 +165,7 @@ class ShelfStore(OpenedStore):
             return found
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"{path} cannot be read ({error}): the regions of this store are lost, build it again") from error
 
     def _write_regions(self, known: dict[str, dict[str, Any]]) -> None:
@@ -352,7 +352,7 @@ def _read_pointer(folder: Path, name: str) -> dict[str, Any] | None:
         found = json.loads((folder / f"{name}.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{folder / name}.json cannot be read ({error}): remove it and build the store again") from error
     if not isinstance(found, dict) or not re.fullmatch(r"[0-9a-f]{12}", str(found.get("token"))):
         raise StoreError(f"{folder / name}.json is not that of a store: remove it and build the store again")

@@ -246,6 +246,17 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     assert r"gr\xf6\xdfe" in done.stdout
 
 
+def test_deep_text_does_not_end_the_process(store: str, tmp_path: Path) -> None:
+    """A constraint and a result nested 25,000 levels deep are one sentence each and exit code 2."""
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("[" * 25_000)
+    for words in (["select", store, "--k", "2", "--constraints", str(deep)], ["export", str(deep), "x.csv", "--store", store]):
+        done = subprocess.run(
+            [sys.executable, "-m", "fastomp_nvm", *words], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
 def test_arguments_are_explained_in_words(store: str, capsys) -> None:
     """A word that is no number is refused in the user's terms, not in those of the code."""
     with pytest.raises(SystemExit):

@@ -14,6 +14,7 @@ import yaml
 from fastomp_nvm import constraints as fc
 from fastomp_nvm.constraints.table import CONSTRAINTS
 from fastomp_nvm.constraints.written.description import parse_constraint, read_constraint, schema
+from fastomp_nvm.constraints.written.inlining import inline_side_files
 from fastomp_nvm.constraints.written.naming import FeatureNames
 from fastomp_nvm.errors import ConstraintError
 
@@ -277,6 +278,35 @@ def test_aliases_do_not_multiply_without_end():
         parse_constraint(bomb, NAMES)
     with pytest.raises(ConstraintError, match="nested more than"):
         parse_constraint("&a {all: [*a]}", NAMES)
+
+
+DEEP = {
+    "lists": "[" * 25_000,
+    "mappings": "{a: " * 25_000,
+    "block": "- " * 25_000,
+    "keys": "? " * 25_000,
+    "aliases": "".join(f"- &a{place + 1} [*a{place}]\n" for place in range(40)).replace("*a0", "x"),
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_deep_text_is_one_sentence(case, tmp_path):
+    """A text nested too deeply to be composed in C is refused by the limit, read directly and with its side files."""
+    for read in (lambda: parse_constraint(DEEP[case], NAMES), lambda: inline_side_files(DEEP[case], tmp_path)):
+        with pytest.raises(ConstraintError, match="nested more than 32 levels deep") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_short_and_means_much_is_one_sentence():
+    """Aliases count as what they stand for, a long text and many directives are refused before they are parsed."""
+    doubled = "".join(f"- &a{place + 1} [*a{place}, *a{place}]\n" for place in range(25)).replace("*a0", "x")
+    with pytest.raises(ConstraintError, match="values, aliases included"):
+        parse_constraint(doubled, NAMES)
+    with pytest.raises(ConstraintError, match="characters, at most"):
+        parse_constraint("#" * (65 << 20), NAMES)
+    with pytest.raises(ConstraintError, match="directives"):
+        parse_constraint("".join(f"%TAG !t{place}! x\n" for place in range(20)) + "--- a", NAMES)
 
 
 def test_an_exact_name_wins_over_the_pattern_it_looks_like():

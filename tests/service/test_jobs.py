@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +15,7 @@ import pytest
 from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
 from fastomp_nvm.engine.engine import Progress
-from fastomp_nvm.errors import CancelledError, DataError, RequestError, ServerError
+from fastomp_nvm.errors import CancelledError, DataError, MediumError, RequestError, ServerError
 
 
 class Gate:
@@ -80,6 +82,110 @@ def queue(tmp_path: Path, gate: Gate) -> Iterator[Jobs]:
 def finished(jobs: Jobs, *names: str) -> list[str]:
     """Wait for jobs to end; return their states."""
     return [list(jobs.follow(jobs.find(name, None), -1, 20.0))[-1]["state"] for name in names]
+
+
+class Disk:
+    """The module ``os`` as the records see it; opening a file fails with ``code`` while that is set."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, *arguments: Any) -> int:
+        if self.code is not None:
+            raise OSError(self.code, os.strerror(self.code))
+        return os.open(*arguments)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Return the switch of the disk under the records; the worker tries again soon."""
+    found = Disk()
+    monkeypatch.setattr("ado_plugin.record_folder.os", found)
+    monkeypatch.setattr("ado_plugin.jobs._RETRY_SECONDS", 0.01)
+    return found
+
+
+def noticed(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds; False when it does not for long."""
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_a_job_outlives_a_disk_that_takes_no_records(
+    queue: Jobs, gate: Gate, disk: Disk, tmp_path: Path, state: str, code: int
+) -> None:
+    """A record that cannot be written for a while, at a job's start or end, delays the job; the reason is known meanwhile."""
+    job = queue.submit("secret", request())
+    if state == "running":
+        gate.open.clear()
+        queue.start()
+        assert noticed(lambda: bool(gate.batches))
+        disk.code = code
+        gate.open.set()
+    else:
+        disk.code = code
+        queue.start()
+    assert noticed(lambda: queue.trouble == f"job records cannot be written: {os.strerror(code)}")
+    with pytest.raises(MediumError):
+        queue.submit("refused", request())
+    if state == "queued":
+        with pytest.raises(MediumError):
+            queue.cancel(job)
+    assert (job.state, job.error) == (state, None)
+    disk.code = None
+    assert finished(queue, "secret") == ["done"]
+    assert queue.trouble is None
+    assert queue.answer(job) == [{"of": "secret"}]
+    assert [(name, record["state"]) for name, _, record in JobRecords(tmp_path / "jobs").load()] == [("secret", "done")]
+
+
+def test_a_job_that_waits_for_room_can_be_cancelled(queue: Jobs, gate: Gate, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that never fits does not hold the worker for ever: its job is cancelled and the next one runs."""
+    full = MediumError("full")
+
+    def refuse(*_: Any) -> None:
+        tried.set()
+        raise full
+
+    tried = threading.Event()
+    monkeypatch.setattr(JobRecords, "write_answer", refuse)
+    job = queue.submit("large", request())
+    queue.start()
+    assert tried.wait(20)
+    queue.cancel(job)
+    assert finished(queue, "large") == ["cancelled"]
+    monkeypatch.undo()
+    queue.submit("next", request())
+    assert finished(queue, "next") == ["done"]
+
+
+def test_the_worker_survives_a_bug(queue: Jobs, monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
+    """An error that nobody foresaw ends the job at hand as failed, and the worker goes on; a dead worker is told of."""
+    failing = ["a bug"]
+    original = queue._run
+
+    def run(batch: list[Job]) -> None:
+        if failing:
+            raise RuntimeError(failing.pop())
+        original(batch)
+
+    monkeypatch.setattr(queue, "_run", run)
+    queue.submit("first", request())
+    queue.start()
+    assert finished(queue, "first") == ["failed"]
+    queue.submit("second", request())
+    assert finished(queue, "second") == ["done"]
+    assert queue.trouble is None
+    monkeypatch.setattr(queue, "_worker", threading.Thread(target=int))
+    queue.start()
+    assert noticed(lambda: queue.trouble == "the job worker is not running")
 
 
 def test_jobs_on_the_same_data_share_their_sweeps(queue: Jobs, gate: Gate) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,20 @@ def test_oversized_and_foreign_messages(raw: Any, server: RunningServer, store: 
             with contextlib.suppress(OSError):
                 connection.recv(1000)
     with server.connect(store) as ours:
+        assert len(ours.select(k=2).features) == 2
+
+
+def test_deep_requests(raw: Any, server: RunningServer, store: str) -> None:
+    """A constraint or a message nested 25,000 levels deep is refused in one sentence; the server answers the next request."""
+    client, options = raw
+    with server.connect(store) as ours:
+        for constraint in ("[" * 25_000, "- " * 25_000):
+            with pytest.raises(fo.ConstraintError, match="nested more than"):
+                ours.select(k=2, constraint=constraint)
+        body = b'{"pool": "lab", "key": "sockets", "requests": [{"k": 2, "constraint": ' + b'{"all": [' * 25_000
+        replies = [result.body.to_pybytes() for result in client.do_action(flight.Action("select", body), options)]
+        (reply,) = [json.loads(reply) for reply in replies if reply]
+        assert (reply["error"]["kind"], "nested too deeply" in reply["error"]["message"]) == ("RequestError", True)
         assert len(ours.select(k=2).features) == 2
 
 
@@ -282,6 +297,25 @@ def test_metrics_and_health(server: RunningServer, store: str) -> None:
         assert reply.read() == b"ok\n"
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/etc/passwd", timeout=10)
+
+
+def test_health_tells_of_records_that_cannot_be_written(tmp_path: Path) -> None:
+    """While the jobs' folder takes no records a job is refused and /health says why; afterwards both are well by themselves."""
+    with RunningServer(tmp_path, "--metrics", "127.0.0.1:0") as running, running.connect("/lab/full") as client:
+        url = f"http://127.0.0.1:{running.metrics_port}/health"
+        client.put(*small_data())
+        (folder,) = (path for path in running.pools.rglob("jobs") if path.is_dir())
+        folder.rename(tmp_path / "away")
+        with pytest.raises(fo.MediumError):
+            client.select(k=2)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(url, timeout=10)
+        with caught.value as reply:
+            assert (reply.code, reply.read()) == (503, b"job records cannot be written: No such file or directory\n")
+        (tmp_path / "away").rename(folder)
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            assert reply.read() == b"ok\n"
+        assert len(client.select(k=2).features) == 2
 
 
 def test_logs_are_json_without_secrets(server: RunningServer, store: str) -> None:

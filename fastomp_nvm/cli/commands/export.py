@@ -96,7 +96,7 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
         result = json.loads(Path(name).read_bytes())
         target = result["target"]
         return arguments.store, np.array(result["indices"], dtype=np.int64), result["objective"], target, None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise RequestError(f"{name} is not what 'select --json' prints ({error!r})") from error
 
 

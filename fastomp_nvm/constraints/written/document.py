@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
+from fastomp_nvm.bounded_yaml import compose_yaml
 from fastomp_nvm.errors import ConstraintError
 
 __all__ = ["Item", "near", "read_document"]
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a hundred thousand names are slow without libyaml
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")
 
 
@@ -146,7 +146,7 @@ def read_document(document: str | Mapping[str, Any], source: str) -> Item:
     """
     try:
         if isinstance(document, str):
-            node = yaml.compose(document, Loader=_LOADER)
+            node = compose_yaml(document)
         else:
             node = yaml.representer.SafeRepresenter().represent_data(dict(document))
     except yaml.MarkedYAMLError as error:

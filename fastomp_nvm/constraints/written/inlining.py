@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from fastomp_nvm.bounded_yaml import compose_yaml
 from fastomp_nvm.constraints.written.document import near
 from fastomp_nvm.errors import ConstraintError
 
@@ -52,9 +53,9 @@ def inline_side_files(text: str, folder: Path, source: str = "constraint") -> st
         YAML that names no file; ``text`` itself when it named none.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConstraintError(f"{source}: this is not YAML ({' '.join(str(error).split())}): correct it") from error
+        root = compose_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConstraintError(f"{source}: this cannot be read as YAML ({' '.join(str(error).split())}): correct it") from error
     if root is None or not _inline(root, folder, source):
         return text
     return str(yaml.serialize(root, Dumper=yaml.SafeDumper, allow_unicode=True))
