@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install demo test check test-fast test-oldest test-cluster crash bench clean
+.PHONY: install demo test check test-fast test-oldest test-portable test-cluster crash bench clean
 
 install: $(STAMP)
 
@@ -39,6 +39,10 @@ test-oldest:
 	$(OLDEST)/bin/python -m pip install --quiet 'numpy==1.23.5' 'scipy==1.9.3' 'pytest>=8' 'hypothesis>=6.100' 'pytest-timeout>=2.3' setuptools wheel pyyaml psutil rich threadpoolctl
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps --editable .
 	$(OLDEST)/bin/python -m pytest -m numerics tests
+
+# The numerics under each kernel of OpenBLAS this processor can execute, on one processor, and without the compiled extensions.
+test-portable: install
+	tests/harness/portable $(BIN)/python
 
 # Selections over shards, through a real Ray that is installed for it: kills actors, nodes and drivers. Takes about three minutes.
 test-cluster: install

@@ -51,8 +51,8 @@ def test_polish_reaches_matching_pursuit_at_no_extra_pass(middle) -> None:
     pursuit = fo.select(data, y, k=100, algorithm="sds_omp")
     polished = fo.select(data, y, k=100)
     plain = fo.select(data, y, k=100, polish="none")
-    assert polished.score >= pursuit.score
-    assert polished.score_unpolished == plain.score
+    assert polished.score >= pursuit.score * (1 - 1e-9)  # often the same features, met in another order
+    assert polished.score_unpolished == pytest.approx(plain.score, rel=1e-9)
     assert polished.full_passes == plain.full_passes
     assert polished.bytes_read == plain.bytes_read
 
