@@ -476,7 +476,7 @@ def test_asking_for_a_tier_that_is_not_there_is_refused() -> None:
 @pytest.fixture
 def always_worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``auto`` begin with the tier however small the matrix is."""
-    monkeypatch.setattr("fastomp_nvm.tiers.WORTHWHILE_BYTES", {"fast_omp": (0, 0), "sds_omp": (0, 0)})
+    monkeypatch.setattr("fastomp_nvm.matrix.tier.WORTHWHILE_BYTES", {"fast_omp": (0, 0), "sds_omp": (0, 0)})
 
 
 @pytest.fixture(scope="module")

@@ -103,8 +103,8 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Return the switch of the disk under the records; the worker tries again soon."""
     found = Disk()
-    monkeypatch.setattr("ado_plugin.record_folder.os", found)
-    monkeypatch.setattr("ado_plugin.jobs._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ado_plugin.service.record_folder.os", found)
+    monkeypatch.setattr("ado_plugin.service.jobs._RETRY_SECONDS", 0.01)
     return found
 
 
