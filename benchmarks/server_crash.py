@@ -405,8 +405,8 @@ def _nest() -> None:
         "fastomp_nvm.selection.select",
     ):
         importlib.import_module(module)
-    for medium in ("mmap_ssd", "pmem"):
-        importlib.import_module(f"storage_backends.{medium}")
+    for medium in ("mmap", "pmem"):
+        importlib.import_module(f"storage_backends.media.{medium}")
     for line in sys.stdin:
         wanted = json.loads(line)
         child = os.fork()

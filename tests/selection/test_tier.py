@@ -564,7 +564,7 @@ def test_a_loaded_tier_is_apart_from_a_matrix_in_a_file(
         seen.append(apart)
         return TierAccount(*sizes, apart=apart)
 
-    monkeypatch.setattr("fastomp_nvm.selection.TierAccount", account)
+    monkeypatch.setattr("fastomp_nvm.selection.select.TierAccount", account)
     with fo.open_store(f"{noise.url}?tier=dram") as loaded:
         for data in (loaded, noise, store):
             fo.select(data, k=2)
