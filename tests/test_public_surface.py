@@ -51,7 +51,7 @@ PUBLIC = {
 }
 
 #: Libraries that only those who use them need.
-OPTIONAL = ("sklearn", "pandas", "pyarrow", "h5py", "yaml", "rich", "psutil", "numba", "matplotlib")
+OPTIONAL = ("sklearn", "pandas", "pyarrow", "h5py", "yaml", "rich", "psutil", "matplotlib")
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:

@@ -84,26 +84,21 @@ def examine() -> list[Finding]:
 
 def _kernels() -> list[Finding]:
     """Say which sweep kernels there are."""
-    remedies = {"c": _COMPILER, "numba": "pip install 'fastomp-nvm[fast]'", "numpy": ""}
     chosen = kernels.kernel().id
     found = []
     for name, seen in kernels.available().items():
         present = seen.startswith((name, "c-"))
         text = f"{seen}{', in use' if seen == chosen else ''}"
-        found.append(Finding(f"kernel {name}", present, text, remedies.get(name, "")))
+        found.append(Finding(f"kernel {name}", present, text, _COMPILER))
     return found
 
 
 def _compiled() -> list[Finding]:
-    """Say which of the compiled parts beside the kernel were built; Python, slower or less kind, stands in for each."""
+    """Report the compiled extension: what it speeds up, and what Python does in its place."""
     parts = {
-        "reads": ("_column_reads", "columns here and there of a cold file"),
+        "extension": ("native._native", "sweeps, reads of single columns, guard of the server against truncated files"),
         "fits": ("objectives._newton", "logistic and Poisson models"),
         "rounds": ("objectives._gram", "rounds of linear models that touch no column"),
-        "columns": ("_standardise", "columns standardised on their way"),
-        "draws": ("_mixing", "random sequences"),
-        "flushes": ("_flushing", "durable runs persist beside their sweeps at less cost to them"),
-        "guard": ("_lost_pages", "a file that fails while mapped ends its job alone"),
     }
     found = []
     for name, (module, purpose) in parts.items():
