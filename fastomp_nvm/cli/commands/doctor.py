@@ -20,6 +20,7 @@ import scipy
 from rich.console import Console
 from rich.table import Table
 
+from fastomp_nvm import native
 from fastomp_nvm.cli.output import human_bytes
 from fastomp_nvm.matrix import kernels
 
@@ -94,17 +95,16 @@ def _kernels() -> list[Finding]:
 
 
 def _compiled() -> list[Finding]:
-    """Report the compiled extension: what it speeds up, and what Python does in its place."""
+    """Report the compiled parts; Python computes the same without them, slower."""
     parts = {
-        "extension": ("native._native", "sweeps, reads of single columns, guard of the server against truncated files"),
-        "fits": ("objectives._newton", "logistic and Poisson models"),
-        "rounds": ("objectives._gram", "rounds of linear models that touch no column"),
+        "extension": (bool(native.extension), "sweeps, reads of single columns, the server's guard against truncated files"),
+        "fits": (importlib.util.find_spec("fastomp_nvm.objectives._newton") is not None, "logistic and Poisson models"),
+        "rounds": (importlib.util.find_spec("fastomp_nvm.objectives._gram") is not None, "rounds of linear models"),
     }
-    found = []
-    for name, (module, purpose) in parts.items():
-        built = importlib.util.find_spec(f"fastomp_nvm.{module}") is not None
-        found.append(Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER))
-    return found
+    return [
+        Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER)
+        for name, (built, purpose) in parts.items()
+    ]
 
 
 def _memory_limit() -> Finding:
