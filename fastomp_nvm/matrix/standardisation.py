@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import lapack
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 
 __all__ = ["Design", "Standardisation", "Whitener", "column_index", "whitener_of_gram"]
@@ -192,11 +193,14 @@ class Standardisation:
             Sum of each vector as the kernel saw it: rounded for the fast columns, in float64 for the wide ones.
         """
         # Elementwise only: the bits of a product do not depend on the others.
-        shift = np.multiply.outer(self.mean, sums)
-        if self.wide.any():
-            shift[self.wide] = np.multiply.outer(self.mean[self.wide], wide_sums)
-        products -= shift
-        products *= self.scale[:, None]
+        if native.extension and products.flags.c_contiguous:
+            native.extension.standardise(products, self.mean, self.scale, self.wide, sums, wide_sums)
+        else:
+            shift = np.multiply.outer(self.mean, sums)
+            if self.wide.any():
+                shift[self.wide] = np.multiply.outer(self.mean[self.wide], wide_sums)
+            products -= shift
+            products *= self.scale[:, None]
         for group in self.whiteners:
             for vector in range(len(sums)):
                 raw = products[group.columns, vector]

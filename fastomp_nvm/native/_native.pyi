@@ -1,6 +1,6 @@
 from _typeshed import WriteableBuffer
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 
 # sweep.c
 kernel_id: str
@@ -19,6 +19,17 @@ def read_columns(
     places: IndexArray,
     out: AnyArray,
     buffer: WriteableBuffer,
+    /,
+) -> None: ...
+
+# standardise.c
+def standardise(
+    products: Float64Array,
+    mean: Float64Array,
+    scale: Float64Array,
+    wide: BoolArray,
+    sums: Float64Array,
+    wide_sums: Float64Array,
     /,
 ) -> None: ...
 

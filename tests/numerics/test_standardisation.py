@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastomp_nvm import native
 from fastomp_nvm.matrix.standardisation import Standardisation
 
 pytestmark = pytest.mark.numerics
@@ -20,8 +21,11 @@ def standardisation(columns: int) -> Standardisation:
 
 @pytest.mark.parametrize("vectors", [1, 3])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_products_are_standardised_entry_by_entry(vectors: int, order: str) -> None:
-    """Each product has the bits of its own formula, in either memory order; columns far from zero use the float64 sums."""
+@pytest.mark.parametrize("compiled", [True, False])
+def test_products_are_standardised_entry_by_entry(monkeypatch, vectors: int, order: str, compiled: bool) -> None:
+    """Each product has the bits of its own formula, compiled or not; columns far from zero use the float64 sums."""
+    if not compiled:
+        monkeypatch.setattr(native, "extension", None)
     rng, one = np.random.default_rng(vectors), standardisation(9)
     assert one.wide.tolist() == [column == 4 for column in range(9)]
     raw, sums, wide_sums = rng.normal(size=(9, vectors)), rng.normal(size=vectors), rng.normal(size=vectors)
@@ -29,6 +33,21 @@ def test_products_are_standardised_entry_by_entry(vectors: int, order: str) -> N
         [(raw[i, j] - one.mean[i] * (wide_sums[j] if i == 4 else sums[j])) * one.scale[i] for j in range(vectors)] for i in range(9)
     ]
     assert one.apply(np.array(raw, order=order), sums, wide_sums).tolist() == expected
+
+
+@pytest.mark.skipif(not native.extension, reason="the compiled extension is not built")
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    """Types and lengths that contradict each other are a ValueError, and nothing is written."""
+    products = np.ones((9, 2))
+    good = {"products": products, "mean": np.ones(9), "scale": np.ones(9), "wide": np.zeros(9, bool), "sums": np.ones(2)}
+    good["wide_sums"] = np.ones(2)
+    for name, array in good.items():
+        for wrong in (array[:-1], array.astype(np.int64), array[..., None], None):
+            with pytest.raises(ValueError, match=r"shapes|format|dimensions|buffer"):
+                native.extension.standardise(*{**good, name: wrong}.values())
+    assert (products == 1).all()
+    native.extension.standardise(*good.values())
+    assert (products == 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
