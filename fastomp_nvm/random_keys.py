@@ -1,7 +1,7 @@
-"""Stateless randomness: a 64-bit number for any tuple of whole numbers.
+"""Stateless random numbers: a 64-bit key for any tuple of integers.
 
-Draws must not depend on NumPy's version, on shards, on the order of work or on what was drawn before a crash, so nothing here has
-a state. The mixing function is fixed for ever, because stored runs are resumed with it (all arithmetic modulo 2^64)::
+Draws must not depend on the version of NumPy, on shards, on the order of work or on draws before a crash, so there is no generator
+state. The mixing function must never change, because stored runs are resumed with it (all arithmetic modulo 2^64)::
 
     finalise(z):        z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9
                         z ^= z >> 27;  z *= 0x94D049BB133111EB
@@ -9,29 +9,18 @@ a state. The mixing function is fixed for ever, because stored runs are resumed 
     absorb(state, w) =  finalise((state ^ w) + 0x9E3779B97F4A7C15)
     mix(w1, ..., wn) =  absorb(... absorb(absorb(0, w1), w2) ..., wn)
 
-``finalise`` is the output function of SplitMix64 (Steele, Lea and Flood 2014). Each step is a bijection of its word, so two tuples
-that differ in the last word alone never collide: a permutation drawn by sorting these numbers has no ties.
+``finalise`` is the output function of SplitMix64 (Steele, Lea and Flood 2014). Each step is a bijection of its word, so tuples that
+differ only in the last word never collide: a permutation drawn by sorting these keys has no ties.
 """
 
 from __future__ import annotations
-
-import importlib
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
 
-try:
-    native: Any = importlib.import_module("fastomp_nvm._mixing")
-except ImportError:  # installed on a machine without a compiler
-    native = None
-
 __all__ = ["first_of", "mix"]
-
-#: Beyond this many words NumPy sorts faster than a heap gives them out.
-_MANY = 1 << 14
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _INCREMENT = 0x9E37_79B9_7F4A_7C15
@@ -42,7 +31,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
-    """Mix ``words`` and, per element, the last word.
+    """Return the keys of ``(*words, each)`` for each element of ``last``.
 
     Parameters
     ----------
@@ -69,20 +58,16 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
 
 
 def first_of(words: tuple[int, ...], last: IndexArray, count: int) -> IndexArray:
-    """Return the places in ``last`` (c,), no two of which are equal, of the ``count`` with the smallest mix, in its order."""
-    if native is not None and len(last) < _MANY:
-        out = np.empty(count, dtype=np.int64)
-        native.first(words, last, out)
-        return out
-    order = mix(words, last)
-    if count < len(last):
-        least = np.argpartition(order, count)[:count]
-        return np.asarray(least[order[least].argsort()])
-    return np.asarray(order.argsort())
+    """Return the positions in ``last`` (c,), whose entries differ, of the ``count`` smallest keys, in ascending order of key."""
+    keys = mix(words, last)
+    if count >= len(last):
+        return np.asarray(keys.argsort())
+    least = np.argpartition(keys, count)[:count]
+    return np.asarray(least[keys[least].argsort()])
 
 
 def _absorb(state: int, word: int) -> int:
-    """Take one word into the state; Python integers, because NumPy warns when a scalar wraps."""
+    """Absorb one word into the state, in Python integers, because NumPy warns when a scalar overflows."""
     state = ((state ^ (word & _MASK)) + _INCREMENT) & _MASK
     state = ((state ^ (state >> 30)) * _FIRST) & _MASK
     state = ((state ^ (state >> 27)) * _SECOND) & _MASK

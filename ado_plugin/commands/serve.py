@@ -16,6 +16,7 @@ import psutil
 from ado_plugin.service.jobs import JobLimits
 from ado_plugin.service.logs import log_to_stderr
 from fastomp_nvm.errors import InputError
+from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.remote.address import split_host_port
 
 __all__ = ["ArrivingSignals", "add_arguments", "run"]
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ado_plugin.service.server import Service, ServiceSettings  # needs pyarrow
 
     log_to_stderr()
+    lost_pages.install_guard()  # before stores are opened: a truncated file must not end the server
     warnings.simplefilter("ignore")  # an infeasible answer says so in its fields
     finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
     if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:

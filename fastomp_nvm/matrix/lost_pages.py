@@ -1,68 +1,69 @@
-"""Files that are cut off or fail while they are mapped: an error of the job that reads them, not the end of the process.
+"""Checks that mapped files are still readable: a truncated file or a failed device is an error of the job that reads it.
 
-A file medium watches its mappings (``watch``, ``unwatch``). Whoever computed something from an array calls ``check`` before the
-result is used: it raises when the array lies in a mapping that is longer than its file by now, or of which a page could not be
-read, in which case zeros were read in its place. Without the compiled extension the length alone is checked, and an unreadable
-page ends the process as it does everywhere else.
+File media register their mappings (``watch``, ``unwatch``). Code that computed something from an array calls ``check`` before it
+uses the result: it raises when the file of the array is shorter than its mapping, or when a page could not be read.
+
+By default an unreadable page raises SIGBUS and ends the process. A server calls ``install_guard`` before it opens stores: such a
+page then reads as zeros and is reported by ``check``, so that one bad file does not end the jobs of others.
 """
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import weakref
-from typing import Any
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import MediumError
 from fastomp_nvm.matrix.pieces import parts
 
-try:
-    native: Any = importlib.import_module("fastomp_nvm._lost_pages")
-except ImportError:  # installed on a machine without a compiler
-    native = None
+__all__ = ["check", "check_range", "install_guard", "unwatch", "watch"]
 
-__all__ = ["check", "check_range", "unwatch", "watch"]
-
-#: Address -> length and mapping. Mappings come and go on all threads, and a collection can end one at any allocation: it is read
-#: through ``copy`` alone, which is one step, and an entry says where it lies without its mapping.
+#: Address -> length and mapping. Threads add and remove entries, and garbage collection may remove one at any allocation, so the
+#: dictionary is only iterated as a ``copy``, which is atomic.
 _watched: dict[int, tuple[int, weakref.ref[mmap.mmap]]] = {}
 
 
+def install_guard() -> None:
+    """Handle SIGBUS in watched mappings for the rest of the process; no effect without the compiled extension."""
+    if native.extension:
+        native.extension.install_guard()
+
+
 def watch(mapping: mmap.mmap, address: int) -> None:
-    """Watch a mapping of a whole file, which begins at ``address``."""
+    """Register a mapping of a whole file, which starts at ``address``."""
     _watched[address] = len(mapping), weakref.ref(mapping)
-    if native is not None:
-        native.watch(address, len(mapping))
+    if native.extension:
+        native.extension.guard(address, len(mapping))
 
 
 def unwatch(address: int) -> None:
-    """Forget the mapping at ``address``; to be called once, before it is unmapped: afterwards the address may be another's."""
+    """Remove the mapping at ``address``; to be called once, before it is unmapped, because the address may be used again."""
     _watched.pop(address, None)
-    if native is not None:
-        native.unwatch(address)
+    if native.extension:
+        native.extension.unguard(address)
 
 
 def check_range(address: int, length: int, what: str) -> None:
-    """Raise ``MediumError`` when the mapping around these addresses lost a page; ``what`` begins the sentence."""
+    """Raise ``MediumError`` when a mapping that overlaps these addresses lost a page; ``what`` is the subject of the message."""
     for start, (mapped, reference) in _watched.copy().items():
         if start < address + length and address < start + mapped:
-            # The last page of a shortened file reads as zeros without any signal: only its length tells.
+            # The rest of the last page of a truncated file reads as zeros without SIGBUS: only the length shows it.
             found = _file_length(reference())
             if found is not None and found < mapped:
-                raise MediumError(f"{what} lost its end: its file was cut off from {mapped} to {found} bytes while in use")
-    if native is not None and native.lost(address, length):
-        raise MediumError(f"{what} could not be read any more: its device failed; check it and open the store again")
+                raise MediumError(f"{what} lost its end: its file was truncated from {mapped} to {found} bytes while in use")
+    if native.extension and native.extension.lost(address, length):
+        raise MediumError(f"{what} could not be read: its device failed; check it and open the store again")
 
 
 def check(array: AnyArray) -> None:
-    """Raise ``MediumError`` when ``array`` lies in a mapping that lost a page."""
+    """Raise ``MediumError`` when ``array`` is in a mapping that lost a page."""
     for _, part in parts(array):
         check_range(int(part.__array_interface__["data"][0]), part.nbytes, "the matrix of the store")
 
 
 def _file_length(mapping: mmap.mmap | None) -> int | None:
-    """Return how long the file behind a mapping is now; None when another thread has closed the mapping meanwhile."""
+    """Return the current length of the file of a mapping; None when another thread has closed the mapping."""
     try:
         return None if mapping is None else mapping.size()
     except ValueError:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import importlib
 import mmap
 import os
 import resource
@@ -36,14 +35,10 @@ from typing import Any
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import MediumError, RequestError
 from fastomp_nvm.matrix.pacing import DeviceProfile, Pace
-
-try:
-    native: Any = importlib.import_module("fastomp_nvm._column_reads")
-except ImportError:  # installed on a machine without a compiler
-    native = None
 
 __all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "ranges", "refuse_beyond_memory", "unless_others_fail"]
 
@@ -167,9 +162,10 @@ class MatrixFile:
 
     def gather(self, columns: IndexArray, places: IndexArray, out: AnyArray, buffer: mmap.mmap) -> None:
         """Copy ``columns``, ascending, to the rows ``places`` of ``out``, by way of ``buffer``, which has ``room`` for a few."""
-        if native is not None and self.direct:
+        if native.extension and self.direct:
+            where = self._direct, self._offset, self.column_bytes, NEAR_BYTES
             try:
-                native.read_columns(self._direct, self._offset, self.column_bytes, NEAR_BYTES, columns, places, out, buffer)
+                native.extension.read_columns(*where, columns, places, out, buffer)
                 return
             except EOFError:
                 raise MediumError(_CUT_OFF) from None
@@ -286,7 +282,7 @@ class Reader:
                     file.gather(wanted[first:last], order[first:last], out, buffer)
 
         # In the interpreter, threads would wait for each other and not for the device.
-        threads = PICKING_THREADS if native is not None and step > 1 else self._threads
+        threads = PICKING_THREADS if native.extension and step > 1 else self._threads
         self._run(work, waiting, min(threads, -(-len(columns) // step)))
         return True
 

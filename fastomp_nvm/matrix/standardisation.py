@@ -11,20 +11,14 @@ independent of its company. This module knows neither media nor algorithms.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-
-try:
-    native: Any = importlib.import_module("fastomp_nvm._standardise")
-except ImportError:  # installed on a machine without a compiler
-    native = None
 
 __all__ = ["Design", "Standardisation", "Whitener", "column_index", "whitener_of_gram"]
 
@@ -36,9 +30,6 @@ WIDE_MEAN_RATIO = 100.0
 
 #: Directions of a group whose pivot falls below this fraction of the largest one are dependent and dropped.
 DEPENDENT_PIVOT = 1e-10
-
-#: What is standardised in C, where that is built; the bits are the same.
-_FILLED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def column_index(offsets: IndexArray, features: IndexArray) -> IndexArray:
@@ -201,11 +192,14 @@ class Standardisation:
         sums, wide_sums : (m,) float64
             Sum of each vector as the kernel saw it: rounded for the fast columns, in float64 for the wide ones.
         """
-        # Elementwise only: the same operations on a number whatever its company.
-        if native is not None and products.flags.c_contiguous:
-            native.apply(products, self.mean, self.scale, self.wide, sums, wide_sums)
+        # Elementwise only: the bits of a product do not depend on the others.
+        if native.extension and products.flags.c_contiguous:
+            native.extension.standardise(products, self.mean, self.scale, self.wide, sums, wide_sums)
         else:
-            products -= self.mean[:, None] * np.where(self.wide[:, None], wide_sums, sums)
+            shift = np.multiply.outer(self.mean, sums)
+            if self.wide.any():
+                shift[self.wide] = np.multiply.outer(self.mean[self.wide], wide_sums)
+            products -= shift
             products *= self.scale[:, None]
         for group in self.whiteners:
             for vector in range(len(sums)):
@@ -242,12 +236,14 @@ class Standardisation:
         factors : (n_obs,) float64, optional
             By what to multiply each observation.
         """
-        if native is not None and rows.dtype in _FILLED and rows.flags.aligned:
-            native.fill(rows, index, self.mean, self.scale, factors, out)
-        else:
-            wide = np.subtract(rows[index], self.mean[:, None], dtype=np.float64)
-            wide *= self.scale[:, None]
-            out[...] = wide if factors is None else np.multiply(wide, factors, out=wide)
+        wide = out if out.dtype == np.float64 else np.empty(out.shape)
+        wide[...] = rows[index]
+        wide -= self.mean[:, None]
+        wide *= self.scale[:, None]
+        if factors is not None:
+            wide *= factors
+        if wide is not out:
+            out[...] = wide
         for group in self.whiteners:
             for columns, matrix in zip(group.columns, group.matrices, strict=True):
                 out[columns] = matrix @ out[columns]

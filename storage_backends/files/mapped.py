@@ -19,7 +19,7 @@ from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits
 from storage_backends.files.durable import device_errors
-from storage_backends.files.flushing import ThreadFlusher
+from storage_backends.files.flushing import Flusher
 from storage_backends.opened import check_range
 
 __all__ = ["Access", "MappedFile", "MappedRegion", "flush_pages", "map_file"]
@@ -116,7 +116,7 @@ class MappedRegion(DurableRegion):
         self._mapping = mapping
         self._persist = persist
         self._size = len(mapping)
-        self._flusher: ThreadFlusher | None = None
+        self._flusher: Flusher | None = None
         self._started = self._written_since = False  # a flush runs or was not waited for; it does not cover all that was written
         self._range = (0, 0)  # of that flush
 
@@ -150,7 +150,7 @@ class MappedRegion(DurableRegion):
         with device_errors(f"make region {self._name!r} durable"):
             self._finished(0, 0)
         if self._flusher is None:
-            self._flusher = ThreadFlusher(self._flush)
+            self._flusher = Flusher(self._flush)
         self._started, self._written_since, self._range = True, False, (offset, length)
         self._flusher.begin()
 

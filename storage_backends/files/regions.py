@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion
 from storage_backends.files.durable import allocate, device_errors, partial_file, sync_directory
-from storage_backends.files.flushing import Flusher, file_flusher
+from storage_backends.files.flushing import Flusher
 from storage_backends.opened import check_range, check_region_name
 
 __all__ = ["DirectoryRegions", "FileRegion"]
@@ -145,7 +146,7 @@ class FileRegion(DurableRegion):
         try:
             self._finish()
             if self._flusher is None:
-                self._flusher = file_flusher(self._descriptor)
+                self._flusher = Flusher(partial(os.fdatasync, self._descriptor))
         except OSError as error:
             raise self._failure("make region {!r} durable", error) from error
         self._flusher.begin()

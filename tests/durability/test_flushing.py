@@ -1,34 +1,21 @@
-"""What is flushed beside other work is flushed, its failure is told, and neither threads nor forks are left hanging."""
+"""Flushes on a thread of their own are done when awaited, report their failures, and leave no thread behind."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from storage_backends.files import flushing, regions
-from storage_backends.files.flushing import Flusher, ThreadFlusher
-
-needs_native = pytest.mark.skipif(flushing.native is None, reason="the compiled flusher was not built")
-
-Maker = Callable[[int], Flusher]
-
-
-@pytest.fixture(params=[pytest.param("native", marks=needs_native), "python"])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Maker:
-    """Return what makes a flusher of either kind."""
-    if request.param == "python":
-        monkeypatch.setattr(flushing, "native", None)
-    return flushing.file_flusher
+from storage_backends.files import regions
+from storage_backends.files.flushing import Flusher
 
 
 @pytest.fixture
@@ -40,12 +27,8 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
 
 
 def flushing_threads() -> int:
-    """Return how many threads of this process flush: those of C, that Python does not know, and those of Python."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # other threads come and go
-            names.append((task / "comm").read_text().strip())
-    return names.count("fastomp-flush") + sum(thread.name == "fastomp-flush" for thread in threading.enumerate())
+    """Return how many threads of this process flush."""
+    return sum(thread.name == "fastomp-flush" for thread in threading.enumerate())
 
 
 def wait_for_no_thread() -> None:
@@ -54,10 +37,10 @@ def wait_for_no_thread() -> None:
         time.sleep(0.01)
 
 
-def test_flushes_follow_each_other(make: Maker, descriptor: int) -> None:
+def test_flushes_follow_each_other(descriptor: int) -> None:
     """Each is begun, waited for, and done; the time of the thread adds up; its end leaves nothing behind."""
     wait_for_no_thread()
-    flusher = make(descriptor)
+    flusher = Flusher(partial(os.fdatasync, descriptor))
     flusher.begin()
     flusher.wait()  # a thread takes its name when it runs
     assert flushing_threads() == 1
@@ -71,10 +54,10 @@ def test_flushes_follow_each_other(make: Maker, descriptor: int) -> None:
     wait_for_no_thread()
 
 
-def test_the_failure_of_a_flush_is_told(make: Maker) -> None:
+def test_the_failure_of_a_flush_is_told() -> None:
     """A file that cannot be flushed is an error of the flush that met it, with its number, each time."""
     reading, writing = os.pipe()
-    flusher = make(writing)
+    flusher = Flusher(partial(os.fdatasync, writing))
     for _ in range(2):
         flusher.begin()
         with pytest.raises(OSError, match="Invalid argument") as caught:
@@ -85,61 +68,13 @@ def test_the_failure_of_a_flush_is_told(make: Maker) -> None:
     os.close(writing)
 
 
-@needs_native
-def test_a_fork_does_not_wait_for_the_thread(descriptor: int) -> None:
-    """A thread does not survive a fork: the child is refused instead of hanging, and may end the flusher."""
-    flusher = flushing.native.Flusher(descriptor)
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            for call in (flusher.begin, flusher.wait):
-                with pytest.raises(ValueError, match="not in this process"):
-                    call()
-            flusher.close()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    flusher.begin()
-    flusher.wait()
-    flusher.close()
-    flusher.close()
-    with pytest.raises(ValueError, match="has ended"):
-        flusher.begin()
-
-
-@needs_native
-def test_signals_are_not_the_threads(descriptor: int) -> None:
-    """A signal to the process goes to the main thread, whose calls it interrupts."""
-    flusher = flushing.native.Flusher(descriptor)
-    taken: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: taken.append(number))
-    try:
-        for _ in range(20):
-            flusher.begin()
-            os.kill(os.getpid(), signal.SIGUSR1)
-            flusher.wait()
-        assert taken
-        blocked = [
-            int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1
-            for task in Path("/proc/self/task").iterdir()
-            for line in (task / "status").read_text().splitlines()
-            if line.startswith("SigBlk") and (task / "comm").read_text() == "fastomp-flush\n"
-        ]
-        assert blocked == [1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        flusher.close()
-
-
 def test_a_failed_flush_fails_persist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was started and failed is not durable, whatever a second flush would say."""
 
     def broken() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(regions, "file_flusher", lambda descriptor: ThreadFlusher(broken))
+    monkeypatch.setattr(regions, "Flusher", lambda flush: Flusher(broken))
     with fo.create_store(f"mmap://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 4096)
         region.write(0, b"x")
@@ -157,7 +92,7 @@ def test_the_run_goes_on_while_a_flush_takes_its_time(tmp_path: Path, monkeypatc
         may_end.wait()
         ended.set()
 
-    monkeypatch.setattr(regions, "file_flusher", lambda descriptor: ThreadFlusher(slow))
+    monkeypatch.setattr(regions, "Flusher", lambda flush: Flusher(slow))
     with fo.create_store(f"mmap://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 4096)
         region.write(0, b"x")
@@ -173,14 +108,11 @@ def test_the_run_goes_on_while_a_flush_takes_its_time(tmp_path: Path, monkeypatc
         assert ended.is_set()
 
 
-@needs_native
-def test_runs_agree_without_the_compiled_flusher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there was no compiler, a run is durable all the same."""
+def test_a_run_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flushing thread of a durable run ends with the run."""
     values = np.random.default_rng(0).normal(size=(50, 40))
     url = f"mmap://{tmp_path}/s"
     fo.create_store(url, values, values[:, 3] + values[:, 7]).close()
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
-    expected = fo.select(url, k=4, algorithm="sds_omp", run="native").indices.tolist()
-    monkeypatch.setattr(flushing, "native", None)
-    assert fo.select(url, k=4, algorithm="sds_omp", run="python").indices.tolist() == expected
+    fo.select(url, k=4, algorithm="sds_omp", run="once")
     wait_for_no_thread()

@@ -1,12 +1,12 @@
-"""A file cut off under a running job ends that job with one sentence, not the process with a signal."""
+"""A file truncated under a server ends the job that reads it with one sentence, not the process with a signal."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,24 +15,35 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm import native
 from fastomp_nvm.matrix import lost_pages
+from tests.service.running import RunningServer
 
 ROOT = Path(__file__).parents[2]
-needs_native = pytest.mark.skipif(lost_pages.native is None, reason="the extension that watches mappings is not built")
+needs_native = pytest.mark.skipif(not native.extension, reason="the compiled extension is not built")
 
-CHILD = """
+
+@pytest.fixture
+def guard() -> None:
+    """Install the guard as a server does; it stays for the rest of the process."""
+    lost_pages.install_guard()
+
+
+#: The command ``fastomp``, which truncates a file as soon as the engine has answered its first question.
+TRUNCATING = """
 import os, sys
-import numpy as np
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.engine.engine import Engine
-path, length = sys.argv[1], int(sys.argv[2])
-answer = Engine._answer
-def cutting(*arguments):
+from fastomp_nvm.matrix import lost_pages
+answer, path, length = Engine._answer, os.environ["TRUNCATED"], int(os.environ["TRUNCATED_TO"])
+def truncating(*arguments):
     answer(*arguments)
-    if os.path.getsize(path + "/matrix.npy") > length:
-        os.truncate(path + "/matrix.npy", length)
-Engine._answer = cutting
-sys.exit(main(["select", path, *sys.argv[3:]]))
+    if os.path.getsize(path) > length:
+        os.truncate(path, length)
+Engine._answer = truncating
+if sys.argv[1] != "serve":
+    lost_pages.install_guard()
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -42,17 +53,21 @@ sys.exit(main(["select", path, *sys.argv[3:]]))
 @pytest.mark.parametrize("length", [8192, 700_000, -100])
 @pytest.mark.parametrize("extra", [[], ["--run", "cut"], ["--threads", "4"]], ids=["plain", "run", "threads"])
 def test_a_file_cut_off_under_a_selection(tmp_path: Path, kernel: str, length: int, extra: list[str]) -> None:
-    """In any kernel, on any thread, wherever the cut: exit code 1, one line, no signal; a durable run does not record the lie."""
+    """With the guard, in any kernel and thread: exit code 1, one line, no signal; a durable run does not record the result."""
     values = np.random.default_rng(0).normal(size=(300, 3000))
     fo.create_store(str(tmp_path / "s"), values, values[:, 0] + values[:, 1]).close()
-    size = os.path.getsize(tmp_path / "s" / "matrix.npy")
-    words = [str(tmp_path / "s"), str(length % size), "--k", "9", "--algorithm", "sds_omp", *extra]
+    matrix = tmp_path / "s" / "matrix.npy"
     child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD), *words],
+        [sys.executable, "-c", TRUNCATING, "select", str(tmp_path / "s"), "--k", "9", "--algorithm", "sds_omp", *extra],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "FASTOMP_KERNEL": kernel},
+        env={
+            **os.environ,
+            "FASTOMP_KERNEL": kernel,
+            "TRUNCATED": str(matrix),
+            "TRUNCATED_TO": str(length % matrix.stat().st_size),
+        },
         check=False,
     )
     assert child.returncode == 1, child.stderr
@@ -64,6 +79,7 @@ def test_a_file_cut_off_under_a_selection(tmp_path: Path, kernel: str, length: i
 
 
 @needs_native
+@pytest.mark.usefixtures("guard")
 def test_other_stores_of_the_process_are_not_concerned(tmp_path: Path) -> None:
     """The mark is that of one mapping: a store beside it, and memory, stay readable."""
     values = np.random.default_rng(0).normal(size=(50, 2000))
@@ -78,6 +94,7 @@ def test_other_stores_of_the_process_are_not_concerned(tmp_path: Path) -> None:
         lost_pages.check(values)
 
 
+@pytest.mark.usefixtures("guard")
 @pytest.mark.parametrize("medium", ["mmap", pytest.param("pmem", marks=needs_native)])
 def test_a_region_cut_off_is_an_error(medium: str, tmp_path: Path) -> None:
     """Reading or writing a region whose file lost its end raises our error, whether it is mapped or not."""
@@ -93,19 +110,40 @@ def test_a_region_cut_off_is_an_error(medium: str, tmp_path: Path) -> None:
 
 @needs_native
 @pytest.mark.crash
-def test_a_signal_from_elsewhere_still_ends_the_process(tmp_path: Path) -> None:
-    """SIGBUS outside the watched mappings does what it always did."""
+@pytest.mark.parametrize(("guarded", "file"), [(True, "other"), (False, "s/matrix.npy")])
+def test_sigbus_without_the_guard_ends_the_process(tmp_path: Path, guarded: bool, file: str) -> None:
+    """The guard leaves files that are not stores alone, and only its installation changes what happens to stores."""
     script = (
         "import mmap, os, sys, numpy as np, fastomp_nvm as fo\n"
-        "store = fo.create_store(sys.argv[1] + '/s', np.eye(3))\n"
-        "with open(sys.argv[1] + '/f', 'w+b') as file:\n"
-        "    file.truncate(8192)\n"
-        "    mapping = mmap.mmap(file.fileno(), 8192)\n"
-        "    file.truncate(0)\n"
-        "    mapping[5000]\n"
+        "from fastomp_nvm.matrix import lost_pages\n"
+        "store = fo.create_store(sys.argv[1] + '/s', np.zeros((4096, 9)))\n"
+        "other = open(sys.argv[1] + '/other', 'w+b'); other.truncate(8192)\n"
+        "mapping = mmap.mmap(other.fileno(), 8192)\n"
+        "if sys.argv[2] == 'True': lost_pages.install_guard()\n"
+        "os.truncate(sys.argv[1] + '/' + sys.argv[3], 0)\n"
+        "store.matrix[8].sum()\n"
+        "mapping[5000]\n"
     )
-    child = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, check=False)
-    assert child.returncode == -7
+    words = [sys.executable, "-c", script, str(tmp_path), str(guarded), file]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode == -signal.SIGBUS
+
+
+@needs_native
+@pytest.mark.crash
+def test_a_server_survives_a_truncated_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose store is truncated while it runs fails with one sentence; the server then runs other jobs."""
+    values = np.random.default_rng(0).normal(size=(300, 3000))
+    pool = tmp_path / "server" / "pools" / "lab"
+    pool.mkdir(parents=True)
+    for name in ("cut", "whole"):
+        fo.create_store(str(pool / name), values, values[:, 0] + values[:, 1]).close()
+    monkeypatch.setenv("TRUNCATED", str(pool / "cut" / "matrix.npy"))
+    monkeypatch.setenv("TRUNCATED_TO", "8192")
+    with RunningServer(tmp_path / "server", program=("-c", TRUNCATING)) as server:
+        with server.connect("/lab/cut") as client, pytest.raises(fo.FastompError, match="lost its end"):
+            client.select(k=9, algorithm="sds_omp")
+        with server.connect("/lab/whole") as client:
+            assert client.select(k=2).indices.tolist() == [0, 1]
 
 
 def test_a_mapping_that_went_is_forgotten(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What C computes for the objectives and the standardisation: as NumPy does, and nothing for arrays that do not fit each other."""
+"""What C computes for the objectives: as NumPy does, and nothing for arrays that do not fit each other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastomp_nvm.matrix import standardisation
-from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives import linear_candidates, newton
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.table import OBJECTIVES
@@ -97,34 +95,6 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     left = newton.curvature_left(objective, rows, roots, scaled, 1.0).left
     assert np.isfinite(left).all()
     assert np.linalg.eigvalsh(left).min() > 0.0
-
-
-@pytest.mark.skipif(standardisation.native is None, reason="compiled standardisation is not built")
-@pytest.mark.parametrize("vectors", [1, 3])
-def test_products_are_standardised_with_the_bits_of_numpy(monkeypatch, vectors) -> None:
-    """Compiled or not, the same bits; columns that are wide see the other sums. What is not contiguous is NumPy's."""
-    rng = np.random.default_rng(vectors)
-    raw, mean, norm = rng.normal(size=(9, vectors)), rng.normal(size=9), rng.uniform(0.5, 2.0, size=9)
-    mean[4] = 1e6
-    one = Standardisation.from_moments(np.arange(10), mean, norm, np.abs(mean) + 9.0, 50.0)
-    assert one.wide.tolist() == [column == 4 for column in range(9)]
-    sums, wide_sums = rng.normal(size=vectors), rng.normal(size=vectors)
-    ours, strided = one.apply(raw.copy(), sums, wide_sums), one.apply(np.array(raw, order="F"), sums, wide_sums)
-    monkeypatch.setattr(standardisation, "native", None)
-    plain = one.apply(raw.copy(), sums, wide_sums)
-    assert ours.tobytes() == plain.tobytes()
-    assert np.ascontiguousarray(strided).tobytes() == plain.tobytes()
-    monkeypatch.undo()
-    good: dict[str, Any] = {"products": raw, "mean": mean, "scale": norm, "wide": one.wide, "sums": sums, "wide_sums": wide_sums}
-    for name, wrong in {
-        "products": raw[:-1].copy(),
-        "mean": mean[:-1],
-        "scale": norm[:-1],
-        "wide": one.wide[:-1],
-        "wide_sums": np.zeros(vectors + 1),
-    }.items():
-        with pytest.raises(ValueError, match="do not fit"):
-            standardisation.native.apply(*{**good, name: wrong}.values())
 
 
 @needs_fits

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fastomp_nvm.matrix.kernels
+from fastomp_nvm import native
 from fastomp_nvm.errors import RequestError, UnavailableError
+from fastomp_nvm.matrix import kernels
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, Kernel, available, kernel
 
 pytestmark = pytest.mark.numerics
 
-NAMES = ("c", "c-generic", "numba", "numpy")
+NAMES = ("c", "c-generic", "numpy")
 
 #: Row type, residual type, largest error relative to the product of the norms.
 PAIRINGS = (
@@ -34,16 +31,8 @@ PAIRINGS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep numba's cache out of the user's home."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FASTOMP_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
 @pytest.fixture(scope="module", params=NAMES)
-def each(request: pytest.FixtureRequest, home: None) -> Kernel:
+def each(request: pytest.FixtureRequest) -> Kernel:
     """Each kernel this machine has."""
     try:
         return kernel(request.param)
@@ -55,12 +44,9 @@ def each(request: pytest.FixtureRequest, home: None) -> Kernel:
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Load kernels anew, inside the test and after it, with FASTOMP_KERNEL unset."""
     monkeypatch.delenv("FASTOMP_KERNEL", raising=False)
-    caches = (fastomp_nvm.matrix.kernels._load, fastomp_nvm.matrix.kernels._preferred)
-    for cache in caches:
-        cache.cache_clear()
+    kernels._load.cache_clear()
     yield monkeypatch
-    for cache in caches:
-        cache.cache_clear()
+    kernels._load.cache_clear()
 
 
 def dots(each: Kernel, rows: Any, residuals: Any) -> Any:
@@ -296,51 +282,11 @@ def test_environment_names_the_kernel(forgetful: pytest.MonkeyPatch) -> None:
     assert kernel("numpy").id == "numpy-1"
 
 
-@pytest.mark.parametrize("missing", [("_native",), ("_native", "numba_kernel")])
-def test_kernels_that_do_not_load_are_passed_over(forgetful: pytest.MonkeyPatch, missing: tuple[str, ...]) -> None:
-    """Without a compiled extension the next kernel serves, and the missing one says how to get it."""
-
-    def refusing(name: str, package: str | None = None) -> Any:
-        if name.rpartition(".")[2] in missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return original(name, package)
-
-    original = importlib.import_module
-    forgetful.setattr(importlib, "import_module", refusing)
+def test_numpy_serves_without_the_extension(forgetful: pytest.MonkeyPatch) -> None:
+    """Without the compiled extension the NumPy kernel is used, and asking for a compiled one names the remedy."""
+    forgetful.setattr(native, "extension", None)
     found = available()
     assert "compiler" in found["c"]
-    assert kernel().id == next(text for text in found.values() if "does not load" not in text)
-    assert not kernel().id.startswith("c-")
+    assert kernel().id == found["numpy"]
     with pytest.raises(UnavailableError, match="compiler"):
         kernel("c")
-
-
-@pytest.mark.parametrize("chosen", [False, True])
-def test_numba_caches_at_home_unless_told_otherwise(tmp_path: Path, chosen: bool) -> None:
-    """Compiled code goes below FASTOMP_HOME, which nobody else may enter, or to NUMBA_CACHE_DIR; numba's setting is left alone."""
-    pytest.importorskip("numba")
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    environment = {**os.environ, "FASTOMP_HOME": str(home), **({"NUMBA_CACHE_DIR": str(elsewhere)} if chosen else {})}
-    program = (
-        "import numba, numpy as np; before = numba.config.CACHE_DIR\n"
-        "from fastomp_nvm.matrix.kernels import kernel\n"
-        "kernel('numba').dots_int8(np.ones((1, 1), np.int8), np.ones((1, 1), np.int16), np.ones((1, 1), np.int64))\n"
-        "assert numba.config.CACHE_DIR == before"
-    )
-    if not chosen:
-        environment.pop("NUMBA_CACHE_DIR", None)
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
-    assert bool(list(home.rglob("*.nbc"))) is not chosen
-    assert bool(list(elsewhere.rglob("*.nbc"))) is chosen
-    assert chosen or home.stat().st_mode & 0o777 == 0o700
-
-
-def test_numba_computes_where_no_home_can_be_made(tmp_path: Path) -> None:
-    """A FASTOMP_HOME that cannot be a folder costs the cache, not the kernel."""
-    pytest.importorskip("numba")
-    (tmp_path / "file").write_text("")
-    environment = {**os.environ, "FASTOMP_HOME": str(tmp_path / "file" / "home")}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    program = "from fastomp_nvm.matrix.kernels import kernel; print(kernel('numba').id)"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("numba-")

@@ -136,11 +136,8 @@ def test_a_sequence_that_nothing_limits_is_the_same_in_pieces(room):
     assert (pieces.rounds, pieces.calls) == (whole.rounds, whole.calls) == (1, 500 - len(expected))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compiled):
-    """The first features by key are those of sorting all keys, whichever way they are found, for few and for many."""
-    if not compiled:
-        monkeypatch.setattr(random_keys, "native", None)
+def test_the_beginning_of_a_permutation_is_that_of_the_whole():
+    """The first features by key equal the beginning of all features sorted by key, for few and for many."""
     rng = np.random.default_rng(0)
     for size in (1, 2, 7, 300, 40_000):
         features = np.sort(rng.choice(10**6, size, replace=False))
@@ -148,8 +145,3 @@ def test_the_beginning_of_a_permutation_is_that_of_the_whole(monkeypatch, compil
             whole = sequences.permutation(seed, 1, 4, 1, features)
             for count in {0, 1, size // 3, size - 1, size}:
                 assert features[random_keys.first_of((seed, 1, 4, 1), features, count)].tolist() == whole[:count].tolist()
-    if compiled and random_keys.native is not None:
-        with pytest.raises(ValueError, match="3 words are wanted of 2"):
-            random_keys.native.first((1,), np.arange(2), np.empty(3, dtype=np.int64))
-        with pytest.raises(TypeError):
-            random_keys.native.first((1, "x"), np.arange(2), np.empty(1, dtype=np.int64))

@@ -8,7 +8,6 @@ import json
 import mmap
 import os
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm import native
 from fastomp_nvm.cli import main
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError
@@ -39,8 +39,8 @@ def build(url: str, n_obs: int, n_columns: int, dtype: str = "float32", tier: st
 def picking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Pick columns in C, and as where there was no compiler."""
     if request.param == "interpreted":
-        monkeypatch.setattr(reading, "native", None)
-    elif reading.native is None:
+        monkeypatch.setattr(native, "extension", None)
+    elif not native.extension:
         pytest.skip("the extension was not built here")
     return request.param
 
@@ -140,7 +140,8 @@ def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: st
             raise OSError(22, "Invalid argument")
 
         monkeypatch.setattr(os, "preadv", refuse)
-        monkeypatch.setattr(reading, "native", types.SimpleNamespace(read_columns=refuse_columns))
+        if native.extension:
+            monkeypatch.setattr(native.extension, "read_columns", refuse_columns)
         reader = Reader([file], "direct", 2)
         out, columns = np.empty((60, 1001), np.float32), np.arange(90, 30, -1)
         assert reader.gather(store.matrix, columns, out)
@@ -205,9 +206,9 @@ def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
 
     with build(str(tmp_path / "store"), 1000, 50) as store:
         files = Dataset.of_store(store).files
-        if not files[0].direct:
-            pytest.skip("this file system grants no direct reads")
-        monkeypatch.setattr(reading, "native", types.SimpleNamespace(read_columns=fail))
+        if not (files[0].direct and native.extension):
+            pytest.skip("no direct reads on this file system, or the extension was not built")
+        monkeypatch.setattr(native.extension, "read_columns", fail)
         with pytest.raises(MediumError, match="cannot be read: Input/output error; check its device"):
             Reader(files, "direct", 1).gather(store.matrix, np.arange(9), np.empty((9, 1000), np.float32))
 
@@ -240,16 +241,16 @@ def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPa
 )
 def test_the_compiled_reader_stays_within_its_memory(tmp_path: Path, wrong: dict[str, object]) -> None:
     """Columns, places and buffers that would have it read or write elsewhere are refused before anything is read."""
-    if reading.native is None:
+    if not native.extension:
         pytest.skip("the extension was not built here")
     (tmp_path / "file").write_bytes(bytes(1000))
     out = np.ones((2, 100), np.uint8)
     given: dict[str, object] = {"descriptor": os.open(tmp_path / "file", os.O_RDONLY), "offset": 0, "column_bytes": 100, "near": 50}
     given |= {"columns": np.array([2, 5]), "places": np.array([1, 0]), "out": out, "buffer": mmap.mmap(-1, 3 * 4096)}
     with pytest.raises(ValueError, match=r"columns|place|buffer"):
-        reading.native.read_columns(*{**given, **wrong}.values())
+        native.extension.read_columns(*{**given, **wrong}.values())
     assert out.all()
-    reading.native.read_columns(*given.values())
+    native.extension.read_columns(*given.values())
     assert not out.any()
     os.close(given["descriptor"])
 

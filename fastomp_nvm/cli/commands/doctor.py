@@ -20,6 +20,7 @@ import scipy
 from rich.console import Console
 from rich.table import Table
 
+from fastomp_nvm import native
 from fastomp_nvm.cli.output import human_bytes
 from fastomp_nvm.matrix import kernels
 
@@ -84,32 +85,26 @@ def examine() -> list[Finding]:
 
 def _kernels() -> list[Finding]:
     """Say which sweep kernels there are."""
-    remedies = {"c": _COMPILER, "numba": "pip install 'fastomp-nvm[fast]'", "numpy": ""}
     chosen = kernels.kernel().id
     found = []
     for name, seen in kernels.available().items():
         present = seen.startswith((name, "c-"))
         text = f"{seen}{', in use' if seen == chosen else ''}"
-        found.append(Finding(f"kernel {name}", present, text, remedies.get(name, "")))
+        found.append(Finding(f"kernel {name}", present, text, _COMPILER))
     return found
 
 
 def _compiled() -> list[Finding]:
-    """Say which of the compiled parts beside the kernel were built; Python, slower or less kind, stands in for each."""
+    """Report the compiled parts; Python computes the same without them, slower."""
     parts = {
-        "reads": ("_column_reads", "columns here and there of a cold file"),
-        "fits": ("objectives._newton", "logistic and Poisson models"),
-        "rounds": ("objectives._gram", "rounds of linear models that touch no column"),
-        "columns": ("_standardise", "columns standardised on their way"),
-        "draws": ("_mixing", "random sequences"),
-        "flushes": ("_flushing", "durable runs persist beside their sweeps at less cost to them"),
-        "guard": ("_lost_pages", "a file that fails while mapped ends its job alone"),
+        "extension": (bool(native.extension), "sweeps, reads of single columns, the server's guard against truncated files"),
+        "fits": (importlib.util.find_spec("fastomp_nvm.objectives._newton") is not None, "logistic and Poisson models"),
+        "rounds": (importlib.util.find_spec("fastomp_nvm.objectives._gram") is not None, "rounds of linear models"),
     }
-    found = []
-    for name, (module, purpose) in parts.items():
-        built = importlib.util.find_spec(f"fastomp_nvm.{module}") is not None
-        found.append(Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER))
-    return found
+    return [
+        Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER)
+        for name, (built, purpose) in parts.items()
+    ]
 
 
 def _memory_limit() -> Finding:

@@ -1,35 +1,33 @@
-"""The sweep kernel in NumPy alone: what remains when there is neither a compiled extension nor numba.
+"""The sweep kernel in NumPy: the reference, and the fallback without the compiled extension.
 
-Row-invariant: products are formed element by element, and their sums by ``np.add.reduce`` along the rows of a work tile whose shape
-does not depend on the number of rows asked for, so a row meets the same pairwise summation wherever it stands. BLAS is not used
-for floats: its bits change with width, position and threads. Exact integers are order-independent, so there it is.
-
-It also holds what the kernels written in Python share: the argument checks, the gather and the float16 table. Knows no store and
-no thread.
+Row-invariant: products are computed element by element and summed by ``np.add.reduce`` along the rows of a work tile of fixed
+shape, so the pairwise summation of a row does not depend on the number of rows or its position. BLAS is not used for floats,
+because its bits change with width, position and threads. Sums of integers are exact in any order, so ``dots_int8`` uses it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
 
-__all__ = ["KERNEL_ID", "check_dots", "check_dots_int8", "copied_tiles", "dots", "dots_at", "dots_int8", "gather", "half_table"]
+__all__ = ["INT8_RESIDUAL_LIMIT", "KERNEL_ID", "dots", "dots_at", "dots_int8", "gather"]
 
 KERNEL_ID = "numpy-1"
 
-#: Row and residual element types that may meet, in native byte order.
+#: Largest absolute value in the residuals of ``dots_int8``.
+INT8_RESIDUAL_LIMIT = 8191
+
+#: Supported element types of rows and residuals, in native byte order.
 _PAIRINGS = frozenset((np.dtype(row), np.dtype(residual)) for row, residual in ("ef", "ed", "ff", "fd", "dd"))
 
 _TILE_ROWS = 32
-_CHUNK = 1024  # observations summed in the residuals' precision before they join the float64 total
-_COPY_BYTES = 1 << 18  # rows picked by number are copied this much at a time
+_CHUNK = 1024  # observations summed in the precision of the residuals before they are added to the float64 total
+_COPY_BYTES = 1 << 18  # size of the copies of rows selected by index, so that they stay in the cache
 
 
 def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
@@ -39,10 +37,10 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
     ----------
     rows : (c, n_obs) float16, float32 or float64
     residuals : (m, n_obs) float32 or float64, at least as wide as ``rows``
-        Also the precision of the products; sums of chunks are float64.
+        Products and the sums of a chunk have this precision; chunks are added in float64.
     out : (c, m) float64
     """
-    check_dots(rows, residuals, out)
+    _check_dots(rows, residuals, out)
     out[...] = 0.0
     n_obs = rows.shape[1]
     work = np.zeros((_TILE_ROWS, _CHUNK), dtype=residuals.dtype)
@@ -53,27 +51,21 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
             tile = _widened(rows[top : top + height, begin : begin + length])
             for j, residual in enumerate(residuals[:, begin : begin + length]):
                 np.multiply(tile, residual, out=work[:height, :length])
-                # All tile rows, even those not asked for: the reduction's loop order must not depend on their number.
+                # All rows of the tile, also unused ones: the loop order of the reduction must not depend on their number.
                 sums = np.add.reduce(work[:, :length], axis=1)
                 out[top : top + height, j] += sums[:height]
 
 
 def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
     """Fill ``out[i, j]`` with the dot product of ``rows[index[i]]`` and ``residuals[j]``; otherwise as :func:`dots`."""
-    for top, tile in copied_tiles(rows, index, out):
-        dots(tile, residuals, out[top : top + len(tile)])
-
-
-def copied_tiles(rows: AnyArray, index: IndexArray, out: AnyArray) -> Iterator[tuple[int, AnyArray]]:
-    """Yield ``rows[index]`` in tiles that stay in the cache, each with its first position; ``out`` has a row per index."""
     if len(out) != len(index):
         raise DataError(f"out has {len(out)} rows: expected {len(index)}, one per index")
     height = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.itemsize))
     for top in range(0, len(index), height):
-        picked = index[top : top + height]
-        tile = np.empty((len(picked), rows.shape[1]), dtype=rows.dtype)
-        gather(rows, picked, tile)
-        yield top, tile
+        selected = index[top : top + height]
+        tile = np.empty((len(selected), rows.shape[1]), dtype=rows.dtype)
+        gather(rows, selected, tile)
+        dots(tile, residuals, out[top : top + height])
 
 
 def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
@@ -82,10 +74,10 @@ def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
     Parameters
     ----------
     rows : (c, n_obs) int8
-    residuals : (m, n_obs) int16, at most 8191 in size
+    residuals : (m, n_obs) int16, at most ``INT8_RESIDUAL_LIMIT`` in absolute value
     out : (c, m) int64
     """
-    check_dots_int8(rows, residuals, out)
+    _check_dots_int8(rows, residuals, out)
     # float64 sums of integers below 2**20 are exact up to 2**33 observations.
     factors = np.ascontiguousarray(residuals.T, dtype=np.float64)
     for top in range(0, len(rows), _TILE_ROWS):
@@ -113,27 +105,27 @@ def gather(rows: AnyArray, index: IndexArray, out: AnyArray) -> None:
         out[position] = rows[row]
 
 
-def check_dots(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
+def _check_dots(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
     """Raise ``DataError`` unless the arguments of :func:`dots` fit each other."""
     if (rows.dtype, residuals.dtype) not in _PAIRINGS:
         raise DataError(
-            f"rows of {rows.dtype} cannot meet residuals of {residuals.dtype}: expected native floats at least as wide as rows"
+            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected native floats at least as wide as rows"
         )
     _check_layout(rows, residuals, out, np.dtype(np.float64))
 
 
-def check_dots_int8(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
+def _check_dots_int8(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
     """Raise ``DataError`` unless the arguments of :func:`dots_int8` fit each other."""
     if rows.dtype != np.int8 or residuals.dtype != np.int16:
-        raise DataError(f"rows of {rows.dtype} cannot meet residuals of {residuals.dtype}: expected int8 and int16")
+        raise DataError(f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected int8 and int16")
     _check_layout(rows, residuals, out, np.dtype(np.int64))
     if residuals.size and max(int(residuals.max()), -int(residuals.min())) > INT8_RESIDUAL_LIMIT:
         raise DataError(f"an int16 residual exceeds {INT8_RESIDUAL_LIMIT} in size: rescale the residuals")
 
 
 @functools.cache
-def half_table() -> AnyArray:
-    """Return the (65536,) float32 value of every float16 bit pattern: NumPy's own conversion is an order of magnitude slower."""
+def _half_table() -> AnyArray:
+    """Return the (65536,) float32 values of all float16 bit patterns: NumPy's conversion is an order of magnitude slower."""
     with np.errstate(invalid="ignore"):
         table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     table.flags.writeable = False
@@ -143,9 +135,9 @@ def half_table() -> AnyArray:
 def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: np.dtype[Any]) -> None:
     """Check shapes, strides and the type of ``out``."""
     if rows.ndim != 2 or residuals.ndim != 2 or rows.shape[1] != residuals.shape[1]:
-        raise DataError(f"rows are {rows.shape} and residuals {residuals.shape}: expected two matrices of as many observations")
+        raise DataError(f"rows are {rows.shape} and residuals {residuals.shape}: expected matrices of equal width")
     if len(rows) and rows.shape[1] > 1 and rows.strides[1] != rows.itemsize:
-        raise DataError(f"the entries of a row are {rows.strides[1]} bytes apart: expected them side by side")
+        raise DataError(f"the entries of a row are {rows.strides[1]} bytes apart: expected contiguous rows")
     if not residuals.flags.c_contiguous:
         raise DataError("residuals are not C-contiguous: pass numpy.ascontiguousarray(residuals)")
     if out.dtype != result or not (out.flags.carray and out.flags.writeable):
@@ -155,5 +147,5 @@ def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: np
 
 
 def _widened(tile: AnyArray) -> AnyArray:
-    """Return float16 as float32, other types as they are."""
-    return half_table()[tile.view(np.uint16)] if tile.dtype == np.float16 else tile
+    """Return float16 as float32, other types unchanged."""
+    return _half_table()[tile.view(np.uint16)] if tile.dtype == np.float16 else tile

@@ -1,18 +1,15 @@
-/* The sweep kernel in C: out[i, j] = rows[i] . residuals[j], exact int8 dots, and row gathers.
+/* Sweep kernels: out[i, j] = rows[i] . residuals[j] in floating point, exact dot products of int8 rows, and row gathers.
  *
- * Row-invariant: the bits of out[i, j] depend on rows[i], residuals[j] and the number of observations only. Every pair owns one
- * 32-byte vector of partial sums; observations go through it in order, one vector a step; after each chunk of 4096 residual
- * bytes the lanes are folded in a fixed tree and added to out[i, j] in float64. The register blocks (4 x 3, 4 x 1, 1 x 3, 1 x 1
- * rows x residuals) are instances of one macro body, so they differ in nothing but how many pairs advance together. The loop
- * nest above them may visit chunks of different rows in any order, but those of one pair always in ascending order.
+ * Row-invariant: the bits of out[i, j] depend on rows[i], residuals[j] and the number of observations only. Each pair has one
+ * 32-byte vector of partial sums. Observations are added to it in order, one vector per step; after every 4096 bytes of the residual
+ * the lanes are folded in a fixed tree and added to out[i, j] in float64. The register blocks (4 x 3, 4 x 1, 1 x 3, 1 x 1 rows x
+ * residuals) are instances of one macro body and differ only in how many pairs advance together. The loops above them may visit the
+ * chunks of different rows in any order; the chunks of one pair are always visited in ascending order.
  *
- * There are two instruction sets, each with bits of its own and an id of its own: AVX2 with FMA and F16C, chosen at run time, and
- * plain C. Build with -ffp-contract=off; without it the compiler may fuse where the blocks differ.
- *
- * Knows no NumPy, no store and no thread: buffers come in through the buffer protocol and the GIL is released around the loops. */
+ * Two instruction sets with different bits, hence different ids: AVX2 with FMA and F16C, chosen at run time, and plain C. Build with
+ * -ffp-contract=off; otherwise the compiler may fuse operations in some blocks and not in others. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "native.h"
 
 #include <float.h>
 #include <stdint.h>
@@ -20,7 +17,7 @@
 #include <string.h>
 
 #if FLT_EVAL_METHOD != 0
-#error "this target keeps excess precision, so sums would depend on register allocation: use the numba or NumPy kernel"
+#error "this target keeps excess precision, so sums would depend on register allocation: use the NumPy kernel"
 #endif
 
 #if defined(__x86_64__)
@@ -40,8 +37,8 @@
 
 typedef Py_ssize_t Index;
 
-/* Up to BLOCK_ROWS row chunks: `whole` vectors from `start`, then, if `ragged`, one vector padded with zeros at `end`. The chunks
- * to be read next lie `ahead` bytes further. */
+/* Up to BLOCK_ROWS row chunks: `whole` vectors from `start`, then, if `ragged`, one vector padded with zeros at `end`. The next
+ * chunks to be read are `ahead` bytes further. */
 struct strips {
     const char *start[BLOCK_ROWS];
     char end[BLOCK_ROWS][VECTOR_BYTES];
@@ -55,7 +52,7 @@ typedef void Tile(const struct strips *strips, const char *panel, Index n_residu
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 4")
 
-/* Advances every sum of a block by one vector: row i at row_address, residual j at `step` of the panel. */
+/* Advances all sums of a block by one vector: row i at row_address, residual j at `step` of the panel. */
 #define ADVANCE(vector, row_address, load_row, load_residual, multiply_add, prefetch)                                        \
     do {                                                                                                                     \
         vector residual[BLOCK_RESIDUALS];                                                                                    \
@@ -71,9 +68,9 @@ typedef void Tile(const struct strips *strips, const char *panel, Index n_residu
         }                                                                                                                    \
     } while (0)
 
-/* Defines `name`, a Tile. load_row and load_residual fill a vector from an address (a row's vector takes row_bytes there),
- * multiply_add advances a sum by one vector, fold turns a sum into a number.
- * Narrow rows against one residual outrun the hardware's prefetcher; wide ones are better left to it. */
+/* Defines `name`, a Tile. load_row and load_residual fill a vector from an address (the vector of a row takes row_bytes there),
+ * multiply_add advances a sum by one vector, fold reduces a sum to a number. Rows narrower than a vector are prefetched when there is
+ * one residual: they outrun the hardware prefetcher, which serves wide rows better. */
 #define DEFINE_TILE(name, target, number, sum, vector, row_bytes, load_row, load_residual, multiply_add, fold)               \
     target INLINE void name##_block(const struct strips *strips, Index first, const char *panel, number *out,                \
                                     Index out_stride, const int n_rows, const int n_residuals)                               \
@@ -111,14 +108,14 @@ typedef void Tile(const struct strips *strips, const char *panel, Index n_residu
         }                                                                                                                    \
     }
 
-/* Plain C: every product is rounded before it joins its sum. */
+/* Plain C: products are rounded before they are added. */
 
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef double Doubles __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
 
-/* Widens `count` halves exactly. A finite half is its bits moved to a float's places, times 2**112; the others have all exponent
- * bits set. */
+/* Widens `count` halves exactly. A finite half has the value of its bits, shifted to the fields of a float, times 2**112; infinities
+ * and NaNs get all exponent bits of a float. */
 INLINE void widen_halves(Floats *floats, const char *address, const int count)
 {
     uint16_t halves[8] = {0};
@@ -178,7 +175,7 @@ DEFINE_TILE(plain_fd, , double, Doubles, Doubles, 16, PLAIN_LOAD_F_AS_D, PLAIN_L
 DEFINE_TILE(plain_bh, , int64_t, int64_t, const char *, 16, PLAIN_ADDRESS, PLAIN_ADDRESS, PLAIN_MULTIPLY_ADD_INT8,
             PLAIN_FOLD_INT8)
 
-/* AVX2, FMA and F16C: products join their sums unrounded. */
+/* AVX2, FMA and F16C: products are added without rounding. */
 
 #if WITH_AVX2
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -223,7 +220,7 @@ DEFINE_TILE(avx2_bh, AVX2, int64_t, __m256i, __m256i, 16, AVX2_LOAD_B_AS_H, AVX2
 static int detect_avx2(void)
 {
     unsigned int eax, ebx, ecx, edx;
-    /* Not every compiler that knows F16C lets __builtin_cpu_supports ask for it. */
+    /* Some compilers with F16C intrinsics do not accept "f16c" in __builtin_cpu_supports. */
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_F16C))
         return 0;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -237,18 +234,18 @@ static int detect_avx2(void)
 #define TILE_PAIR(suffix) {plain_##suffix, plain_##suffix}
 #endif
 
-/* Set once when the module is loaded: cpuid traps to the hypervisor of a virtual machine, far too slow for every call. */
+/* Set once by prepare_sweeps: cpuid traps to the hypervisor in a virtual machine, which is too slow for every call. */
 static int with_avx2;
 
-/* The element types of a dot, as buffer format letters, and its tiles: plain, then the best this build has. */
+/* Element types of rows, residuals and out, as format letters, and the tiles: plain C, then the best of this build. */
 struct pairing {
-    char row, residual;
+    char row, residual, out;
     Tile *tiles[2];
 };
 
 static const struct pairing PAIRINGS[] = {
-    {'f', 'f', TILE_PAIR(ff)}, {'d', 'd', TILE_PAIR(dd)}, {'e', 'f', TILE_PAIR(ef)},
-    {'e', 'd', TILE_PAIR(ed)}, {'f', 'd', TILE_PAIR(fd)}, {'b', 'h', TILE_PAIR(bh)},
+    {'f', 'f', 'd', TILE_PAIR(ff)}, {'d', 'd', 'd', TILE_PAIR(dd)}, {'e', 'f', 'd', TILE_PAIR(ef)},
+    {'e', 'd', 'd', TILE_PAIR(ed)}, {'f', 'd', 'd', TILE_PAIR(fd)}, {'b', 'h', 'q', TILE_PAIR(bh)},
 };
 
 static Index smaller(Index a, Index b)
@@ -256,15 +253,26 @@ static Index smaller(Index a, Index b)
     return a < b ? a : b;
 }
 
-/* Returns how many chunks of a panel these residuals fill, at least 1. */
-static Index panel_chunks(const Py_buffer *residuals)
+/* The rows of a call: all rows of `matrix`, or those named by `index` (NULL if absent), in its order. */
+struct rows {
+    const Py_buffer *matrix, *index;
+    Index count;
+};
+
+static int64_t row_number(const struct rows *rows, Index i)
 {
-    const Index deep = smaller(PANEL_CHUNKS, residuals->shape[1] / (CHUNK_BYTES / residuals->itemsize) + 1);
-    const Index wide = smaller(PANEL_CHUNKS, residuals->shape[0]);
-    return smaller(PANEL_CHUNKS, wide * deep + 1);
+    int64_t number = i;
+    if (rows->index)
+        memcpy(&number, (const char *)rows->index->buf + i * rows->index->strides[0], sizeof number);
+    return number;
 }
 
-/* Packs observations begin..end of `width` residuals from `j` as [chunk][residual][CHUNK_BYTES], the last vector zero-padded. */
+static const char *row_at(const struct rows *rows, Index i)
+{
+    return (const char *)rows->matrix->buf + row_number(rows, i) * rows->matrix->strides[0];
+}
+
+/* Copies observations begin..end of `width` residuals from `j` to [chunk][residual][CHUNK_BYTES]; the last vector is zero-padded. */
 static void pack(char *panel, const Py_buffer *residuals, Index j, Index width, Index begin, Index end)
 {
     const Index item = residuals->itemsize, chunk = CHUNK_BYTES / item, stride = residuals->shape[1] * item;
@@ -279,33 +287,15 @@ static void pack(char *panel, const Py_buffer *residuals, Index j, Index width, 
     }
 }
 
-static int64_t index_at(const Py_buffer *index, Index position)
+/* Points the strips at `length` observations of rows i, i + 1, ... from observation `begin`. */
+static void place_strips(struct strips *strips, const struct rows *rows, Index i, Index begin, Index length, Index lanes)
 {
-    int64_t value;
-    memcpy(&value, (const char *)index->buf + position * index->strides[0], sizeof value);
-    return value;
-}
-
-/* The rows of a dot: all of `rows`, or, where `index` is given, those it names, in its order. */
-struct picked {
-    const Py_buffer *rows, *index;
-    Index count;
-};
-
-static const char *picked_row(const struct picked *picked, Index i)
-{
-    return (const char *)picked->rows->buf + (picked->index ? index_at(picked->index, i) : i) * picked->rows->strides[0];
-}
-
-/* Points the strips at `length` observations of the picked rows i, i + 1, ... from observation `begin`. */
-static void place_strips(struct strips *strips, const struct picked *picked, Index i, Index begin, Index length, Index lanes)
-{
-    const Index rest = length % lanes, item = picked->rows->itemsize;
-    strips->count = smaller(BLOCK_ROWS, picked->count - i);
+    const Index rest = length % lanes, item = rows->matrix->itemsize;
+    strips->count = smaller(BLOCK_ROWS, rows->count - i);
     strips->whole = length / lanes;
     strips->ragged = rest > 0;
     for (Index k = 0; k < strips->count; k++) {
-        strips->start[k] = picked_row(picked, i + k) + begin * item;
+        strips->start[k] = row_at(rows, i + k) + begin * item;
         if (rest) {
             memset(strips->end[k], 0, VECTOR_BYTES);
             memcpy(strips->end[k], strips->start[k] + (length - rest) * item, (size_t)(rest * item));
@@ -313,20 +303,28 @@ static void place_strips(struct strips *strips, const struct picked *picked, Ind
     }
 }
 
-/* Returns how far ahead of `begin` lies what is read next: the next chunk of these rows, or the first one of the rows after them.
- * Where those are is not known of rows picked by number: nowhere new, then. */
-static Index bytes_ahead(const struct picked *picked, Index first, Index begin, Index last, Index chunk)
+/* Returns the distance from `begin` to the bytes read next: the next chunk of these rows, or the first chunk of the following rows;
+ * 0 where the following rows are named by an index. */
+static Index bytes_ahead(const struct rows *rows, Index first, Index begin, Index last, Index chunk)
 {
-    const Index item = picked->rows->itemsize;
+    const Index item = rows->matrix->itemsize;
     if (begin + chunk < last)
         return chunk * item;
-    return picked->index ? 0 : BLOCK_ROWS * picked->rows->strides[0] - (begin - first) * item;
+    return rows->index ? 0 : BLOCK_ROWS * rows->matrix->strides[0] - (begin - first) * item;
 }
 
-/* Fills out (8-byte numbers) with the dots of every row with every residual; panel has room for panel_chunks() chunks. */
-static void sweep(Tile *tile, const struct picked *picked, const Py_buffer *residuals, const Py_buffer *out, char *panel)
+/* Returns the number of chunks of a panel that the residuals fill, at least 1. */
+static Index panel_chunks(const Py_buffer *residuals)
 {
-    const Index n_obs = picked->rows->shape[1], n_residuals = residuals->shape[0];
+    const Index deep = smaller(PANEL_CHUNKS, residuals->shape[1] / (CHUNK_BYTES / residuals->itemsize) + 1);
+    const Index wide = smaller(PANEL_CHUNKS, residuals->shape[0]);
+    return smaller(PANEL_CHUNKS, wide * deep + 1);
+}
+
+/* Fills out with the dot products of all rows and all residuals; panel has room for panel_chunks() chunks. */
+static void sweep(Tile *tile, const struct rows *rows, const Py_buffer *residuals, const Py_buffer *out, char *panel)
+{
+    const Index n_obs = residuals->shape[1], n_residuals = residuals->shape[0];
     const Index chunk = CHUNK_BYTES / residuals->itemsize, lanes = VECTOR_BYTES / residuals->itemsize;
     struct strips strips;
 
@@ -337,10 +335,10 @@ static void sweep(Tile *tile, const struct picked *picked, const Py_buffer *resi
         for (Index first = 0; first < n_obs; first += span) {
             const Index last = smaller(n_obs, first + span);
             pack(panel, residuals, j, width, first, last);
-            for (Index i = 0; i < picked->count; i += BLOCK_ROWS) {
+            for (Index i = 0; i < rows->count; i += BLOCK_ROWS) {
                 for (Index begin = first; begin < last; begin += chunk) {
-                    place_strips(&strips, picked, i, begin, smaller(chunk, last - begin), lanes);
-                    strips.ahead = bytes_ahead(picked, first, begin, last, chunk);
+                    place_strips(&strips, rows, i, begin, smaller(chunk, last - begin), lanes);
+                    strips.ahead = bytes_ahead(rows, first, begin, last, chunk);
                     tile(&strips, panel + (begin - first) / chunk * width * CHUNK_BYTES, width,
                          (char *)out->buf + (i * n_residuals + j) * out->itemsize, n_residuals);
                 }
@@ -349,73 +347,7 @@ static void sweep(Tile *tile, const struct picked *picked, const Py_buffer *resi
     }
 }
 
-/* Returns the format letter of a native element type, 'q' for any 8-byte signed integer, or 0. */
-static char format_letter(const Py_buffer *view)
-{
-    const uint16_t one = 1;
-    const char native = *(const char *)&one ? '<' : '>';
-    const char *format = view->format ? view->format : "B";
-    /* NumPy marks unaligned arrays with '='. */
-    if (*format == '@' || *format == '=' || *format == '^' || *format == native)
-        format++;
-    if (strlen(format) != 1 || !strchr("efdbhlq", *format))
-        return 0;
-    if (*format == 'l' || *format == 'q')
-        return view->itemsize == 8 ? 'q' : 0;
-    return *format;
-}
-
-/* Opens a buffer of ndim dimensions; a matrix must have its rows' entries side by side. Returns 0, or -1 with ValueError set. */
-static int acquire(PyObject *object, Py_buffer *view, const char *name, int ndim, int writable)
-{
-    if (PyObject_GetBuffer(object, view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) < 0) {
-        if (PyErr_ExceptionMatches(PyExc_BufferError) || PyErr_ExceptionMatches(PyExc_TypeError))
-            PyErr_Format(PyExc_ValueError, "%s is no %sbuffer: expected an ndarray of %d dimensions", name,
-                         writable ? "writable " : "", ndim);
-        return -1;
-    }
-    if (view->ndim != ndim)
-        PyErr_Format(PyExc_ValueError, "%s has %d dimensions: expected %d", name, view->ndim, ndim);
-    else if (!format_letter(view))
-        PyErr_Format(PyExc_ValueError, "%s has element format %s: expected native float16, float32, float64, int8, int16 or int64",
-                     name, view->format ? view->format : "B");
-    else if (ndim == 2 && view->shape[0] > 0 && view->shape[1] > 1 && view->strides[1] != view->itemsize)
-        PyErr_Format(PyExc_ValueError, "the entries of a row of %s are %zd bytes apart: expected them side by side", name,
-                     view->strides[1]);
-    else
-        return 0;
-    PyBuffer_Release(view);
-    return -1;
-}
-
-/* Returns the pairing that fits the arguments of a dot product, or NULL with ValueError set. */
-static const struct pairing *checked_pairing(const struct picked *picked, const Py_buffer *residuals, const Py_buffer *out, int int8)
-{
-    const Py_buffer *rows = picked->rows;
-    const char row = format_letter(rows), residual = format_letter(residuals), result = format_letter(out);
-    const struct pairing *found = NULL;
-    for (size_t k = 0; k < sizeof PAIRINGS / sizeof *PAIRINGS; k++)
-        if (PAIRINGS[k].row == row && PAIRINGS[k].residual == residual && (row == 'b') == int8)
-            found = &PAIRINGS[k];
-    if (!found)
-        PyErr_Format(PyExc_ValueError, "rows of format '%c' cannot meet residuals of format '%c': expected %s", row, residual,
-                     int8 ? "int8 with int16" : "float rows with residuals at least as wide, float32 or float64");
-    else if (result != (int8 ? 'q' : 'd') || !PyBuffer_IsContiguous(out, 'C') || (uintptr_t)out->buf % 8)
-        PyErr_Format(PyExc_ValueError, "out is not an aligned C-contiguous %s array", int8 ? "int64" : "float64");
-    else if (!PyBuffer_IsContiguous(residuals, 'C'))
-        PyErr_SetString(PyExc_ValueError, "residuals are not C-contiguous: pass numpy.ascontiguousarray(residuals)");
-    else if (rows->shape[1] != residuals->shape[1])
-        PyErr_Format(PyExc_ValueError, "rows have %zd observations and residuals %zd: expected the same number", rows->shape[1],
-                     residuals->shape[1]);
-    else if (out->shape[0] != picked->count || out->shape[1] != residuals->shape[0])
-        PyErr_Format(PyExc_ValueError, "out has shape (%zd, %zd): expected (%zd, %zd), rows by residuals", out->shape[0],
-                     out->shape[1], picked->count, residuals->shape[0]);
-    else
-        return found;
-    return NULL;
-}
-
-/* Tells whether every int16 entry is small enough for int32 sums of a chunk. */
+/* Returns whether int32 sums over a chunk of these int16 residuals cannot overflow. */
 static int within_int8_limit(const Py_buffer *residuals)
 {
     int within = 1;
@@ -427,171 +359,99 @@ static int within_int8_limit(const Py_buffer *residuals)
     return within;
 }
 
-/* Sets ValueError and returns -1 unless index names rows that exist. */
-static int check_index(const Py_buffer *rows, const Py_buffer *index)
+/* Opens rows, and index unless it is None, and checks that all row numbers exist; otherwise sets `failed`. */
+static void open_rows(struct arrays *arrays, PyObject *matrix, PyObject *index, struct rows *rows)
 {
-    if (format_letter(index) != 'q') {
-        PyErr_SetString(PyExc_ValueError, "index is not int64");
-        return -1;
-    }
-    for (Index k = 0; k < index->shape[0]; k++) {
-        const long long row = index_at(index, k);
-        if (row < 0 || row >= rows->shape[0]) {
-            PyErr_Format(PyExc_ValueError, "index %lld at position %zd names no row: expected 0 to %zd", row, k,
-                         rows->shape[0] - 1);
-            return -1;
+    rows->matrix = open_array(arrays, matrix, "rows", "efdb", 2, 0);
+    rows->index = index == Py_None ? NULL : open_array(arrays, index, "index", "q", 1, 0);
+    if (arrays->failed)
+        return;
+    rows->count = rows->index ? rows->index->shape[0] : rows->matrix->shape[0];
+    for (Index i = 0; rows->index && i < rows->count; i++) {
+        const long long number = row_number(rows, i);
+        if (number < 0 || number >= rows->matrix->shape[0]) {
+            PyErr_Format(PyExc_ValueError, "index[%zd] is %lld: expected 0 to %zd", i, number, rows->matrix->shape[0] - 1);
+            arrays->failed = 1;
+            return;
         }
     }
-    return 0;
 }
 
-/* Fills out with the dots of the picked rows. Returns 0, or -1 with an exception set. */
-static int fill_dots(const struct picked *picked, const Py_buffer *residuals, const Py_buffer *out, int int8, int plain)
+/* Returns the pairing of these element types, or NULL with ValueError set where types or shapes do not fit each other. */
+static const struct pairing *checked_pairing(const struct rows *rows, const Py_buffer *residuals, const Py_buffer *out)
 {
-    const struct pairing *pairing = checked_pairing(picked, residuals, out, int8);
-    if (!pairing)
-        return -1;
-    if (int8 && !within_int8_limit(residuals)) {
+    const char row = format_letter(rows->matrix), residual = format_letter(residuals);
+    const struct pairing *found = NULL;
+    for (size_t k = 0; k < sizeof PAIRINGS / sizeof *PAIRINGS; k++)
+        if (PAIRINGS[k].row == row && PAIRINGS[k].residual == residual)
+            found = &PAIRINGS[k];
+    if (!found)
+        PyErr_Format(PyExc_ValueError, "rows of format '%c' and residuals of format '%c': expected float rows and float32 or float64 "
+                                       "residuals at least as wide, or int8 rows and int16 residuals", row, residual);
+    else if (format_letter(out) != found->out || (uintptr_t)out->buf % 8)
+        PyErr_Format(PyExc_ValueError, "out is not an aligned %s array", found->out == 'q' ? "int64" : "float64");
+    else if (rows->matrix->shape[1] != residuals->shape[1] || out->shape[0] != rows->count || out->shape[1] != residuals->shape[0])
+        PyErr_Format(PyExc_ValueError, "shapes do not fit: %zd rows of %zd, %zd residuals of %zd, out (%zd, %zd)", rows->count,
+                     rows->matrix->shape[1], residuals->shape[0], residuals->shape[1], out->shape[0], out->shape[1]);
+    else if (residual == 'h' && !within_int8_limit(residuals))
         PyErr_Format(PyExc_ValueError, "an int16 residual exceeds %d in size: rescale the residuals", INT8_RESIDUAL_LIMIT);
-        return -1;
-    }
-    char *panel = aligned_alloc(CHUNK_BYTES, (size_t)panel_chunks(residuals) * CHUNK_BYTES);
-    if (!panel) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    Tile *tile = pairing->tiles[!plain && with_avx2];
-    Py_BEGIN_ALLOW_THREADS
-    sweep(tile, picked, residuals, out, panel);
-    Py_END_ALLOW_THREADS
-    free(panel);
-    return 0;
-}
-
-/* Opens the arguments of a dot, the index where there is one, and fills out. */
-static PyObject *run_dots(PyObject *given_rows, PyObject *given_index, PyObject *given_residuals, PyObject *given_out, int int8,
-                          int plain)
-{
-    PyObject *result = NULL;
-    Py_buffer rows, index, residuals, out;
-    if (acquire(given_rows, &rows, "rows", 2, 0) < 0)
-        return NULL;
-    if (given_index && acquire(given_index, &index, "index", 1, 0) < 0)
-        goto release_rows;
-    if (given_index && check_index(&rows, &index) < 0)
-        goto release_index;
-    if (acquire(given_residuals, &residuals, "residuals", 2, 0) < 0)
-        goto release_index;
-    if (acquire(given_out, &out, "out", 2, 1) < 0)
-        goto release_residuals;
-    const struct picked picked = {&rows, given_index ? &index : NULL, given_index ? index.shape[0] : rows.shape[0]};
-    if (fill_dots(&picked, &residuals, &out, int8, plain) == 0)
-        result = Py_NewRef(Py_None);
-    PyBuffer_Release(&out);
-release_residuals:
-    PyBuffer_Release(&residuals);
-release_index:
-    if (given_index)
-        PyBuffer_Release(&index);
-release_rows:
-    PyBuffer_Release(&rows);
-    return result;
+    else
+        return found;
+    return NULL;
 }
 
 static PyObject *dots(PyObject *module, PyObject *arguments)
 {
-    PyObject *rows, *residuals, *out;
-    int plain = 0;
+    PyObject *given_rows, *given_index, *given_residuals, *given_out;
+    struct arrays arrays = {.count = 0};
+    struct rows rows;
+    int plain;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOO|p", &rows, &residuals, &out, &plain))
+    if (!PyArg_ParseTuple(arguments, "OOOOp", &given_rows, &given_index, &given_residuals, &given_out, &plain))
         return NULL;
-    return run_dots(rows, NULL, residuals, out, 0, plain);
-}
-
-static PyObject *dots_at(PyObject *module, PyObject *arguments)
-{
-    PyObject *rows, *index, *residuals, *out;
-    int plain = 0;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOO|p", &rows, &index, &residuals, &out, &plain))
-        return NULL;
-    return run_dots(rows, index, residuals, out, 0, plain);
-}
-
-static PyObject *dots_int8(PyObject *module, PyObject *arguments)
-{
-    PyObject *rows, *residuals, *out;
-    int plain = 0;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOO|p", &rows, &residuals, &out, &plain))
-        return NULL;
-    return run_dots(rows, NULL, residuals, out, 1, plain);
-}
-
-/* Sets ValueError and returns -1 unless out can take rows[index]. */
-static int check_gather(const Py_buffer *rows, const Py_buffer *index, const Py_buffer *out)
-{
-    if (format_letter(rows) != format_letter(out)) {
-        PyErr_Format(PyExc_ValueError, "out has format '%c' and rows '%c': expected the same", format_letter(out),
-                     format_letter(rows));
-        return -1;
+    open_rows(&arrays, given_rows, given_index, &rows);
+    const Py_buffer *residuals = open_array(&arrays, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
+    const Py_buffer *out = open_array(&arrays, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
+    const struct pairing *pairing = arrays.failed ? NULL : checked_pairing(&rows, residuals, out);
+    char *panel = pairing ? aligned_alloc(CHUNK_BYTES, (size_t)panel_chunks(residuals) * CHUNK_BYTES) : NULL;
+    if (pairing && !panel)
+        PyErr_NoMemory();
+    arrays.failed = !panel;
+    if (panel) {
+        Py_BEGIN_ALLOW_THREADS
+        sweep(pairing->tiles[!plain && with_avx2], &rows, residuals, out, panel);
+        Py_END_ALLOW_THREADS
     }
-    if (out->shape[0] != index->shape[0] || out->shape[1] != rows->shape[1]) {
-        PyErr_Format(PyExc_ValueError, "out has shape (%zd, %zd): expected (%zd, %zd), indices by observations", out->shape[0],
-                     out->shape[1], index->shape[0], rows->shape[1]);
-        return -1;
-    }
-    return check_index(rows, index);
+    free(panel);
+    return close_arrays(&arrays);
 }
 
 static PyObject *gather(PyObject *module, PyObject *arguments)
 {
-    PyObject *objects[3], *result = NULL;
-    Py_buffer rows, index, out;
+    PyObject *given_rows, *given_index, *given_out;
+    struct arrays arrays = {.count = 0};
+    struct rows rows;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOO", &objects[0], &objects[1], &objects[2]))
+    if (!PyArg_ParseTuple(arguments, "OOO", &given_rows, &given_index, &given_out))
         return NULL;
-    if (acquire(objects[0], &rows, "rows", 2, 0) < 0)
-        return NULL;
-    if (acquire(objects[1], &index, "index", 1, 0) < 0)
-        goto release_rows;
-    if (acquire(objects[2], &out, "out", 2, 1) < 0)
-        goto release_index;
-    if (check_gather(&rows, &index, &out) < 0)
-        goto release_out;
-    Py_BEGIN_ALLOW_THREADS
-    const size_t bytes = (size_t)(rows.shape[1] * rows.itemsize);
-    for (Index k = 0; k < index.shape[0]; k++)
-        memcpy((char *)out.buf + k * out.strides[0], (const char *)rows.buf + index_at(&index, k) * rows.strides[0], bytes);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
-release_out:
-    PyBuffer_Release(&out);
-release_index:
-    PyBuffer_Release(&index);
-release_rows:
-    PyBuffer_Release(&rows);
-    return result;
+    open_rows(&arrays, given_rows, given_index, &rows);
+    const Py_buffer *out = open_array(&arrays, given_out, "out", "efdb", 2, PyBUF_WRITABLE);
+    if (out && (format_letter(out) != format_letter(rows.matrix) || out->shape[0] != rows.count ||
+                out->shape[1] != rows.matrix->shape[1])) {
+        PyErr_Format(PyExc_ValueError, "out is (%zd, %zd) of format '%c': expected (%zd, %zd) of '%c'", out->shape[0], out->shape[1],
+                     format_letter(out), rows.count, rows.matrix->shape[1], format_letter(rows.matrix));
+        arrays.failed = 1;
+    }
+    if (!arrays.failed) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Index i = 0; i < rows.count; i++)
+            memcpy((char *)out->buf + i * out->strides[0], row_at(&rows, i), (size_t)(out->shape[1] * out->itemsize));
+        Py_END_ALLOW_THREADS
+    }
+    return close_arrays(&arrays);
 }
 
-PyDoc_STRVAR(dots_doc, "dots(rows, residuals, out, plain=False, /)\n--\n\n"
-                       "Fill out[i, j] with the dot product of rows[i] and residuals[j].");
-PyDoc_STRVAR(dots_at_doc, "dots_at(rows, index, residuals, out, plain=False, /)\n--\n\n"
-                          "Fill out[i, j] with the dot product of rows[index[i]] and residuals[j].");
-PyDoc_STRVAR(dots_int8_doc, "dots_int8(rows, residuals, out, plain=False, /)\n--\n\n"
-                            "Fill out[i, j] with the exact integer dot product of int8 rows[i] and int16 residuals[j].");
-PyDoc_STRVAR(gather_doc, "gather(rows, index, out, /)\n--\n\n"
-                         "Copy rows[index[i]] to out[i].");
-
-static PyMethodDef METHODS[] = {
-    {"dots", dots, METH_VARARGS, dots_doc},
-    {"dots_at", dots_at, METH_VARARGS, dots_at_doc},
-    {"dots_int8", dots_int8, METH_VARARGS, dots_int8_doc},
-    {"gather", gather, METH_VARARGS, gather_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-static int fill_module(PyObject *module)
+int prepare_sweeps(PyObject *module)
 {
     with_avx2 = detect_avx2();
     if (PyModule_AddStringConstant(module, "kernel_id", with_avx2 ? "c-avx2-1" : "c-generic-1") < 0)
@@ -599,23 +459,13 @@ static int fill_module(PyObject *module)
     return PyModule_AddStringConstant(module, "plain_kernel_id", "c-generic-1");
 }
 
-static PyModuleDef_Slot SLOTS[] = {
-    {Py_mod_exec, fill_module},
-#ifdef Py_mod_gil
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
-    {0, NULL},
-};
+PyDoc_STRVAR(dots_doc, "dots(rows, index, residuals, out, plain, /)\n--\n\n"
+                       "Fill out[i, j] with rows[index[i]] . residuals[j], or rows[i] . residuals[j] where index is None.");
+PyDoc_STRVAR(gather_doc, "gather(rows, index, out, /)\n--\n\n"
+                         "Copy rows[index[i]] to out[i].");
 
-static struct PyModuleDef DEFINITION = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "fastomp_nvm.kernels._native",
-    .m_doc = "Row-invariant dot products and row gathers in C.",
-    .m_methods = METHODS,
-    .m_slots = SLOTS,
+PyMethodDef sweep_methods[] = {
+    {"dots", dots, METH_VARARGS, dots_doc},
+    {"gather", gather, METH_VARARGS, gather_doc},
+    {NULL, NULL, 0, NULL},
 };
-
-PyMODINIT_FUNC PyInit__native(void)
-{
-    return PyModuleDef_Init(&DEFINITION);
-}

@@ -1,3 +1,0 @@
-from fastomp_nvm.arrays import IndexArray
-
-def first(name: tuple[int, ...], words: IndexArray, out: IndexArray, /) -> None: ...

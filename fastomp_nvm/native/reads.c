@@ -1,0 +1,127 @@
+/* Reads selected columns of a file into rows of memory, without the interpreter.
+ *
+ * Columns close to each other are read in one piece of whole pages, as direct reads require, into a buffer of the caller, and copied
+ * from there. In Python a few thousand such pieces would take longer than on the device, because the threads share the GIL. */
+
+#define _FILE_OFFSET_BITS 64
+#include "native.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PAGE 4096
+
+/* `count` columns of `bytes` each, in ascending order; column 0 of the file starts at `offset`; columns[k] is copied to row places[k]
+ * of out. Gaps of up to `near` bytes are read, not skipped. */
+struct job {
+    int descriptor;
+    long long offset, bytes, near, room; /* room: size of the buffer */
+    const int64_t *columns, *places;
+    Py_ssize_t count;
+    char *out, *buffer;
+};
+
+/* Outcome of a read: an errno above 0, or one of these. */
+enum { DONE = 0, CUT_OFF = -1 };
+
+/* Reads from `begin`, a multiple of a page, at least up to `end`. */
+static int read_piece(const struct job *job, long long begin, long long end)
+{
+    const long long most = (end - begin + PAGE - 1) / PAGE * PAGE;
+    long long done = 0;
+    while (begin + done < end) {
+        ssize_t count = pread(job->descriptor, job->buffer + done, (size_t)(most - done), begin + done);
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count < 0)
+            return errno;
+        if (begin + done + count < end)
+            count -= count % PAGE; /* a direct read continues at the start of a page */
+        if (!count)
+            return CUT_OFF;
+        done += count;
+    }
+    return DONE;
+}
+
+static int read_all(const struct job *job)
+{
+    Py_ssize_t first = 0;
+    while (first < job->count) {
+        const long long start = job->offset + job->columns[first] * job->bytes, begin = start - start % PAGE;
+        long long end = start + job->bytes;
+        Py_ssize_t next = first + 1;
+        for (; next < job->count; next++) {
+            const long long from = job->offset + job->columns[next] * job->bytes;
+            if (from - end > job->near || from + job->bytes - begin > job->room - PAGE)
+                break;
+            end = from + job->bytes;
+        }
+        const int failed = read_piece(job, begin, end);
+        if (failed)
+            return failed;
+        for (; first < next; first++)
+            memcpy(job->out + job->places[first] * job->bytes, job->buffer + job->offset + job->columns[first] * job->bytes - begin,
+                   (size_t)job->bytes);
+    }
+    return DONE;
+}
+
+/* Returns NULL if all reads and copies stay within their memory, else the reason why not. */
+static const char *misfit(const struct job *job, Py_ssize_t n_places, Py_ssize_t out_bytes)
+{
+    if (job->bytes <= 0 || job->offset < 0 || job->near < 0 || n_places != job->count)
+        return "columns have no bytes, an offset is negative, or there are not as many places as columns";
+    if (job->room < job->bytes + 2 * PAGE || (uintptr_t)job->buffer % PAGE)
+        return "the buffer must start at a page and hold a column and two pages";
+    for (Py_ssize_t k = 0; k < job->count; k++) {
+        if (job->places[k] < 0 || job->places[k] >= out_bytes / job->bytes)
+            return "a place is outside of out";
+        if (job->columns[k] < (k ? job->columns[k - 1] : 0))
+            return "columns must be ascending and not negative";
+    }
+    return NULL;
+}
+
+static PyObject *read_columns(PyObject *module, PyObject *arguments)
+{
+    struct job job;
+    Py_buffer columns, places, out, buffer;
+    int failed = DONE;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "iLLLy*y*w*w*", &job.descriptor, &job.offset, &job.bytes, &job.near, &columns, &places, &out,
+                          &buffer))
+        return NULL;
+    job.columns = columns.buf, job.places = places.buf, job.count = columns.len / (Py_ssize_t)sizeof *job.columns;
+    job.out = out.buf, job.buffer = buffer.buf, job.room = buffer.len;
+    const char *reason = misfit(&job, places.len / (Py_ssize_t)sizeof *job.places, out.len);
+    if (reason) {
+        PyErr_SetString(PyExc_ValueError, reason);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        failed = read_all(&job);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&buffer);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&columns);
+    if (failed == CUT_OFF)
+        PyErr_SetString(PyExc_EOFError, "the file ends before the columns do");
+    else if (failed) {
+        errno = failed;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return reason || failed ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(read_columns_doc,
+             "read_columns(descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /)\n--\n\n"
+             "Copy columns[k] of a file, int64 and ascending, to row places[k] of out; gaps of up to near_bytes are read, not skipped.");
+
+PyMethodDef read_methods[] = {
+    {"read_columns", read_columns, METH_VARARGS, read_columns_doc},
+    {NULL, NULL, 0, NULL},
+};
