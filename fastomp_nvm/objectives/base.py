@@ -16,9 +16,9 @@ import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
-from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.objectives.compiled import Rounds
 
-__all__ = ["CandidateBlocks", "Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective", "Walk"]
+__all__ = ["Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective"]
 
 #: Which of some features may be added to others, (o,) bool: given what was added (a,) and the features in question (o,).
 Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
@@ -46,72 +46,41 @@ class Fit:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Inner iterations of FAST_OMP that were gone through at once.
-
-    Attributes
-    ----------
-    added : (a,) int64
-        Features that were added to the model, in this order.
-    sizes, lengths : (i,) int64
-        Candidates before, and additions in, each iteration.
-    """
-
-    added: IndexArray
-    sizes: IndexArray
-    lengths: IndexArray
-
-
 class Candidates(ABC):
-    """Candidates whose gradient follows a growing model.
+    """Candidates X whose gradients follow a growing model: the interface behind Algorithm 1's inner iterations.
 
     Attributes
     ----------
     features : (f,) int64
         The candidates.
+    in_model : (f,) bool
+        Candidates that are in the model.
     """
 
     features: IndexArray
+    in_model: BoolArray
+
+    def run(self, rounds: Rounds) -> tuple[int, int]:
+        """Run inner iterations in compiled code; return the additions and the iterations that found j*.
+
+        Model and candidates are moved as by ``adopt`` and ``keep``. (0, 0): not supported here, use the other methods.
+        """
+        return 0, 0
 
     @abstractmethod
-    def advance(
-        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
-    ) -> tuple[int, bool]:
-        """Add candidates to the model, one after the other, until fewer than ``enough`` are left; then drop the others.
+    def prefix_scores(self, positions: IndexArray) -> Float64Array:
+        """Return (f, b): the scores after adding the first 1, 2, ..., b of the candidates at ``positions``.
 
-        Parameters
-        ----------
-        positions : (b,) int64
-            The candidates to add, by position.
-        blocked : (f,) int64, optional
-            Additions after which each candidate cannot extend the model; None where nothing is in the way of any.
-        threshold : float
-            A candidate is left while it is not in the model, not blocked, and its score reaches this.
-        enough : float
-        skip_weak : bool
-            Stop before a candidate, not the first, whose own score has fallen below ``threshold``.
-
-        Returns
-        -------
-        int, bool
-            How many were added; whether fewer than ``enough`` are left.
+        The models are kept until the next call, for ``adopt``.
         """
 
-    def walk(self, name: tuple[int, int, int], room: int, threshold: float, share: float) -> Walk | None:
-        """Go through inner iterations at once, at least one; None where they are to be gone through one by one.
+    @abstractmethod
+    def adopt(self, prefixes: int) -> None:
+        """Add to the model the first ``prefixes`` candidates of the last call to ``prefix_scores``."""
 
-        Each adds candidates as ``advance`` does, in the order of its draw, until fewer than ``share`` of them are left.
-
-        Parameters
-        ----------
-        name : (seed, outer, inner)
-            Names the draw of the first; the others follow.
-        room : int
-            Additions, of whichever candidates, after which the set is full and nothing extends it.
-        threshold, share : float
-        """
-        return None
+    def at_once(self) -> int:
+        """Return the number of additions to evaluate together: evaluations beyond j* are wasted."""
+        return len(self.features)
 
     @abstractmethod
     def scores(self) -> Float64Array:
@@ -119,69 +88,7 @@ class Candidates(ABC):
 
     @abstractmethod
     def keep(self, positions: IndexArray) -> None:
-        """Go on with the candidates at ``positions`` alone."""
-
-
-class CandidateBlocks(Candidates):
-    """Candidates whose gradients along a block of additions come at once."""
-
-    _gradient: Float64Array  # (n_columns,) at the model
-    _added: BoolArray  # (f,) which are in the model
-
-    @property
-    @abstractmethod
-    def standardisation(self) -> Standardisation:
-        """Of these features, by position."""
-
-    @abstractmethod
-    def gradients(self, positions: IndexArray) -> Float64Array:
-        """Return (n_columns, b): the candidates' gradient after adding the first 1, 2, ..., b of the candidates at ``positions``.
-
-        The models behind it are kept until the next call, for ``adopt``.
-        """
-
-    @abstractmethod
-    def adopt(self, prefixes: int) -> None:
-        """Add to the model the first ``prefixes`` candidates of the last call to ``gradients``."""
-
-    def at_once(self) -> int:
-        """Return how many additions to look at together: what is computed beyond the last one needed is wasted."""
-        return len(self.features)
-
-    def scores(self) -> Float64Array:
-        """Return the squared gradients, added up by feature."""
-        return self.standardisation.scores(self._gradient[:, None])[:, 0]
-
-    def advance(
-        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
-    ) -> tuple[int, bool]:
-        """Look at blocks of additions up to the first that leaves too few."""
-        out_at = np.full(len(self.features), len(positions) + 1) if blocked is None else blocked.copy()
-        out_at[self._added] = 0
-        out_at[positions] = np.minimum(out_at[positions], 1 + np.arange(len(positions)))
-        added, step = 0, self.at_once()
-        while added < len(positions):
-            here = positions[added : added + step]
-            scores = self.standardisation.scores(self.gradients(here))
-            whole = len(here)
-            if skip_weak:
-                before = np.concatenate((self.scores()[here[:1]], scores[here[1:], np.arange(whole - 1)]))
-                weak = np.flatnonzero(before[int(not added) :] < threshold)
-                whole = int(weak[0]) + int(not added) if weak.size else whole
-            after = np.arange(added + 1, added + whole + 1)
-            alive = (scores[:, :whole] >= threshold) & (out_at[:, None] > after)
-            few = (alive.sum(axis=0) < enough).nonzero()[0]
-            taken = int(few[0]) + 1 if few.size else whole
-            if taken:
-                self.adopt(taken)
-                self._added[here[:taken]] = True
-                added += taken
-            if few.size:
-                self.keep(alive[:, taken - 1].nonzero()[0])
-                return added, True
-            if whole < len(here):
-                break
-        return added, False
+        """Drop all candidates except those at ``positions``."""
 
 
 class GainTracker(ABC):

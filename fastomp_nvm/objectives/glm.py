@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
-from fastomp_nvm.objectives import newton
+from fastomp_nvm.objectives import compiled, newton
 from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
+from fastomp_nvm.objectives.compiled import FitArrays
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates
 from fastomp_nvm.objectives.glm_gains import GLMGains
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
@@ -82,11 +83,7 @@ class GLM(Objective):
 
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return each observation's log-likelihood at ``eta`` (n_obs,)."""
-        if newton.native is None or self.native is None:
-            return self.response * eta - self.partition(eta)
-        out = np.empty(len(self.response))
-        newton.native.log_likelihood(self.native, np.ascontiguousarray(eta), self.response, out)
-        return out
+        return self.response * eta - self.partition(eta)
 
     def best_likelihood(self) -> float:
         """Return what the total log-likelihood of no model exceeds: 0, because the probability of an observation is at most 1."""
@@ -174,6 +171,8 @@ class GLMModel(Model):
 
     def __init__(self, objective: GLM) -> None:
         self.objective = objective
+        self._at: Coefficients | None
+        self._factored, self._left = False, np.inf
         self._rows = objective.design(np.empty((len(objective.response), 0)))
         self.move(len(self._rows), objective.null_coefficients)
 
@@ -183,7 +182,7 @@ class GLMModel(Model):
         return self._rows[: self._size]
 
     def extended(self, width: int) -> Float64Array:
-        """Return the design with ``width`` further rows, to be filled; they are gone with the next call."""
+        """Return the design with ``width`` further rows, to be filled; they are valid until the next call."""
         size = self._size + width
         if size > len(self._rows):
             grown = np.empty((size + size // 2, self._rows.shape[1]))
@@ -194,36 +193,45 @@ class GLMModel(Model):
     def move(self, size: int, at: Coefficients) -> None:
         """Take over a fit of the first ``size`` rows of the design last extended."""
         self._size, self._at = size, at
-        self._growing: newton.Growing | None = None
+        self._arrays: FitArrays | None = None
 
     @property
     def at(self) -> Coefficients:
         """The fit."""
-        return self._at if self._growing is None else self._growing.at
+        if self._at is None:
+            assert self._arrays is not None
+            size, first = self._size, int(self.objective.centred)
+            _, _, _, _, _, beta, eta, residual, square = self._arrays
+            factor = square[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
+            intercept = float(beta[0]) if first else 0.0
+            self._at = Coefficients(intercept, beta[first:size].copy(), eta.copy(), residual.copy(), factor, self._left)
+        return self._at
 
-    def advance(self, positions: IndexArray, *arguments: Any) -> tuple[int, int]:
-        """Add candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.advance`."""
-        added, left = self._grow_in_c().advance(self.extended(len(positions)), *arguments)
-        self._size += added
-        return added, left
+    def arrays(self, width: int) -> tuple[FitArrays, bool]:
+        """Return the fit with room for ``width`` further coefficients, for compiled code, and whether it has a factor."""
+        design, objective = self.extended(width), self.objective
+        rows = len(design)
+        if self._arrays is None or rows > len(self._arrays.beta):
+            at, room = self.at, 2 * rows
+            beta, factor = np.zeros(room), np.empty(room * room)
+            beta[: int(objective.centred)] = at.intercept
+            beta[int(objective.centred) : self._size] = at.coef
+            if at.factor is not None:
+                factor[: self._size * self._size] = at.factor.T.reshape(-1)
+            self._factored, self._left = at.factor is not None, at.left
+            name, with_ = str(objective.native), newton.settings(objective, PASSING)
+            self._arrays = FitArrays(
+                name, with_, design, objective.response, objective.weights, beta, at.eta.copy(), at.residual.copy(), factor
+            )
+        some = self._arrays._replace(design=design, beta=self._arrays.beta[:rows], factor=self._arrays.factor[: rows * rows])
+        return some, self._factored
 
-    def walk(self, room: int, *arguments: Any) -> tuple[int, int, int]:
-        """Go through inner iterations, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.walk`."""
-        added, left, iterations = self._grow_in_c().walk(self.extended(room), *arguments)
-        self._size += added
-        return added, left, iterations
-
-    def greedy(self, room: int, *arguments: Any, **settings: Any) -> tuple[int, int, float]:
-        """Add the best candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.greedy`."""
-        added, ahead, reached = self._grow_in_c().greedy(self.extended(room), *arguments, **settings)
-        self._size += added
-        return added, ahead, reached
-
-    def _grow_in_c(self) -> newton.Growing:
-        """Return the fit as compiled code goes on with it."""
-        if self._growing is None:
-            self._growing = newton.Growing(self.objective, self._at)
-        return self._growing
+    def grown(self, added: int, status: int, left: float = PASSING) -> None:
+        """Take over the fit that compiled code made in ``arrays``, with ``added`` coefficients more."""
+        if status == compiled.NOT_DEFINITE:
+            raise np.linalg.LinAlgError(newton.NOT_DEFINITE)
+        if added:
+            self._size, self._factored, self._left, self._at = self._size + added, status == compiled.FACTORED, left, None
 
     @property
     def residual(self) -> Float64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from fastomp_nvm.arrays import BoolArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
-from fastomp_nvm.objectives import newton
+from fastomp_nvm.objectives import compiled, newton
 from fastomp_nvm.objectives.base import GainTracker
+from fastomp_nvm.objectives.compiled import ColumnArrays
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Curvature
@@ -73,6 +75,7 @@ class GLMGains(GainTracker):
         # The quadratic model: its features, their standardisation, curvature and gains, and which columns these followed; next to
         # nothing for the others. It is made when somebody asks.
         self._linearised = False
+        self._wanted = sys.maxsize  # features when the greedy ends
         self._near: IndexArray
         self._standardisation: Standardisation
         self._curvature: Curvature
@@ -124,65 +127,45 @@ class GLMGains(GainTracker):
             self._followed.append(column)
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best of the open features ``count`` times over, all at once that come before the next fit; in C the fits, too."""
+        """Add the best of the open features ``count`` times, refits included; the first ones in compiled code."""
         taken = self._grow_in_c(open_, count, least) if last and not self._added else []
-        while len(taken) < count:
-            self._fit_when_due(count - len(taken))
-            batch = min(count - len(taken), self._next_fit - len(self._added))
-            bound = 2.0 * max(least, self._most_of_others)
-            found = self._quadratic.grow(self._curvature.left, open_[self._near], batch, bound)
-            if found is None:
-                return taken + super().grow(open_, count - len(taken), least)
-            places = [place for place, _ in found]
-            positions = self._near[places]
-            open_[positions] = False
-            self._followed += places
-            self._added += positions.tolist()
-            gains = [0.5 * gain for _, gain in found]
-            for gain in gains:  # one after the other, as in C; `sum` carries errors along from Python 3.12 on
-                self._promised += gain
-            taken += zip(positions.tolist(), gains, strict=True)
-            self._done = ~open_  # what is not open was added, or never will be
-            if len(found) < batch:  # the next is none of the near ones, or gains hardly more than those
-                one = super().grow(open_, 1, least)
-                if not one:
-                    break
-                taken += one
+        self._wanted = len(self._added) + count - len(taken)
+        taken += super().grow(open_, count - len(taken), least)
+        self._wanted = sys.maxsize
         return taken
 
     def _grow_in_c(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
         """Do what ``grow`` does for the first time, fits included; less of it, or nothing, where compiled code cannot go on."""
         columns, n_obs = self._columns, len(self._objective.response)
-        here = columns.located() if newton.compiled(self._objective, columns) and self._objective.centred else None
+        here = columns.located() if newton.can_multiply(self._objective, columns) and self._objective.centred else None
         if here is None or count * n_obs > MOST_ENTRIES:
             return []
         standardisation = columns.standardisation
         taken, gains = np.empty(count, dtype=np.int64), np.empty(count)
-        added, self._ahead, self._reached = self._model.greedy(
-            count,
-            here[0],
-            here[1].copy(),
-            standardisation.mean,
-            standardisation.scale,
-            standardisation.wide,
+        (fit, has_factor), total = self._model.arrays(count), self._objective.total
+        added, self._ahead, status, self._reached = compiled.native.greedy(
+            fit,
+            has_factor,
+            ColumnArrays(here[0], here[1].copy(), standardisation.mean, standardisation.scale, standardisation.wide),
             open_,
             taken,
             gains,
-            least=least,
-            schedule=(TRUST, FIRST, LONGEST, FEWEST, LEAST_NEAR, NEAR_PER_ADDITION, _fitting(n_obs), NOT_NEAR, SMALLEST_PIVOT),
+            (least, self._model.at.left * total, PASSING * total, EXACT * total),
+            (TRUST, FIRST, LONGEST, FEWEST, LEAST_NEAR, NEAR_PER_ADDITION, _fitting(n_obs), NOT_NEAR, SMALLEST_PIVOT),
         )
+        self._model.grown(added, status, EXACT if added == count else PASSING)
         self._added = taken[:added].tolist()
         self._fitted, self._done = added, ~open_
         return list(zip(self._added, gains[:added].tolist(), strict=True))
 
-    def _fit_when_due(self, wanted: int | None = None) -> None:
-        """Fit again once as many features were added as the quadratic model is trusted with; at most ``wanted`` will follow."""
+    def _fit_when_due(self) -> None:
+        """Fit again once as many features were added as the quadratic model is trusted with."""
         if not self._linearised:
             self._linearise()
         elif len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
-            self._ahead = self._ahead if wanted is None else min(self._ahead, wanted)
+            self._ahead = min(self._ahead, self._wanted - len(self._added))
             self._linearise()
 
     def _refit(self, left: float = PASSING) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
+from fastomp_nvm.objectives import compiled
 from fastomp_nvm.objectives.base import Extends, GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
-from fastomp_nvm.objectives.linear_candidates import native
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import Linear
@@ -101,7 +101,6 @@ class FollowedGains:
         self._gradient, self._pivot = np.ascontiguousarray(gradient), np.ascontiguousarray(pivot)
         self._directions: Float64Array = np.empty((16, len(gradient)))
         self._size = 0
-        self._room = np.empty(len(gradient))  # for gains, where they are computed in C
 
     @property
     def directions(self) -> Float64Array:
@@ -114,9 +113,8 @@ class FollowedGains:
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
         """Return the first of the features marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
-        if native is not None and not self._groups:
-            place, gain = native.best(self._gradient, self._pivot, self._smallest, open_, self._room)
-            return place, gain
+        if compiled.available and not self._groups:
+            return compiled.native.best(self._gradient, self._pivot, self._smallest, open_)
         gains = np.where(open_, self.gains(), -1.0)
         place = int(gains.argmax())
         return place, float(gains[place])
@@ -125,10 +123,13 @@ class FollowedGains:
         """Follow ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
         if self._pivot[column] <= self._smallest[column]:
             return
-        self._make_room(1)
+        if self._size == len(self._directions):
+            grown = np.empty((2 * self._size + 16, len(self._gradient)))
+            grown[: self._size] = self._directions
+            self._directions = grown
         direction: Float64Array = self._directions[self._size]
-        if native is not None:
-            move = native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
+        if compiled.available:
+            move = compiled.native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
         else:
             used, root = self._directions[: self._size], math.sqrt(float(self._pivot[column]))
             move = float(self._gradient[column]) / root
@@ -143,29 +144,6 @@ class FollowedGains:
         self.value += move * move
         self._size += 1
 
-    def grow(self, gram: Float64Array, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]] | None:
-        """Do what ``GainTracker.grow`` does, in C, given the Gram matrix (n_columns, n_columns); None where that cannot be."""
-        if native is None or self._groups:
-            return None
-        self._make_room(count)
-        places, found = np.empty(count, dtype=np.int64), np.empty(count)
-        taken, more = native.grow(
-            gram,
-            self._directions,
-            self._size,
-            self._gradient,
-            self._pivot,
-            self._smallest,
-            open_,
-            self._room,
-            places,
-            found,
-            least,
-        )
-        self._size += more
-        self.value += float(found[:taken].sum())  # 0 for dependent ones
-        return list(zip(places[:taken].tolist(), found[:taken].tolist(), strict=True))
-
     def among(self, positions: IndexArray) -> FollowedGains:
         """Return the features at ``positions``, ascending, as they are now; they follow further additions by themselves."""
         columns = column_index(self._standardisation.offsets, positions)
@@ -178,13 +156,6 @@ class FollowedGains:
         )
         few._directions, few._size = self._directions[: self._size, columns], self._size
         return few
-
-    def _make_room(self, count: int) -> None:
-        """See to it that there is room for ``count`` more directions."""
-        if self._size + count > len(self._directions):
-            grown = np.empty((2 * (self._size + count), len(self._gradient)))
-            grown[: self._size] = self._directions[: self._size]
-            self._directions = grown
 
 
 class LinearGains(GainTracker):
@@ -223,11 +194,6 @@ class LinearGains(GainTracker):
         """Return the first of the best."""
         self._open = open_
         return self._followed.best(open_)
-
-    def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best of the open features ``count`` times over, at once where all products are known."""
-        taken = None if self._whole is None else self._followed.grow(self._whole, open_, count, least)
-        return super().grow(open_, count, least) if taken is None else taken
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""

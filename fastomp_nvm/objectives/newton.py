@@ -12,39 +12,33 @@ r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.objectives import compiled
+from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
-
-try:
-    native: Any = importlib.import_module("fastomp_nvm.objectives._newton")
-except ImportError:  # installed on a machine without a compiler
-    native = None
 
 __all__ = [
     "EXACT",
     "PASSING",
     "Coefficients",
     "Curvature",
-    "Growing",
-    "compiled",
+    "can_multiply",
     "curvature_left",
-    "implementation",
     "likelihood",
     "maximise",
     "products",
     "roots",
+    "settings",
 ]
 
 #: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
@@ -62,9 +56,6 @@ SMALL, OVERSHOT = 1.0, 0.5
 
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
 MAX_STEPS = 200
-
-#: What compiled fits end with: no factor of use, one, or a curvature that is not positive definite.
-NO_FACTOR, FACTORED, UNBOUNDED = 0, 1, -1
 
 NOT_DEFINITE = "the curvature of the likelihood is not positive definite"
 
@@ -93,15 +84,10 @@ class Coefficients:
     left: float = np.inf
 
 
-def implementation() -> str:
-    """Return what names the last bits of fits by the families of this package: ``c-5`` or ``python-5``."""
-    return "python-5" if native is None else "c-5"
-
-
-def compiled(family: GLM, columns: Columns) -> bool:
-    """Tell whether compiled code can multiply ``columns`` and fit them."""
+def can_multiply(family: GLM, columns: Columns) -> bool:
+    """Return True where compiled code can multiply ``columns`` and fit them."""
     return (
-        native is not None
+        compiled.available
         and family.native is not None
         and not columns.standardisation.whiteners
         and columns.dtype in (np.float32, np.float64)
@@ -109,19 +95,24 @@ def compiled(family: GLM, columns: Columns) -> bool:
 
 
 def products(family: GLM, columns: Columns, residuals: Float64Array) -> Float64Array:
-    """Return (n_columns, m): ``columns`` times ``residuals`` (m, n_obs), with the bits of compiled prefixes where these are."""
-    if not compiled(family, columns):
+    """Return (n_columns, m): ``columns`` times ``residuals`` (m, n_obs), with the bits of compiled inner iterations."""
+    if not can_multiply(family, columns):
         return columns.products(residuals.T)
     mean, scale, wide = columns.standardisation.mean, columns.standardisation.scale, columns.standardisation.wide
     out = np.empty((len(mean), len(residuals)))
     for local, array, places in columns.pieces():
         if len(local) == len(out):
-            native.gradients(array, places, mean, scale, wide, residuals, out)
+            compiled.native.gradients(ColumnArrays(array, places, mean, scale, wide), residuals, out)
         else:
             found = np.empty((len(local), len(residuals)))
-            native.gradients(array, places, mean[local], scale[local], wide[local], residuals, found)
+            compiled.native.gradients(ColumnArrays(array, places, mean[local], scale[local], wide[local]), residuals, found)
             out[local] = found
     return out
+
+
+def settings(family: GLM, left: float) -> tuple[float, float, float, float, float, int, bool]:
+    """Return the settings of a compiled fit to a decrement of ``left``."""
+    return family.ridge, left * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred
 
 
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
@@ -144,131 +135,17 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     beta[:first] = start.intercept
     beta[first : first + len(start.coef)] = start.coef
     eta, residual = start.eta.copy(), start.residual.copy()
-    climb = _climb if native is None or family.native is None else _climb_in_c
     settled = first + len(start.coef) if start.left <= left else -1
-    factor = climb(family, design, beta, eta, residual, start.factor, left * family.total, settled)
-    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
-
-
-class Growing:
-    """A compiled fit that grows by one coefficient after the other, in memory of its own.
-
-    Parameters
-    ----------
-    family : GLM
-    start : Coefficients
-    """
-
-    def __init__(self, family: GLM, start: Coefficients) -> None:
-        self._family, self._first = family, int(family.centred)
-        self._left = start.left
-        self._beta = np.concatenate((np.full(self._first, start.intercept), start.coef))
-        self._size = len(self._beta)
-        self._eta, self._residual = start.eta.copy(), start.residual.copy()
-        self._factor = np.empty(0) if start.factor is None else start.factor.T.reshape(-1)  # in order, one row after the other
-        self._factored = start.factor is not None
-        self._settings = (family.ridge, PASSING * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred)
-
-    @property
-    def at(self) -> Coefficients:
-        """Where it is."""
-        size, first = self._size, self._first
-        factor = self._factor[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
-        intercept = float(self._beta[0]) if first else 0.0
-        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor, self._left)
-
-    def advance(self, design: Float64Array, *arguments: Any) -> tuple[int, int]:
-        """Add candidates: ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first.
-
-        ``design`` (d, n_obs) has the fit's columns as its first rows, and room for one more per candidate.
-        """
-        added, left = self._grown(native.advance, design, arguments)
-        self._left = PASSING
-        return added, left
-
-    def walk(self, design: Float64Array, *arguments: Any) -> tuple[int, int, int]:
-        """Go through inner iterations: likewise those of the compiled ``walk``, and how many there were; see ``advance``."""
-        added, left, iterations = self._grown(native.walk, design, arguments)
-        self._left = PASSING
-        return added, left, iterations
-
-    def greedy(self, design: Float64Array, *arguments: Any, least: float, schedule: tuple[float, ...]) -> tuple[int, int, float]:
-        """Add the best candidates: ``arguments`` are those of the compiled ``greedy`` between settings and tolerances.
-
-        Returns
-        -------
-        added, ahead : int
-            How many were added, and how many are to be added before the next fit. All that there is room for are fitted exactly.
-        reached : float
-            Likelihood of the fit.
-        """
-        room, total = len(design) - self._size, self._family.total
-        tolerances = (least, self._left * total, PASSING * total, EXACT * total)
-        added, ahead, reached = self._grown(native.greedy, design, (*arguments, tolerances, schedule))
-        if added:
-            self._left = EXACT if added == room else PASSING
-        return added, ahead, reached
-
-    def _grown(self, grow: Callable[..., tuple[Any, ...]], design: Float64Array, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Have ``grow`` add candidates; return what it does, without what it says of the factor."""
-        rows, family = len(design), self._family
-        if rows > len(self._beta):
-            self._beta, self._factor = _with_room(self._beta, 2 * rows), _with_room(self._factor, 4 * rows * rows)
-        added, left, found, *more = grow(
-            family.native,
-            design,
-            family.response,
-            family.weights,
-            self._beta[:rows],
-            self._eta,
-            self._residual,
-            self._factor[: rows * rows],
-            self._factored,
-            self._settings,
-            *arguments,
-        )
-        if found == UNBOUNDED:
+    if compiled.available and family.native is not None:
+        square = np.empty((len(design), len(design)))
+        fit = FitArrays(family.native, settings(family, left), design, family.response, family.weights, beta, eta, residual, square)
+        status = compiled.native.maximise(fit, None if start.factor is None else start.factor.T, settled)
+        if status == compiled.NOT_DEFINITE:
             raise np.linalg.LinAlgError(NOT_DEFINITE)
-        self._size, self._factored = self._size + added, found == FACTORED
-        return added, left, *more
-
-
-def _with_room(array: Float64Array, size: int) -> Float64Array:
-    """Return a longer array that begins like this one."""
-    longer = np.empty(size)
-    longer[: len(array)] = array
-    return longer
-
-
-def _climb_in_c(
-    family: GLM,
-    design: Float64Array,
-    beta: Float64Array,
-    eta: Float64Array,
-    residual: Float64Array,
-    known: Float64Array | None,
-    tolerance: float,
-    settled: int,
-) -> Float64Array | None:
-    """Do what ``_climb`` does."""
-    factor = np.empty((len(design), len(design)))
-    settings = (family.ridge, tolerance, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred)
-    found = native.maximise(
-        family.native,
-        design,
-        family.response,
-        family.weights,
-        settings,
-        None if known is None else known.T,
-        beta,
-        eta,
-        residual,
-        factor,
-        settled,
-    )
-    if found == UNBOUNDED:
-        raise np.linalg.LinAlgError(NOT_DEFINITE)
-    return factor.T if found == FACTORED else None
+        factor = square.T if status == compiled.FACTORED else None
+    else:
+        factor = _climb(family, design, beta, eta, residual, start.factor, left * family.total, settled)
+    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
 
 
 def _climb(
@@ -351,20 +228,19 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
 
 def likelihood(family: GLM, at: Coefficients) -> float:
     """Return the penalised log-likelihood, up to what no model changes."""
-    if native is None or family.native is None:
+    if not compiled.available or family.native is None:
         each = family.response * at.eta - family.partition(at.eta)
         return float(family.weights @ each) - 0.5 * family.ridge * float(at.coef @ at.coef)
-    found: float = native.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
-    return found
+    return compiled.native.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
 
 
 def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
     """Return the roots of the weighted variances at ``eta`` (n_obs,), and the largest of these."""
-    if native is None or family.native is None:
+    if not compiled.available or family.native is None:
         variances = family.weights * family.moments(eta)[1]
         return np.sqrt(variances), float(variances.max())
     out = np.empty(len(eta))
-    return out, native.roots(family.native, eta, family.weights, out)
+    return out, compiled.native.roots(family.native, eta, family.weights, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,9 +283,9 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
     most of the work.
     """
     size, near = len(design), len(scaled) - len(design)
-    if native is not None:
+    if compiled.available:
         out, factor, above = np.empty((near, near)), np.zeros((size, size)), np.empty((near, size))
-        if native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
+        if compiled.native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
             return Curvature(out, factor.T, above.T, unit)
     np.multiply(design, roots, out=scaled[:size], casting="same_kind")
     gram = (scaled @ scaled.T).astype(np.float64)

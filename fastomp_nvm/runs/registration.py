@@ -26,7 +26,7 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
 from fastomp_nvm.matrix.blas import blas_libraries
-from fastomp_nvm.objectives import linear_candidates, newton
+from fastomp_nvm.objectives import compiled
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
 
@@ -229,7 +229,7 @@ def describe_response(y: Any) -> Any:
 
 def numeric_build(kernel: str) -> dict[str, str]:
     """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what computes the rest."""
-    return {**sweep_build(kernel), "fits": newton.implementation(), "rounds": linear_candidates.implementation()}
+    return {**sweep_build(kernel), "fits": compiled.fits(), "rounds": compiled.rounds()}
 
 
 def sweep_build(kernel: str) -> dict[str, str]:
