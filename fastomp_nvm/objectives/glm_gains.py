@@ -123,7 +123,7 @@ class GLMGains(GainTracker):
             return
         offsets = self._standardisation.offsets
         for column in range(int(offsets[place]), int(offsets[place + 1])):
-            self._quadratic.add(column, self._curvature.left[column])
+            self._quadratic.follow(column, self._curvature.left[column])
             self._followed.append(column)
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:

@@ -8,7 +8,7 @@ depend on shapes, and the answer is the same everywhere.
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import repeat
 
 import numpy as np
 
@@ -55,13 +55,13 @@ class KnownColumns:
     def places(self, columns: Columns) -> IndexArray | None:
         """Return the rows that are ``columns``, computed where they are new; None when they would be too many."""
         offsets, features = columns.standardisation.offsets, columns.features.tolist()
-        new = np.array([position for position, feature in enumerate(features) if feature not in self._first], dtype=np.int64)
-        count = int((offsets[new + 1] - offsets[new]).sum())
-        if self._used + count > min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1]):
-            return None
-        if count:
-            self._add(columns, new, count)
-        first = np.array([self._first[feature] for feature in features], dtype=np.int64)
+        first = np.fromiter(map(self._first.get, features, repeat(-1)), dtype=np.int64, count=len(features))
+        new = np.flatnonzero(first < 0)
+        if new.size:
+            count = int((offsets[new + 1] - offsets[new]).sum())
+            if self._used + count > min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1]):
+                return None
+            first[new] = self._add(columns, new, count)
         if len(features) == offsets[-1]:  # one column each
             return first
         return np.asarray(np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1]), dtype=np.int64)
@@ -76,8 +76,11 @@ class KnownColumns:
         scattered[places] = coef
         return np.asarray(scattered @ self.rows[: self._used])
 
-    def _add(self, columns: Columns, positions: IndexArray, count: int) -> None:
-        """Compute ``count`` columns, of the features at ``positions``, and their products with all that are here."""
+    def _add(self, columns: Columns, positions: IndexArray, count: int) -> IndexArray:
+        """Compute the ``count`` columns of the features at ``positions``, and their products with all known columns.
+
+        Returns the row of the first column of each.
+        """
         if not len(self.rows):
             capacity = min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1])
             self.rows, self._gram = np.empty((capacity, self.rows.shape[1])), np.empty((capacity, capacity))
@@ -86,14 +89,15 @@ class KnownColumns:
         fresh = self.rows[new]
         columns.only(positions).fill(fresh, self._factors)
         self.moves[new] = fresh @ self._response
-        edges = [*range(self._used, new.stop, AT_ONCE), new.stop]
-        # The last block meets the most columns: the longest task begins first.
-        columns.share_out([partial(self._multiply, first, last) for first, last in reversed(list(pairwise(edges)))])
+        starts = range(self._used, new.stop, AT_ONCE)
+        tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], new.stop]))
+        columns.share_out(tasks[::-1])  # the last block meets the most columns: the longest task begins first
         offsets = columns.standardisation.offsets
-        ends = self._used + np.cumsum(offsets[positions + 1] - offsets[positions])
-        firsts = ends - (offsets[positions + 1] - offsets[positions])
-        self._first.update(zip(columns.features[positions].tolist(), firsts.tolist(), strict=True))
+        widths = offsets[positions + 1] - offsets[positions]
+        first = self._used + np.cumsum(widths) - widths
+        self._first.update(zip(columns.features[positions].tolist(), first.tolist(), strict=True))
         self._used += count
+        return np.asarray(first)
 
     def _multiply(self, first: int, last: int) -> None:
         """Compute the products of the columns at places ``first`` to ``last`` with these and all before."""

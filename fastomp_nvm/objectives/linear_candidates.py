@@ -119,14 +119,15 @@ class FewLinearCandidates(LinearCandidates):
     ``places`` are their columns among those that are known.
     """
 
-    def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array, places: IndexArray) -> None:
+    def __init__(
+        self, model: LinearModel, columns: Columns, gradient: Float64Array, coordinates: Float64Array, places: IndexArray
+    ) -> None:
         super().__init__(model, columns, gradient)
         self._known, self._places, self._rows = model.objective.known, places, places[:0]  # the last: of the last block
         self._gram = self._known.gram(places, places)
         self._lengths = None if model.objective.centred else np.sqrt(self._gram.diagonal())
         self._tolerance = DEPENDENT
-        if model.coordinates.size:
-            self._explain(model.directions_of(model.products_with(places)))
+        self._gram -= coordinates @ coordinates.T
         if compiled.available:  # which writes to all of them
             self._gradient, self._offsets = gradient.copy(), self._standardisation.offsets.copy()
 
@@ -171,12 +172,9 @@ class ManyLinearCandidates(LinearCandidates):
     hand: evaluating prefixes costs one product of the candidates with the block and nothing else of the size of the data.
     """
 
-    def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array) -> None:
+    def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array, coordinates: Float64Array) -> None:
         super().__init__(model, columns, gradient)
-        self._columns, self._last = columns, np.empty((0, 0))
-        self._coordinates = np.empty((len(gradient), 0))
-        if model.coordinates.size:
-            self._coordinates = model.directions_of(columns.products(model.objective.weighted(model.columns)).T)
+        self._columns, self._last, self._coordinates = columns, np.empty((0, 0)), coordinates
 
     def _products(self, positions: IndexArray, rows: IndexArray) -> tuple[Float64Array, Float64Array | None]:
         objective = self._model.objective

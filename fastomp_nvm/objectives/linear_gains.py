@@ -85,8 +85,12 @@ class FollowedGains:
     Attributes
     ----------
     value : float
-        What the features added so far have gained.
+        The sum of the gains of the features added so far.
+    open_ : (n_features,) bool
+        Features that ``best`` was last asked about.
     """
+
+    value = 0.0
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class FollowedGains:
         groups: Sequence[Float64Array],
         smallest: Float64Array,
     ) -> None:
-        self.value = 0.0
+        self.open_ = np.ones(standardisation.n_features, dtype=np.bool_)
         self._standardisation, self._groups, self._smallest = standardisation, groups, smallest
         self._gradient, self._pivot = np.ascontiguousarray(gradient), np.ascontiguousarray(pivot)
         self._directions: Float64Array = np.empty((16, len(gradient)))
@@ -113,13 +117,14 @@ class FollowedGains:
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
         """Return the first of the features marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
+        self.open_ = open_
         if compiled.available and not self._groups:
             return compiled.native.best(self._gradient, self._pivot, self._smallest, open_)
         gains = np.where(open_, self.gains(), -1.0)
         place = int(gains.argmax())
         return place, float(gains[place])
 
-    def add(self, column: int, gram: Float64Array) -> None:
+    def follow(self, column: int, gram: Float64Array) -> None:
         """Follow ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
         if self._pivot[column] <= self._smallest[column]:
             return
@@ -158,7 +163,7 @@ class FollowedGains:
         return few
 
 
-class LinearGains(GainTracker):
+class LinearGains(FollowedGains, GainTracker):
     """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks.
 
     A block is what the greedy will probably add next. That is found out by letting it go ahead among the few features that gain
@@ -172,54 +177,39 @@ class LinearGains(GainTracker):
         self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns, as far as they are needed
         self._whole: Float64Array | None = None  # the same of all columns, where they are known
         self._added: list[int] = []
-        self._open = np.ones(len(columns.features), dtype=np.bool_)  # as who adds last said
         known, places = objective.known, objective.known.places(columns)
         if places is not None:
             gradient, self._whole = known.moves[places], known.gram(places, places)
         else:
             gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
         pivot, groups = objective.remainders(columns.standardisation, columns)
-        self._followed = FollowedGains(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
-
-    @property
-    def value(self) -> float:
-        """F of the set so far."""
-        return self._followed.value
-
-    def gains(self) -> Float64Array:
-        """Return the exact gain of each feature; 0 for dependent ones."""
-        return self._followed.gains()
-
-    def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the best."""
-        self._open = open_
-        return self._followed.best(open_)
+        super().__init__(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
         first, last = int(self._offsets[position]), int(self._offsets[position + 1])
         if self._whole is not None:
             for column in range(first, last):
-                self._followed.add(column, self._whole[column])
+                self.follow(column, self._whole[column])
             return
         if first not in self._gram:
             coming = [each for each in self._foreseen(position) if int(self._offsets[each]) not in self._gram]
             products = self._products(self._columns, np.array(coming))
             self._gram.update(zip(column_index(self._offsets, np.array(coming)).tolist(), products, strict=True))
         for column in range(first, last):
-            self._followed.add(column, self._gram.pop(column))
+            self.follow(column, self._gram.pop(column))
         self._added.append(position)
 
     def _foreseen(self, position: int) -> list[int]:
         """Return the features that will probably be added next, one after the other: first the one at ``position``."""
         count = GRAM_BLOCK if self._columns.held else READING_BLOCK
-        gains = np.where(self._open, self.gains(), -1.0)
+        gains = np.where(self.open_, self.gains(), -1.0)
         gains[position] = np.inf
         width = min(max(int(NEAR_SHARE * len(gains)), FEWEST_NEAR * count), MOST_NEAR * count, len(gains))
         near = np.sort(np.argpartition(-gains, width - 1)[:width])
         near = near[gains[near] > 0.0]
         least = LEAST_FORESEEN * float(np.delete(gains, near).max(initial=0.0))
-        few, columns = self._followed.among(near), self._columns.only(near)
+        few, columns = self.among(near), self._columns.only(near)
         gram = self._products(columns, np.arange(len(near)))
         offsets, open_, coming = columns.standardisation.offsets, np.ones(len(near), dtype=np.bool_), list[int]()
         place = int(np.searchsorted(near, position))
@@ -229,7 +219,7 @@ class LinearGains(GainTracker):
             if len(coming) == count:
                 break
             for column in range(int(offsets[place]), int(offsets[place + 1])):
-                few.add(column, gram[column])
+                few.follow(column, gram[column])
             place, gain = few.best(open_)
             while gain > least and not self._extended_by(coming, near[place : place + 1])[0]:
                 left = np.flatnonzero(open_)
