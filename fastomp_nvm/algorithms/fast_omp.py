@@ -1,8 +1,9 @@
 """FAST_OMP, Algorithm 1 of the paper: adaptive sequencing with matching pursuit under a p-system.
 
 An outer iteration asks for the gradient of every candidate once (the only full pass), sets the threshold ``t`` and keeps the
-candidates that reach it. Those columns are gathered into memory; inner iterations then draw random feasible sequences of them
-and adopt the shortest prefix after which enough candidates have fallen below ``t``, without touching the medium.
+candidates that reach it. Their columns are gathered into memory; inner iterations (:mod:`fastomp_nvm.algorithms.sequence`) then
+draw random feasible sequences of them and adopt the shortest prefix after which enough candidates have fallen below ``t``, without
+reading from the medium.
 
 Readings of Algorithm 1 (line numbers as printed):
 
@@ -10,12 +11,12 @@ Readings of Algorithm 1 (line numbers as printed):
   nothing extends the set.
 * line 4: ``r`` is the rank of the whole constraint, ``m / M`` is the parameter ``tau``.
 * line 8: prefixes run over ``j = 0..k``. ``j = 0`` can qualify in the first inner iteration only, where it filters with the
-  gradient at hand; then no sequence is drawn and no question asked. ``|X_j|`` is not monotone in ``j``, so prefixes are evaluated
-  in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty: ``j*`` always exists.
+  gradient already computed; then no sequence is drawn and no query made. ``|X_j|`` is not monotone in ``j``, so prefixes are
+  evaluated in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty, so ``j*`` exists.
 
 Two additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps and over one
-pool of columns; the polish then sees what any of them gathered, and the best set is kept. ``skip_weak`` is a variant outside
-Theorem 1: an element of the sequence whose own score has fallen below ``t`` when its turn comes is passed over.
+pool of columns; the polish then uses all gathered columns, and the best set is kept. ``skip_weak`` is a variant outside
+Theorem 1: an element of the sequence whose own score has fallen below ``t`` when its turn comes is skipped.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from fastomp_nvm.arrays import IndexArray
 
 __all__ = ["TAUS", "fast_omp"]
 
-#: What ``tau="auto"`` tries.
+#: Values of tau for ``tau="auto"``.
 TAUS = (0.25, 0.5, 0.75, 0.95)
 
-#: FAST_OMP at one tau in flight; returns the set and its f.
+#: A running FAST_OMP at one tau; returns the set and its f.
 _Pursuit: TypeAlias = Generator[Round, "Sequence[Gradients] | None", tuple[IndexArray, float]]
 
 
 def fast_omp(problem: Problem) -> Algorithm:
-    """Run FAST_OMP, then the polish when asked for."""
+    """Run FAST_OMP, then the polish unless it is switched off."""
     tau, chosen = problem.parameters.tau, None
     if tau == "auto":
         selected, value, chosen = yield from _best_of(problem, TAUS)
@@ -76,9 +77,9 @@ def _best_of(
         answers = {}
         if waiting:
             ahead = max(waiting.values(), key=lambda query: query.value)
-            told = yield Query(ahead.selected, ahead.value, tuple(query.asks[0] for query in waiting.values()))
-            assert told is not None
-            answers = {place: (gradients,) for place, gradients in zip(waiting, told, strict=True)}
+            answered = yield Query(ahead.selected, ahead.value, tuple(query.asks[0] for query in waiting.values()))
+            assert answered is not None
+            answers = {place: (gradients,) for place, gradients in zip(waiting, answered, strict=True)}
     # A pursuit knows its f to the precision of its products; refits are compared instead.
     values = [problem.objective.refit(problem.pool.columns(found[place])).value for place in range(len(taus))]
     best = int(np.argmax(values))
@@ -86,7 +87,7 @@ def _best_of(
 
 
 def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
-    """Add what went on side by side, rounds of the longest part and calls of all; the parts start afresh."""
+    """Add the counters of parallel runs, rounds by their maximum and calls by their sum; reset the parts."""
     total.gradient_rounds += max(part.gradient_rounds for part in parts)
     total.gradient_calls += sum(part.gradient_calls for part in parts)
     total.independence_rounds += max(part.independence_rounds for part in parts)
@@ -120,14 +121,14 @@ def _pursue(problem: Problem, tau: float) -> _Pursuit:
         if not len(survivors) < (1.0 - epsilon) * len(candidates):  # j* = 0 does not qualify: X stays as it is
             survivors, inner = (survivors if parameters.skip_weak else candidates), 0
         following = model.follow(problem.pool.columns(survivors), gradients.of(survivors))
-        del gradients, answers  # an n-vector: not needed while the inner iterations run
+        del gradients, answers  # frees an n-vector
         while following.features.size:  # members of X extend S, so Cond(S) is not empty either
             added, iterations = inner_iterations(problem, following, selected, threshold, outer, inner, block)
             selected = np.concatenate((selected, added))
             block = min(max(len(added), SMALLEST_BLOCK), LARGEST_BLOCK)
             inner += iterations
             yield Round(len(selected), lambda: model.value)
-        del following  # columns that the next outer iteration need not hold as well
+        del following  # frees columns before the next outer iteration
         outer += 1
     problem.objective.remember(selected, model)
     return selected, model.value

@@ -1,8 +1,8 @@
-"""What an objective is: it turns a growing set of columns into gradients of candidates, and sees nothing but those columns.
+"""The interfaces of objectives: models that grow, candidates whose gradients follow them, and gains for greedy selection.
 
-An objective never sees the design matrix. It is handed the few standardised columns that were chosen (dense, float64) and the
-:class:`~fastomp_nvm.matrix.sweeper.Columns` of the candidates, whose products with vectors it asks for. For the linear model and
-every GLM with canonical link the gradient is ``A_std @ residual``.
+An objective never sees the design matrix. It gets the selected columns, standardised (dense, float64), and the
+:class:`~fastomp_nvm.matrix.pool.Columns` of the candidates, which it multiplies with vectors. For the linear model and every GLM
+with canonical link the gradient is ``A_std @ residual``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastomp_nvm.objectives.compiled import Rounds
 
 __all__ = ["Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective"]
 
-#: Which of some features may be added to others, (o,) bool: given what was added (a,) and the features in question (o,).
+#: Callback ``extends(added, others)``: returns (o,) bool, the ``others`` (o,) that may be added to ``added`` (a,), by position.
 Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
 
 
@@ -37,7 +37,7 @@ class Fit:
     value : float
         The objective f(S) that algorithms compare; larger is better; zero for the empty set.
     score : float
-        What users read: R^2 for the linear model, mean log-likelihood for a GLM.
+        The score in the result: R^2 for the linear model, mean log-likelihood for a GLM.
     """
 
     coef: Float64Array
@@ -97,23 +97,26 @@ class GainTracker(ABC):
     @property
     @abstractmethod
     def value(self) -> float:
-        """F of the set so far; a refit of it may start from here."""
+        """F of the set so far. The fit behind it may be reused by a later refit."""
 
     @abstractmethod
     def gains(self) -> Float64Array:
-        """Return (n_features,): how much f grows with each feature; exact or, for GLMs, to second order."""
+        """Return (n_features,): the increase of f with each feature; exact or, for GLMs, to second order."""
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the candidates marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
+        """Return the candidate with the largest gain among ``open_`` (n_features,) bool, and its gain.
+
+        Of equal gains the first wins; the gain is -1.0 when no candidate is open.
+        """
         gains = np.where(open_, self.gains(), -1.0)
         place = int(gains.argmax())
         return place, float(gains[place])
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best of the open candidates ``count`` times over; return them and their gains.
+        """Add the best open candidate ``count`` times; return the candidates added and their gains.
 
-        Ends early where none is open, or where no more than ``least`` is gained. Those that were added are open no longer. The
-        ``last`` time nothing will be added afterwards.
+        Stops early when no candidate is open, or when the best gain is at most ``least``. Added candidates are removed from
+        ``open_``. ``last``: no call to ``add`` or ``grow`` follows.
         """
         taken: list[tuple[int, float]] = []
         while len(taken) < count:
@@ -127,7 +130,7 @@ class GainTracker(ABC):
 
     @abstractmethod
     def add(self, position: int) -> None:
-        """Add the candidate at ``position``: the best of those that may still be added, so that better ones never will be."""
+        """Add the candidate at ``position``: the best feasible one, so that candidates with larger gains can be dropped."""
 
 
 class Model(ABC):
@@ -136,7 +139,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def residual(self) -> Float64Array:
-        """(n_obs,) float64: the vector whose products with all columns are the gradient. Sums to zero when centred."""
+        """(n_obs,) float64: the gradient is its product with all columns. Sums to zero when centred."""
 
     @property
     @abstractmethod
@@ -149,7 +152,7 @@ class Model(ABC):
 
     @abstractmethod
     def follow(self, columns: Columns, gradient: Float64Array) -> Candidates:
-        """Return ``columns`` as candidates of this model, their gradient (n_columns,) at it given."""
+        """Return ``columns`` as candidates of this model; ``gradient`` (n_columns,) is theirs at this model."""
 
 
 class Objective(ABC):
@@ -168,21 +171,21 @@ class Objective(ABC):
         """Fit all ``columns`` (n_obs, d) from scratch; dependent columns get the coefficients of least norm."""
 
     def refit(self, columns: Columns) -> Fit:
-        """Fit the ``columns`` of a run that is done; what it knows of them may be used."""
+        """Fit ``columns`` at the end of a run, reusing products and fits of the run."""
         return self.fit(columns.dense(np.arange(len(columns.features))))
 
     def refit_score(self, columns: Columns) -> float:
         """Return the score of a ``refit``."""
         return self.refit(columns).score
 
-    def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - most have nothing to remember
-        """Note the ``model`` of ``features``, in this order: a refit of them may start from it."""
+    def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - optional
+        """Remember the ``model`` of ``features``, in this order, as the start of a later refit."""
 
     @abstractmethod
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
-        """Return the score of the linear predictor ``eta`` (n_obs,) on the observations that ``weights`` (n_obs,) counts.
+        """Return the score of the linear predictor ``eta`` (n_obs,) on observations weighted by ``weights`` (n_obs,).
 
-        These may be observations the objective itself leaves out. NaN where they tell nothing: R^2 of a constant response.
+        These may be observations held out from the objective. NaN where the score is undefined: R^2 of a constant response.
         """
 
     @abstractmethod
@@ -193,6 +196,5 @@ class Objective(ABC):
     def gains(self, columns: Columns, extends: Extends | None = None) -> GainTracker:
         """Return a tracker of the gains of ``columns``, starting from the empty set.
 
-        ``extends(added, others)`` tells who works ahead which of ``others`` may be added to what was added, all by position: a
-        hint, without effect on the answer.
+        ``extends`` is a hint for computing Gram columns ahead, without effect on the answer.
         """

@@ -6,18 +6,22 @@ runs record the identifiers ``fits`` and ``rounds``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import importlib
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 
-try:
+if TYPE_CHECKING:
     from fastomp_nvm import _objectives as native
-
-    available = True
-except ImportError:  # installed on a machine without a compiler
-    available = False
+else:
+    try:
+        native = importlib.import_module("fastomp_nvm._objectives")
+    except ImportError:  # installed on a machine without a compiler
+        native = None
 
 __all__ = ["FACTORED", "NOT_DEFINITE", "ColumnArrays", "FitArrays", "Rounds", "available", "fits", "native", "rounds"]
+
+available = native is not None
 
 #: Status codes of a compiled fit, beside 0 (no reusable factor): factor available, curvature not positive definite.
 FACTORED, NOT_DEFINITE = 1, -1

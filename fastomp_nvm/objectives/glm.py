@@ -43,7 +43,7 @@ class GLM(Objective):
     Attributes
     ----------
     native : str or None
-        What the compiled fits call the family; None where they do not know it.
+        Name of the family in compiled code; None where it has none.
     """
 
     native: ClassVar[str | None] = None
@@ -52,7 +52,7 @@ class GLM(Objective):
         self, response: Float64Array, weights: Float64Array | None = None, ridge: float = 1e-4, centred: bool = True
     ) -> None:
         self.check(response)
-        # Contiguous float64: compiled fits take them as they lie in memory.
+        # Contiguous float64, as compiled fits need them.
         self.response = np.ascontiguousarray(response, dtype=np.float64)
         self.weights = np.ones(len(response)) if weights is None else np.ascontiguousarray(weights, dtype=np.float64)
         self.total = float(self.weights.sum())
@@ -86,7 +86,7 @@ class GLM(Objective):
         return self.response * eta - self.partition(eta)
 
     def best_likelihood(self) -> float:
-        """Return what the total log-likelihood of no model exceeds: 0, because the probability of an observation is at most 1."""
+        """Return an upper bound on the total log-likelihood: 0, because the probability of an observation is at most 1."""
         return 0.0
 
     @abstractmethod
@@ -98,11 +98,11 @@ class GLM(Objective):
         return float(self.weights @ self.log_likelihood(eta)) - self._penalised(coef)
 
     def _penalised(self, coef: Float64Array) -> float:
-        """Return what the penalty takes off the likelihood."""
+        """Return the penalty on ``coef``."""
         return 0.5 * self.ridge * float(coef @ coef)
 
     def penalty(self, size: int) -> Float64Array:
-        """Return the penalty of each of ``size`` coefficients, the intercept's zero included when there is one."""
+        """Return the penalty of each of ``size`` coefficients; an intercept comes first and has none."""
         penalty = np.full(size, self.ridge)
         penalty[: int(self.centred)] = 0.0
         return penalty
@@ -114,7 +114,7 @@ class GLM(Objective):
         return rows
 
     def newton(self, columns: Float64Array, start: Coefficients) -> Coefficients:
-        """Maximise the penalised likelihood over ``columns`` (n_obs, d), from ``start`` padded with zeros, to the last digits."""
+        """Return the exact fit of ``columns`` (n_obs, d), started from ``start`` padded with zeros."""
         return maximise(self, self.design(columns), start, EXACT)
 
     def predictor(self, columns: Float64Array, at: Coefficients) -> Float64Array:
@@ -127,27 +127,27 @@ class GLM(Objective):
 
     def fit(self, columns: Float64Array) -> Fit:
         """Fit from scratch."""
-        return self._told(self.newton(columns, self.null_coefficients))
+        return self._summed_up(self.newton(columns, self.null_coefficients))
 
     def refit(self, columns: Columns) -> Fit:
-        """Fit, from the model that was remembered of these features, if one was."""
+        """Fit, starting from the remembered model of these features, if any."""
         start = self._remembered.get(columns.features.tobytes(), self.null_coefficients)
         if start is not self.null_coefficients and start.left <= EXACT:
-            return self._told(start)
-        return self._told(self.newton(columns.dense(np.arange(len(columns.features))), start))
+            return self._summed_up(start)
+        return self._summed_up(self.newton(columns.dense(np.arange(len(columns.features))), start))
 
     def refit_score(self, columns: Columns) -> float:
-        """Return the score of a fit, that of a model remembered if there is one: it is the maximum, to twelve digits."""
+        """Return the score of the remembered model, which is accurate to twelve digits, or of a refit."""
         at = self._remembered.get(columns.features.tobytes())
         return self.refit(columns).score if at is None else self.score(at.eta, self.weights)
 
     def remember(self, features: IndexArray, model: Model) -> None:
-        """Note where the model of ``features`` is."""
+        """Remember the fit of ``features``."""
         if isinstance(model, GLMModel):
             self._remembered[features.tobytes()] = model.at
 
-    def _told(self, at: Coefficients) -> Fit:
-        """Return what is told of a fit."""
+    def _summed_up(self, at: Coefficients) -> Fit:
+        """Return value and score of a fit."""
         total = float(self.weights @ self.log_likelihood(at.eta))
         value = total - self._penalised(at.coef) - self.null_likelihood
         return Fit(at.coef, at.intercept, value, total / self.total)
@@ -197,7 +197,7 @@ class GLMModel(Model):
 
     @property
     def at(self) -> Coefficients:
-        """The fit."""
+        """The current fit."""
         if self._at is None:
             assert self._arrays is not None
             size, first = self._size, int(self.objective.centred)
@@ -249,9 +249,9 @@ class GLMModel(Model):
         self.grow(columns.shape[1])
 
     def grow(self, width: int, left: float = PASSING, factor: Float64Array | None = None) -> None:
-        """Refit with the ``width`` rows by which the design was last extended, to a decrement of ``left``.
+        """Refit with the last ``width`` rows of the extended design, to a decrement of ``left``.
 
-        ``factor`` is the upper one of a curvature of them all, where one is known.
+        ``factor`` is the upper factor of a curvature of all rows, where known.
         """
         design, at = self.extended(width), self.at
         self.move(len(design), maximise(self.objective, design, at if factor is None else replace(at, factor=factor), left))

@@ -22,19 +22,19 @@ __all__ = ["GLMCandidates"]
 
 
 class GLMCandidates(Candidates):
-    """Candidates whose gradient at each prefix is their product with that prefix model's residual.
+    """Candidates whose gradient at each prefix is their product with the residual of its fit.
 
-    Where fits are compiled, prefixes are: fits, products and decisions in one call as long as the columns are in memory; where they
-    are read again the same functions are called for one block of them after the other.
+    Inner iterations are compiled as long as the columns are in memory. Otherwise the same compiled fits and products are called
+    from Python, with the same bits.
     """
 
     def __init__(self, model: GLMModel, columns: Columns, gradient: Float64Array) -> None:
         self.features = columns.features
-        self._columns, self._left = columns, np.arange(len(columns.features))  # the latter: positions of the features in the former
+        self._columns, self._left = columns, np.arange(len(columns.features))  # positions of the features in the columns
         self._gradient, self.in_model = gradient, np.zeros(len(columns.features), dtype=np.bool_)
         self._model = model
         self._fits: list[tuple[int, Coefficients]] = []
-        self._prefixes = np.empty((0, 0))  # gradients at these
+        self._prefixes = np.empty((0, 0))  # gradients at these fits
         self._here: ColumnArrays | None = None  # where the columns are in memory, as of the pool's ``drops``
         self._as_of = -1
 
@@ -50,11 +50,11 @@ class GLMCandidates(Candidates):
         return self.columns.standardisation.scores(self._gradient[:, None])[:, 0]
 
     def at_once(self) -> int:
-        """Return 1 where columns are in memory, because a fit costs more than their product with its residual; else all."""
+        """Return 1 for columns in memory, where a fit costs more than a product; otherwise all, to read columns once."""
         return 1 if self.columns.held else len(self.features)
 
     def prefix_scores(self, positions: IndexArray) -> Float64Array:
-        """Fit each prefix, started from the one before, and multiply with all residuals at once."""
+        """Fit each prefix, started from the one before, and multiply the columns with all residuals at once."""
         model, offsets = self._model, self.columns.standardisation.offsets
         widths = offsets[positions + 1] - offsets[positions]
         size, at = len(model.design), model.at
@@ -101,12 +101,12 @@ class GLMCandidates(Candidates):
         return self._here is not None
 
     def adopt(self, prefixes: int) -> None:
-        """Take over the fit of that prefix."""
+        """Move the model to the fit of this prefix."""
         self._model.move(*self._fits[prefixes - 1])
         self._gradient = self._prefixes[:, prefixes - 1]
 
     def keep(self, positions: IndexArray) -> None:
-        """Drop the others."""
+        """Drop all other candidates."""
         self._gradient = self._gradient[column_index(self.columns.standardisation.offsets, positions)]
         self.in_model, self._here = self.in_model[positions], None
         self._columns, self._left = self.columns.keep(positions), np.arange(len(positions))

@@ -3,7 +3,7 @@ r"""Linear model: :math:`f(S) = R^2` of least squares on standardised columns, o
 The model keeps the selected columns ``C``, the Cholesky factor of their Gram matrix, ``C'C + ridge = U'U``, and ``z = U^-T C'y``,
 so that ``f = |z|^2``. In the orthonormal directions ``Q = C U^-1`` a candidate ``a`` has coordinates ``l = U^-T C'a``; a further
 direction changes its gradient by ``l`` times the matching entry of ``z``. So all prefixes of a block of columns follow from the
-candidates' products with that block alone: everything else is as small as the selection.
+candidates' products with that block alone; all other arrays are as small as the selection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastomp_nvm.objectives.linear_gains import LinearGains
 
 __all__ = ["Linear"]
 
-# Squares of values beyond this, or below its inverse, leave the range of float64, alone or added up.
+# Squares of values above this, or below its inverse, overflow or underflow float64, alone or summed.
 _LARGEST = 1e150
 
 
@@ -71,9 +71,9 @@ class Linear(Objective):
         return np.asarray((self.root_weights if vectors.ndim == 1 else self.root_weights[:, None]) * vectors)
 
     def unit(self, weighted: Float64Array) -> tuple[Float64Array, Float64Array | float]:
-        """Return ``weighted`` columns (n_obs, d) at unit length, and the penalty on the squared coefficient of each of these.
+        """Return ``weighted`` columns (n_obs, d) scaled to unit length, and the penalty on the squared coefficient of each.
 
-        Standardised columns have unit length already; of others, the penalty is the larger the shorter the column was.
+        Standardised columns have unit length already; for others the penalty is divided by the squared length.
         """
         if self.centred:
             return weighted, self.ridge
@@ -124,7 +124,7 @@ class Linear(Objective):
         return np.asarray(coef + lapack.dpotrs(factor, rest - self.ridge * coef)[0])
 
     def _of_dependent(self, design: Float64Array) -> Float64Array:
-        """Return the coefficients of least norm of weighted columns (n_obs, d)."""
+        """Return the coefficients of least norm for weighted columns (n_obs, d)."""
         size = design.shape[1]
         rows = np.vstack((design, np.sqrt(self.ridge) * np.eye(size))) if self.ridge else design
         target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
@@ -134,7 +134,7 @@ class Linear(Objective):
         """Return R^2 about the mean of these observations (about zero without intercept)."""
         mean = float(weights @ self.given) / float(weights.sum()) if self.centred else 0.0
         spread = float(weights @ (self.given - mean) ** 2)
-        with np.errstate(over="ignore", invalid="ignore"):  # observations held out may be absurd, and so are then predictions
+        with np.errstate(over="ignore", invalid="ignore"):  # predictions for outlying held-out observations may overflow
             rest = float(weights @ (self.given - eta) ** 2)
         return 1.0 - rest / spread if spread > 0.0 else math.nan
 
@@ -147,13 +147,13 @@ class Linear(Objective):
         return LinearGains(self, columns, extends)
 
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
-        """Return what no selection has explained yet of the features of ``standardisation``, the ridge included.
+        """Return the squared lengths and Gram matrices of features before any selection, the ridge included.
 
         Parameters
         ----------
         standardisation : Standardisation
         columns : Columns, optional
-            Of the same features; looked at only where columns are taken as they are.
+            Of the same features; used only where columns are not standardised.
 
         Returns
         -------
@@ -207,7 +207,7 @@ class LinearModel(Model):
 
     @property
     def residual(self) -> Float64Array:
-        """Sweep vector: the residual (times the root weights), refined once against rounding in the factor."""
+        """Sweep vector: the residual times the root weights, refined once against rounding errors of the factor."""
         self.settle()
         response = self.objective.response
         if not self.coordinates.size:
@@ -226,7 +226,7 @@ class LinearModel(Model):
 
     @property
     def value(self) -> float:
-        """R^2, less the penalty; to the precision of the products while columns wait."""
+        """R^2 less the penalty; while columns are pending, to the precision of the products."""
         return float(self.coordinates @ self.coordinates) + self._pending_value
 
     def add(self, columns: Float64Array) -> None:
@@ -235,7 +235,7 @@ class LinearModel(Model):
         self.settle()
 
     def hand_over(self, rows: Float64Array, places: IndexArray, gain: float) -> None:
-        """Add the weighted columns ``rows[places].T``, whose gain is known, to be factored later."""
+        """Add the weighted columns ``rows[places].T``, whose gain is known, without factoring them yet."""
         if self._known and not (self.objective.centred and rows is self.objective.known.rows):
             self._rows, self._known = self.objective.known.rows[self._places], False
         self._pending.append(rows)

@@ -1,10 +1,10 @@
-"""Candidates of a linear model: their gradients along a sequence of additions, from products with the block alone.
+"""Candidates of a linear model: scores along a sequence of additions, from the candidates' products with a block of it.
 
 In the model's orthonormal directions a candidate has coordinates ``l``; a further direction changes its gradient by ``l`` times the
-response's coordinate ``z``. The columns of a block are candidates themselves, so what the model has explained of them, and their
-products with the residual, are at hand.
+response's coordinate ``z``. The columns of a block are candidates themselves, so their coordinates and their products with the
+residual are known already.
 
-Where the Gram matrix of all candidates is at hand, a compiled extension does the same column by column (``_gram.c``).
+Where the Gram matrix of all candidates is known, ``native/gram.c`` computes the same column by column.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ __all__ = ["FewLinearCandidates", "LinearCandidates", "ManyLinearCandidates"]
 
 
 class LinearCandidates(Candidates):
-    """Candidates by their gradient; what the model leaves of their products with a block of them is all that prefixes need."""
+    """Tracks candidates' gradients.
+
+    Prefixes need only the part of the candidate-by-block products that the model does not explain.
+    """
 
     def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array) -> None:
         self.features = columns.features
@@ -38,8 +41,8 @@ class LinearCandidates(Candidates):
         self._model = model
         self._gradient, self.in_model = gradient, np.zeros(len(columns.features), dtype=np.bool_)
         self._tolerance = DEPENDENT if columns.exact else DEPENDENT_IN_FLOAT32
-        # Of the last block: where its features end, directions (n_columns, d) of the candidates in it, gradients before and after
-        # each, moves, directions that are not dependent.
+        # Of the last block: column at which each feature ends, coordinates (n_columns, d) of the candidates along it, gradients
+        # before and after each column, the response's coordinates, columns that are not dependent.
         self._ends = self._kept = np.empty(0, dtype=np.int64)
         self._directions = self._steps = self._moves = np.empty(0)
 
@@ -55,11 +58,11 @@ class LinearCandidates(Candidates):
         schur = products[rows]
         if ridge:
             schur.flat[:: len(rows) + 1] += ridge
-        if lengths is not None:  # columns count as dependent by what is left of their length
+        if lengths is not None:  # dependence is relative to the length of a column
             schur /= lengths[:, None] * lengths
         factor, kept = cholesky_of_independent(schur, self._tolerance)
         inverse = lapack.dtrtri(factor)[0] if len(kept) else factor
-        if len(kept) < len(rows):  # dependent columns move nothing
+        if len(kept) < len(rows):  # dependent columns change nothing
             padded = np.zeros((len(rows), len(rows)))
             padded[np.ix_(kept, kept)] = inverse
             inverse = padded
@@ -77,7 +80,7 @@ class LinearCandidates(Candidates):
         return self._standardisation.scores(steps[:, self._ends])
 
     def adopt(self, prefixes: int) -> None:
-        """Move model and candidates to that prefix."""
+        """Move model and candidates to this prefix."""
         end = int(self._ends[prefixes - 1])
         moves = self._moves[:end]
         self._model.hand_over(*self._block(end), float(moves @ moves))
@@ -86,7 +89,7 @@ class LinearCandidates(Candidates):
         self._explain(self._directions[:, :end] if len(kept) == end else self._directions[:, kept])
 
     def keep(self, positions: IndexArray) -> None:
-        """Drop the others."""
+        """Drop all other candidates."""
         rows = column_index(self._standardisation.offsets, positions)
         self._gradient = self._gradient[rows]
         self.features, self.in_model = self.features[positions], self.in_model[positions]
@@ -95,40 +98,41 @@ class LinearCandidates(Candidates):
 
     @abstractmethod
     def _products(self, positions: IndexArray, rows: IndexArray) -> tuple[Float64Array, Float64Array | None]:
-        """Return the products with the columns ``rows`` (of the features at ``positions``) and, not centred, the lengths of these.
+        """Return the products of the candidates with their columns ``rows``, those of the features at ``positions``.
 
-        Products are (n_columns, d), as far as the model does not explain them.
+        Products are (n_columns, d), after projecting out the model; the second result is the length of each column, None for
+        standardised columns.
         """
 
     @abstractmethod
     def _block(self, end: int) -> tuple[Float64Array, IndexArray]:
-        """Return dense columns as rows, weighted, and which of them are the first ``end`` of the last block."""
+        """Return weighted dense columns as rows, and the indices of the first ``end`` columns of the last block among them."""
 
     @abstractmethod
     def _explain(self, directions: Float64Array) -> None:
-        """Note that the model explains these directions (n_columns, d) from now on."""
+        """Project out directions in which the candidates have coordinates ``directions`` (n_columns, d)."""
 
     @abstractmethod
     def _drop(self, positions: IndexArray, rows: IndexArray) -> None:
-        """Drop all features but those at ``positions``, all columns but ``rows``."""
+        """Drop all features except those at ``positions``, and all columns except ``rows``."""
 
 
 class FewLinearCandidates(LinearCandidates):
-    """Candidates with what the model leaves of their Gram matrix: after that, nothing of the size of the data is touched.
+    """Candidates with their Gram matrix after projecting out the model: no further work of the size of the data.
 
-    ``places`` are their columns among those that are known.
+    ``places`` are the rows of their columns in the cache of known columns.
     """
 
     def __init__(
         self, model: LinearModel, columns: Columns, gradient: Float64Array, coordinates: Float64Array, places: IndexArray
     ) -> None:
         super().__init__(model, columns, gradient)
-        self._known, self._places, self._rows = model.objective.known, places, places[:0]  # the last: of the last block
+        self._known, self._places, self._rows = model.objective.known, places, places[:0]  # the last: columns of the last block
         self._gram = self._known.gram(places, places)
         self._lengths = None if model.objective.centred else np.sqrt(self._gram.diagonal())
         self._tolerance = DEPENDENT
         self._gram -= coordinates @ coordinates.T
-        if compiled.available:  # which writes to all of them
+        if compiled.available:  # compiled code overwrites these
             self._gradient, self._offsets = gradient.copy(), self._standardisation.offsets.copy()
 
     def run(self, rounds: Rounds) -> tuple[int, int]:
@@ -168,8 +172,7 @@ class FewLinearCandidates(LinearCandidates):
 class ManyLinearCandidates(LinearCandidates):
     """Candidates with their coordinates (n_columns, s) in the model's directions.
 
-    The columns of a block are candidates themselves, so their overlaps with the model and their products with the residual are at
-    hand: evaluating prefixes costs one product of the candidates with the block and nothing else of the size of the data.
+    Evaluating the prefixes of a block costs one product of the candidates with the block, and nothing else of the size of the data.
     """
 
     def __init__(self, model: LinearModel, columns: Columns, gradient: Float64Array, coordinates: Float64Array) -> None:

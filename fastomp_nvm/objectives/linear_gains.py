@@ -1,4 +1,4 @@
-"""Gains of a quadratic model, ``g^2 / d`` per feature, without refits: exact for the linear one."""
+"""Gains ``g^2 / d`` of features in a quadratic model, without refits: exact for the linear model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALLEST_PIVOT", "FollowedGains", "LinearGains", "exact_gains"]
 
-#: Share of its squared length below which the remainder of a column has no exact gain: products in float32 do not carry it.
+#: A column whose squared remainder is below this share of its squared length gains nothing: float32 products carry no more.
 SMALLEST_PIVOT = 1e-6
 
-#: Columns of the Gram matrix computed at once when the greedy meets one it does not have, at most: more where every product reads
-#: columns again.
+#: Columns of the Gram matrix computed at once, at most: in memory, and where every product reads columns again.
 GRAM_BLOCK, READING_BLOCK = 32, 64
 
-#: The features among which it is foreseen what these will be: this share of all, but no fewer and no more for each of them.
+#: Features among which the next additions are predicted: a share of all, and bounds per Gram column.
 NEAR_SHARE, FEWEST_NEAR, MOST_NEAR = 1 / 16, 2, 8
 
-#: Nothing is foreseen that gains less than this share of what the best of the others gains now: one of them would come first.
-LEAST_FORESEEN = 0.75
+#: Predictions end below this share of the largest gain among the other features: one of these would come first.
+LEAST_PREDICTED = 0.75
 
 
 def exact_gains(
@@ -50,7 +49,7 @@ def exact_gains(
     groups : sequence of (f, d, d) float64
         One array per whitener.
     smallest : (n_columns,) float64 or float
-        What counts as nothing: ``SMALLEST_PIVOT`` for columns of unit length.
+        Pivots up to this count as dependent.
     """
     gains = np.zeros(len(gradient))
     np.divide(gradient * gradient, pivot, out=gains, where=pivot > smallest)
@@ -67,7 +66,7 @@ def exact_gains(
 
 
 class FollowedGains:
-    """Gains ``g^2 / d`` of features that follow a growing set, from columns of a Gram matrix as they are needed.
+    """Gains ``g^2 / d`` of features given a growing set, from one Gram column per addition.
 
     ``g`` is the gradient and ``d`` the squared remainder of each column; a new direction in which the columns have coordinates
     ``l`` gives ``g -= l z`` and ``d -= l^2``. A feature of several columns keeps a small matrix for ``d``.
@@ -76,11 +75,11 @@ class FollowedGains:
     ----------
     standardisation : Standardisation
     gradient, pivot : (n_columns,) float64
-        Taken over.
+        Overwritten.
     groups : sequence of (f, d, d) float64
-        One array per whitener; taken over.
+        One array per whitener; overwritten.
     smallest : (n_columns,) float64
-        Remainders that count as nothing.
+        Pivots up to this count as dependent.
 
     Attributes
     ----------
@@ -108,7 +107,7 @@ class FollowedGains:
 
     @property
     def directions(self) -> Float64Array:
-        """(m, n_columns): coordinates of all columns in the directions of those that were added and are not dependent."""
+        """(m, n_columns): coordinates of all columns in the directions of the independent columns added."""
         return self._directions[: self._size]
 
     def gains(self) -> Float64Array:
@@ -116,7 +115,7 @@ class FollowedGains:
         return exact_gains(self._standardisation, self._gradient, self._pivot, self._groups, self._smallest)
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the features marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
+        """Return the feature with the largest gain among ``open_`` (n_features,) bool, and its gain; -1.0 when none is open."""
         self.open_ = open_
         if compiled.available and not self._groups:
             return compiled.native.best(self._gradient, self._pivot, self._smallest, open_)
@@ -125,7 +124,7 @@ class FollowedGains:
         return place, float(gains[place])
 
     def follow(self, column: int, gram: Float64Array) -> None:
-        """Follow ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
+        """Add ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
         if self._pivot[column] <= self._smallest[column]:
             return
         if self._size == len(self._directions):
@@ -150,7 +149,7 @@ class FollowedGains:
         self._size += 1
 
     def among(self, positions: IndexArray) -> FollowedGains:
-        """Return the features at ``positions``, ascending, as they are now; they follow further additions by themselves."""
+        """Return an independent copy for the features at ``positions``, ascending."""
         columns = column_index(self._standardisation.offsets, positions)
         groups = []
         for group, pivots in zip(self._standardisation.whiteners, self._groups, strict=True):
@@ -166,16 +165,15 @@ class FollowedGains:
 class LinearGains(FollowedGains, GainTracker):
     """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks.
 
-    A block is what the greedy will probably add next. That is found out by letting it go ahead among the few features that gain
-    most at the moment, whose products with each other cost little. Where all it then adds is among these, as it mostly is, no
-    column is computed that is not used; where it is not, the next block is due earlier. The answer is the same.
+    A block holds the features that the greedy will probably add next, predicted by running it ahead among the few features with the
+    largest gains, whose products with each other cost little. A wrong prediction costs time only; the answer is the same.
     """
 
     def __init__(self, objective: Linear, columns: Columns, extends: Extends | None) -> None:
         self._objective, self._columns, self._extends = objective, columns, extends
         self._offsets = columns.standardisation.offsets
-        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns, as far as they are needed
-        self._whole: Float64Array | None = None  # the same of all columns, where they are known
+        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
+        self._whole: Float64Array | None = None  # Gram matrix of all columns, where known
         self._added: list[int] = []
         known, places = objective.known, objective.known.places(columns)
         if places is not None:
@@ -193,22 +191,22 @@ class LinearGains(FollowedGains, GainTracker):
                 self.follow(column, self._whole[column])
             return
         if first not in self._gram:
-            coming = [each for each in self._foreseen(position) if int(self._offsets[each]) not in self._gram]
+            coming = [each for each in self._predicted(position) if int(self._offsets[each]) not in self._gram]
             products = self._products(self._columns, np.array(coming))
             self._gram.update(zip(column_index(self._offsets, np.array(coming)).tolist(), products, strict=True))
         for column in range(first, last):
             self.follow(column, self._gram.pop(column))
         self._added.append(position)
 
-    def _foreseen(self, position: int) -> list[int]:
-        """Return the features that will probably be added next, one after the other: first the one at ``position``."""
+    def _predicted(self, position: int) -> list[int]:
+        """Return the features that will probably be added next, in order, beginning with ``position``."""
         count = GRAM_BLOCK if self._columns.held else READING_BLOCK
         gains = np.where(self.open_, self.gains(), -1.0)
         gains[position] = np.inf
         width = min(max(int(NEAR_SHARE * len(gains)), FEWEST_NEAR * count), MOST_NEAR * count, len(gains))
         near = np.sort(np.argpartition(-gains, width - 1)[:width])
         near = near[gains[near] > 0.0]
-        least = LEAST_FORESEEN * float(np.delete(gains, near).max(initial=0.0))
+        least = LEAST_PREDICTED * float(np.delete(gains, near).max(initial=0.0))
         few, columns = self.among(near), self._columns.only(near)
         gram = self._products(columns, np.arange(len(near)))
         offsets, open_, coming = columns.standardisation.offsets, np.ones(len(near), dtype=np.bool_), list[int]()
@@ -230,16 +228,16 @@ class LinearGains(FollowedGains, GainTracker):
         return coming
 
     def _extended_by(self, coming: list[int], others: IndexArray) -> BoolArray:
-        """Tell which of ``others`` may be added to what was added and is ``coming``."""
+        """Return which of ``others`` may be added to the set and ``coming``."""
         if self._extends is None:
             return np.ones(len(others), dtype=np.bool_)
         return self._extends(np.array(self._added + coming), others)
 
     def _products(self, columns: Columns, positions: IndexArray) -> Float64Array:
-        """Return columns of a Gram matrix, as rows: the products of all ``columns`` with those of the features at ``positions``."""
+        """Return columns of a Gram matrix, as rows: products of all ``columns`` with the features at ``positions``."""
         offsets, weighted = columns.standardisation.offsets, self._objective.weighted
         out = np.empty((int((offsets[positions + 1] - offsets[positions]).sum()), int(offsets[-1])))
-        entries = min(MOST_ENTRIES, columns.budget // 8)  # where memory is short, no more at a time than is gathered
+        entries = min(MOST_ENTRIES, columns.budget // 8)  # at most as much memory as for gathered columns
         at_once, done = max(entries // len(self._objective.response), 1), 0
         for first in range(0, len(positions), at_once):
             dense = weighted(weighted(columns.dense(positions[first : first + at_once])))

@@ -1,13 +1,13 @@
-r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one serves as long as steps with it converge.
+r"""Newton's method for canonical-link GLMs with few curvatures: a factored curvature is reused as long as steps converge.
 
 * Steps with an old factor converge linearly, by two orders of magnitude of the decrement or more each, and cost two products of the
-  columns with a vector where a curvature costs one with themselves. A fit started from another takes over its factor, bordered by
-  what is new; the factor is replaced when the decrement falls too slowly. What the gradient did along the last step corrects it
-  (a BFGS update of one pair), which saves a step in seven. A factor need not be exact: its products are taken in single precision,
-  until one of these is of no use.
-* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. So it has where the
-  maximum along the step was passed, but not by far (``OVERSHOT``). Only otherwise is the likelihood looked at, and the step halved
-  until it grows.
+  columns with a vector; a curvature costs the Gram matrix of the columns. A fit started from another one extends its factor by the
+  new columns; the factor is replaced when the decrement falls too slowly. The change of the gradient along the last step corrects
+  it (a BFGS update of one pair), which saves one step in seven. A factor need not be exact: its products are taken in float32,
+  until such a factor fails.
+* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. So it has where
+  the maximum along the step was passed, but not by far (``OVERSHOT``). Only otherwise is the likelihood evaluated, and the step
+  halved until the likelihood grows.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
     "settings",
 ]
 
-#: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
-#: falls once more as it just fell: a fit whose coefficients are told, and one that only serves to go on from.
+#: A fit ends when the decrement (twice the remaining gain) predicted after the next step is below this fraction of the total
+#: weight. EXACT: fits that are reported. PASSING: intermediate fits.
 EXACT, PASSING = 1e-16, 1e-12
 
-#: A factor that is not fresh is replaced when the decrement does not fall at least to this fraction from step to step.
+#: A reused factor is replaced when a step leaves more than this fraction of the decrement.
 SLOW = 0.05
 
-#: A step that moves no linear predictor by more than the first, and ends past the maximum along it with a slope of at most this
-#: share of the slope at its start, has gained. Where a predictor moves by t, the variances of a family change by no more than the
+#: A step that moves no linear predictor by more than SMALL, and ends past the maximum along it with a slope of at most OVERSHOT
+#: times the slope at its start, has gained. Where a predictor moves by t, the variances of a family change by no more than the
 #: factor e^t, and so does the curvature along a step. Of all functions with slope 1 at 0 and -s at 1, the one that gains least
 #: bends as early as that allows, and gains 1 - 0.582 (1 + s): nothing at s = 0.718.
 SMALL, OVERSHOT = 1.0, 0.5
@@ -62,7 +62,7 @@ NOT_DEFINITE = "the curvature of the likelihood is not positive definite"
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Intercept and coefficients (d,) of standardised columns, and what is known there.
+    """A fit: intercept, coefficients of standardised columns, and quantities at this point.
 
     Attributes
     ----------
@@ -71,9 +71,9 @@ class Coefficients:
     eta, residual : (n_obs,) float64
         Linear predictor; weighted residual.
     factor : (d, d) float64, optional
-        Upper Cholesky factor of a penalised curvature that is nearly the one there.
+        Upper Cholesky factor of a penalised curvature near this point.
     left : float
-        The decrement they were fitted to, as a fraction of the total weight.
+        The decrement it was fitted to, as a fraction of the total weight.
     """
 
     intercept: float
@@ -116,7 +116,7 @@ def settings(family: GLM, left: float) -> tuple[float, float, float, float, floa
 
 
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
-    """Maximise the penalised likelihood, in C where that is built and knows the family.
+    """Maximise the penalised likelihood, in compiled code where available.
 
     Parameters
     ----------
@@ -124,9 +124,9 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     design : (d, n_obs) float64, C order
         One row per coefficient; the intercept's comes first when there is one.
     start : Coefficients
-        Of the first rows of ``design``; the others start at zero.
+        Fit of the first rows of ``design``; the other coefficients start at zero.
     left : float
-        Decrement that may be left, as a fraction of the total weight.
+        Decrement to reach, as a fraction of the total weight.
     """
     first = int(family.centred)
     if not len(design):
@@ -158,9 +158,9 @@ def _climb(
     tolerance: float,
     settled: int,
 ) -> Float64Array | None:
-    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the factor last used, if it is any good.
+    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the last factor, or None.
 
-    The first ``settled`` coefficients are fitted as well as is asked for, with this residual; -1: none is, and it is not known.
+    The first ``settled`` coefficients are fitted to the tolerance, with this residual; -1: none is, and the residual is not read.
     """
     first, penalty = int(family.centred), family.penalty(len(design))
     mean, variance = family.moments(eta)
@@ -169,8 +169,8 @@ def _climb(
         gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
     else:
         gradient = np.concatenate((np.zeros(settled), design[settled:] @ residual))
-    pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and how the gradient fell along it
-    single, made = True, -2  # the latter: at which step, in single precision
+    pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and the decrease of the gradient along it
+    single, made = True, -2  # the latter: step at which a float32 factor was made
     for count in range(MAX_STEPS):
         fresh = factor is None
         if factor is None:
@@ -183,7 +183,7 @@ def _climb(
         step = _corrected(factor, gradient, pair)
         decrement = float(gradient @ step)
         if decrement > SLOW * before and not fresh:
-            single = single and count > made + 1  # it was of little use: the columns may be all but dependent
+            single = single and count > made + 1  # the float32 factor served one step only: the columns may be nearly dependent
             factor = None
             continue
         move, length = step @ design, 1.0
@@ -211,7 +211,7 @@ def _climb(
                 single = single and not fresh
                 factor, before = None, np.inf
     np.multiply(family.weights, family.response - mean, out=residual)
-    if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
+    if first:  # centre: the fit makes the sum vanish up to its tolerance
         residual -= family.weights * (np.add.reduce(residual) / family.total)
     return factor
 
@@ -227,7 +227,7 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
 
 
 def likelihood(family: GLM, at: Coefficients) -> float:
-    """Return the penalised log-likelihood, up to what no model changes."""
+    """Return the penalised log-likelihood, up to a constant of the data."""
     if not compiled.available or family.native is None:
         each = family.response * at.eta - family.partition(at.eta)
         return float(family.weights @ each) - 0.5 * family.ridge * float(at.coef @ at.coef)
@@ -235,7 +235,7 @@ def likelihood(family: GLM, at: Coefficients) -> float:
 
 
 def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
-    """Return the roots of the weighted variances at ``eta`` (n_obs,), and the largest of these."""
+    """Return the square roots of the weighted variances at ``eta`` (n_obs,), and the largest weighted variance."""
     if not compiled.available or family.native is None:
         variances = family.weights * family.moments(eta)[1]
         return np.sqrt(variances), float(variances.max())
@@ -250,11 +250,11 @@ class Curvature:
     Attributes
     ----------
     left : (c, c) float64
-        What the fit leaves of that of the columns, in units of ``unit``.
+        Curvature of the columns after projecting out the fit, divided by ``unit``.
     factor : (d, d) float64
-        Upper Cholesky factor of that of the fit.
+        Upper Cholesky factor of the curvature of the fit.
     above : (d, c) float64
-        What stands beside it, above each of the columns, in the factor of all.
+        The block beside ``factor`` in the factor of the curvature of all columns.
     unit : float
     """
 
@@ -266,21 +266,21 @@ class Curvature:
     def extended(self, columns: IndexArray, directions: Float64Array) -> Float64Array:
         """Return the upper factor of the fit with ``columns`` (m,) added.
 
-        ``directions`` (m, c) are those in which the columns have coordinates, one after the other, from ``left``: its factor.
+        ``directions`` (m, c) are the coordinates of all columns along each of ``columns``: rows of the factor of ``left``.
         """
         size, more = len(self.factor), len(columns)
         factor = np.zeros((size + more, size + more), order="F")
         factor[:size, :size], factor[:size, size:] = self.factor, self.above[:, columns]
-        np.multiply(directions[:, columns], math.sqrt(self.unit), out=factor[size:, size:])  # below the diagonal: rounding errors
+        np.multiply(directions[:, columns], math.sqrt(self.unit), out=factor[size:, size:])  # rounding errors below the diagonal
         return factor
 
 
 def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float) -> Curvature:
-    """Return the penalised curvature of columns that the rows of ``design`` (d, n_obs) leave.
+    """Return the penalised curvature of columns after projecting out the rows of ``design`` (d, n_obs).
 
-    ``roots`` (n_obs,) are those of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of ``design``, then the
-    columns, each observation times its root: in float32, because products of float32 columns carry no more digits, and this is
-    most of the work.
+    ``roots`` (n_obs,) are the square roots of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of
+    ``design``, then the columns, each observation times its root: in float32, because products of float32 columns carry no more
+    digits, and this is most of the work.
     """
     size, near = len(design), len(scaled) - len(design)
     if compiled.available:
@@ -294,7 +294,7 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
     if size:
         selected.reshape(-1)[:: size + 1] += family.penalty(size)
         factor, failed = lapack.dpotrf(selected)
-        if failed:  # nearly dependent: not to be told in float32
+        if failed:  # nearly dependent: float32 does not suffice
             factor = curvature_at(design, roots * roots, family.penalty(size))
         above = lapack.dtrtrs(factor, above, trans=1)[0]
         left -= above.T @ above
@@ -314,7 +314,7 @@ def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Ar
 def curvature_factor(
     design: Float64Array, weights: Float64Array, penalty: Float64Array, dtype: type = np.float64
 ) -> Float64Array | None:
-    """Return the same, of products in ``dtype``; None where that is not positive definite."""
+    """Return the same from products in ``dtype``; None where the matrix is not positive definite."""
     scaled: AnyArray = (design * np.sqrt(weights)).astype(dtype, copy=False)
     matrix = (scaled @ scaled.T).astype(np.float64)
     matrix.flat[:: len(matrix) + 1] += penalty + 1e-12 * (1.0 + np.trace(matrix) / len(matrix))
@@ -325,7 +325,7 @@ def curvature_factor(
 def _bordered(
     known: Float64Array | None, design: Float64Array, weights: Float64Array, penalty: Float64Array
 ) -> Float64Array | None:
-    """Return ``known``, the factor of the first rows of ``design``, extended by the others; None where a fresh one is as cheap."""
+    """Return ``known``, the factor of the first rows of ``design``, extended by the others; None where a new one is as cheap."""
     if known is None or 3 * len(known) < 2 * len(design):
         return None
     size = len(known)
@@ -343,7 +343,7 @@ def _bordered(
 
 
 def _growing_length(family: GLM, eta: Float64Array, move: Float64Array, coef: Float64Array, step: Float64Array) -> float:
-    """Return 1, 1/2, 1/4, ...: the first length of the step with which the likelihood grows; 0 when none does."""
+    """Return 1, 1/2, 1/4, ...: the first length of the step that increases the likelihood; 0 when none does."""
     value, length = family.likelihood(eta, coef), 1.0
     while not family.likelihood(eta + length * move, coef + length * step) > value:  # concave: a short enough step always does
         length *= 0.5
