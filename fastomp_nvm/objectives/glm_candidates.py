@@ -70,7 +70,7 @@ class GLMCandidates(Candidates):
 
     def run(self, rounds: Rounds) -> tuple[int, int]:
         """Run inner iterations with the columns in memory, as long as the design stays small."""
-        n_obs, many = len(self._model.residual), len(rounds.added)
+        n_obs, many = len(self._model.objective.response), len(rounds.added)
         if (not rounds.given and many * n_obs > MOST_ENTRIES) or not self._locate():
             return 0, 0
         assert self._here is not None
