@@ -1,4 +1,4 @@
-/* The module fastomp_nvm._objectives: the method tables of gram.c and glm.c. */
+/* The module fastomp_nvm.native._native: the method tables of gram.c and glm.c. */
 
 #include "objectives.h"
 
@@ -19,12 +19,12 @@ static PyModuleDef_Slot SLOTS[] = {
 
 static struct PyModuleDef DEFINITION = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "fastomp_nvm._objectives",
+    .m_name = "fastomp_nvm.native._native",
     .m_doc = "Inner iterations of Algorithm 1 and GLM fits.",
     .m_slots = SLOTS,
 };
 
-PyMODINIT_FUNC PyInit__objectives(void)
+PyMODINIT_FUNC PyInit__native(void)
 {
     return PyModuleDef_Init(&DEFINITION);
 }

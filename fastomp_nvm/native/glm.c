@@ -231,8 +231,8 @@ static PyObject *curvature(PyObject *module, PyObject *arguments)
 }
 
 PyDoc_STRVAR(curvature_doc,
-             "curvature(design, roots, scaled, (ridge, unit, intercept), out, factor, above, /)\n--\n\n"
-             "Fill out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit.\n\n"
+             "curvature(design, roots, scaled, units, out, factor, above, /)\n--\n\n"
+             "Fill out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge, unit, intercept).\n\n"
              "Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both "
              "transposed. The first rows of scaled are work space. Return False where the rows of design are nearly dependent.");
 
@@ -271,11 +271,11 @@ static PyObject *greedy(PyObject *module, PyObject *arguments)
 }
 
 PyDoc_STRVAR(greedy_doc,
-             "greedy(fit, has_factor, columns, open, taken, gains, (least, left, passing, exact), schedule, /)\n--\n\n"
+             "greedy(fit, has_factor, columns, open, taken, gains, tolerances, schedule, /)\n--\n\n"
              "Add the best open candidates to a fit, as many as taken has room for; return the additions, the additions before the next "
              "fit, the status of the last fit, and the likelihood.\n\n"
-             "All additions are fitted, the last of them exactly. With fewer than wanted the caller continues from there. The schedule is\n"
-             "that of glm_gains.py: trust, first, longest, fewest, least_near, near_per_addition, most_near, not_near, smallest_pivot.");
+             "All additions are fitted, the last of them exactly. With fewer than wanted the caller continues from there. Tolerances are\n"
+             "(least, left, passing, exact); the schedule is that of glm_gains.py: trust, first, longest, fewest, least_near, near_per_addition, most_near, not_near, smallest_pivot.");
 
 PyMethodDef glm_methods[] = {
     {"glm_rounds", glm_rounds, METH_VARARGS, glm_rounds_doc}, {"maximise", maximise, METH_VARARGS, maximise_doc},

@@ -18,11 +18,6 @@
 #define WIDE
 #endif
 
-/* Hidden: short names must not clash with symbols of other libraries in the process. */
-#if defined(__GNUC__)
-#pragma GCC visibility push(hidden)
-#endif
-
 /* ---- Arguments (arguments.c) ------------------------------------------------------------------------------------------------ */
 
 /* Buffers and work space of one call; `release` gives all of them back. */
@@ -236,9 +231,5 @@ extern void (*dpotrf)(const char *, const int *, double *, const int *, int *);
 /* ---- Method tables ---------------------------------------------------------------------------------------------------------- */
 
 extern PyMethodDef gram_methods[], glm_methods[];
-
-#if defined(__GNUC__)
-#pragma GCC visibility pop
-#endif
 
 #endif

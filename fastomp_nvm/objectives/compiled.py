@@ -1,4 +1,4 @@
-"""The compiled code of the objectives, which is optional, and the arguments it takes.
+"""Arguments of the compiled code of the objectives, and identifiers of its last bits.
 
 Every computation has a reference in Python, which runs where the extension is not built. The two differ in last bits, so durable
 runs record the identifiers ``fits`` and ``rounds``.
@@ -6,22 +6,12 @@ runs record the identifiers ``fits`` and ``rounds``.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 
-if TYPE_CHECKING:
-    from fastomp_nvm import _objectives as native
-else:
-    try:
-        native = importlib.import_module("fastomp_nvm._objectives")
-    except ImportError:  # installed on a machine without a compiler
-        native = None
-
-__all__ = ["FACTORED", "NOT_DEFINITE", "ColumnArrays", "FitArrays", "Rounds", "available", "fits", "native", "rounds"]
-
-available = native is not None
+__all__ = ["FACTORED", "NOT_DEFINITE", "ColumnArrays", "FitArrays", "Rounds", "fits", "rounds"]
 
 #: Status codes of a compiled fit, beside 0 (no reusable factor): factor available, curvature not positive definite.
 FACTORED, NOT_DEFINITE = 1, -1
@@ -29,12 +19,12 @@ FACTORED, NOT_DEFINITE = 1, -1
 
 def fits() -> str:
     """Return the identifier of the last bits of GLM fits."""
-    return "c-6" if available else "python-5"
+    return "c-6" if native.extension else "python-5"
 
 
 def rounds() -> str:
     """Return the identifier of the last bits of inner iterations over a Gram matrix."""
-    return "c-2" if available else "python"
+    return "c-2" if native.extension else "python"
 
 
 class Rounds(NamedTuple):

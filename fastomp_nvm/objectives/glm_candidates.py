@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import column_index
-from fastomp_nvm.objectives import compiled, newton
+from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Candidates
 from fastomp_nvm.objectives.compiled import ColumnArrays, Rounds
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
@@ -75,7 +76,7 @@ class GLMCandidates(Candidates):
             return 0, 0
         assert self._here is not None
         fit, has_factor = self._model.arrays(many)
-        total, left, iterations, status = compiled.native.glm_rounds(
+        total, left, iterations, status = native.extension.glm_rounds(
             fit, has_factor, self._here, self._gradient, self.in_model, rounds
         )
         self._model.grown(total, status)

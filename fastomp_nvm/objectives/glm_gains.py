@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import BoolArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
-from fastomp_nvm.objectives import compiled, newton
+from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import GainTracker
 from fastomp_nvm.objectives.compiled import ColumnArrays
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
@@ -143,7 +144,7 @@ class GLMGains(GainTracker):
         standardisation = columns.standardisation
         taken, gains = np.empty(count, dtype=np.int64), np.empty(count)
         (fit, has_factor), total = self._model.arrays(count), self._objective.total
-        added, self._ahead, status, self._reached = compiled.native.greedy(
+        added, self._ahead, status, self._reached = native.extension.greedy(
             fit,
             has_factor,
             ColumnArrays(here[0], here[1].copy(), standardisation.mean, standardisation.scale, standardisation.wide),

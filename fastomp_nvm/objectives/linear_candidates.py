@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.linalg import lapack
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import column_index
-from fastomp_nvm.objectives import compiled
 from fastomp_nvm.objectives.base import Candidates
 from fastomp_nvm.objectives.compiled import Rounds
 from fastomp_nvm.objectives.independent import DEPENDENT, DEPENDENT_IN_FLOAT32, cholesky_of_independent
@@ -132,15 +132,15 @@ class FewLinearCandidates(LinearCandidates):
         self._lengths = None if model.objective.centred else np.sqrt(self._gram.diagonal())
         self._tolerance = DEPENDENT
         self._gram -= coordinates @ coordinates.T
-        if compiled.available:  # compiled code overwrites these
+        if native.extension:  # compiled code overwrites these
             self._gradient, self._offsets = gradient.copy(), self._standardisation.offsets.copy()
 
     def run(self, rounds: Rounds) -> tuple[int, int]:
         """Run inner iterations over the Gram matrix."""
-        if not compiled.available:
+        if not native.extension:
             return 0, 0
         arrays = self._gram, self._gradient, self._lengths, self._offsets, self.in_model
-        total, left, iterations, columns, gain = compiled.native.gram_rounds(
+        total, left, iterations, columns, gain = native.extension.gram_rounds(
             *arrays, self._model.objective.ridge, self._tolerance, rounds
         )
         offsets, kept = self._standardisation.offsets, rounds.origin[:left]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
-from fastomp_nvm.objectives import compiled
 from fastomp_nvm.objectives.base import Extends, GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 
@@ -117,8 +117,8 @@ class FollowedGains:
     def best(self, open_: BoolArray) -> tuple[int, float]:
         """Return the feature with the largest gain among ``open_`` (n_features,) bool, and its gain; -1.0 when none is open."""
         self.open_ = open_
-        if compiled.available and not self._groups:
-            return compiled.native.best(self._gradient, self._pivot, self._smallest, open_)
+        if native.extension and not self._groups:
+            return native.extension.best(self._gradient, self._pivot, self._smallest, open_)
         gains = np.where(open_, self.gains(), -1.0)
         place = int(gains.argmax())
         return place, float(gains[place])
@@ -132,8 +132,8 @@ class FollowedGains:
             grown[: self._size] = self._directions
             self._directions = grown
         direction: Float64Array = self._directions[self._size]
-        if compiled.available:
-            move = compiled.native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
+        if native.extension:
+            move = native.extension.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
         else:
             used, root = self._directions[: self._size], math.sqrt(float(self._pivot[column]))
             move = float(self._gradient[column]) / root

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.linalg import lapack
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives import compiled
@@ -87,7 +88,7 @@ class Coefficients:
 def can_multiply(family: GLM, columns: Columns) -> bool:
     """Return True where compiled code can multiply ``columns`` and fit them."""
     return (
-        compiled.available
+        bool(native.extension)
         and family.native is not None
         and not columns.standardisation.whiteners
         and columns.dtype in (np.float32, np.float64)
@@ -102,10 +103,10 @@ def products(family: GLM, columns: Columns, residuals: Float64Array) -> Float64A
     out = np.empty((len(mean), len(residuals)))
     for local, array, places in columns.pieces():
         if len(local) == len(out):
-            compiled.native.gradients(ColumnArrays(array, places, mean, scale, wide), residuals, out)
+            native.extension.gradients(ColumnArrays(array, places, mean, scale, wide), residuals, out)
         else:
             found = np.empty((len(local), len(residuals)))
-            compiled.native.gradients(ColumnArrays(array, places, mean[local], scale[local], wide[local]), residuals, found)
+            native.extension.gradients(ColumnArrays(array, places, mean[local], scale[local], wide[local]), residuals, found)
             out[local] = found
     return out
 
@@ -136,10 +137,10 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     beta[first : first + len(start.coef)] = start.coef
     eta, residual = start.eta.copy(), start.residual.copy()
     settled = first + len(start.coef) if start.left <= left else -1
-    if compiled.available and family.native is not None:
+    if native.extension and family.native is not None:
         square = np.empty((len(design), len(design)))
         fit = FitArrays(family.native, settings(family, left), design, family.response, family.weights, beta, eta, residual, square)
-        status = compiled.native.maximise(fit, None if start.factor is None else start.factor.T, settled)
+        status = native.extension.maximise(fit, None if start.factor is None else start.factor.T, settled)
         if status == compiled.NOT_DEFINITE:
             raise np.linalg.LinAlgError(NOT_DEFINITE)
         factor = square.T if status == compiled.FACTORED else None
@@ -228,19 +229,19 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
 
 def likelihood(family: GLM, at: Coefficients) -> float:
     """Return the penalised log-likelihood, up to a constant of the data."""
-    if not compiled.available or family.native is None:
+    if not native.extension or family.native is None:
         each = family.response * at.eta - family.partition(at.eta)
         return float(family.weights @ each) - 0.5 * family.ridge * float(at.coef @ at.coef)
-    return compiled.native.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
+    return native.extension.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
 
 
 def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
     """Return the square roots of the weighted variances at ``eta`` (n_obs,), and the largest weighted variance."""
-    if not compiled.available or family.native is None:
+    if not native.extension or family.native is None:
         variances = family.weights * family.moments(eta)[1]
         return np.sqrt(variances), float(variances.max())
     out = np.empty(len(eta))
-    return out, compiled.native.roots(family.native, eta, family.weights, out)
+    return out, native.extension.roots(family.native, eta, family.weights, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +284,9 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
     digits, and this is most of the work.
     """
     size, near = len(design), len(scaled) - len(design)
-    if compiled.available:
+    if native.extension:
         out, factor, above = np.empty((near, near)), np.zeros((size, size)), np.empty((near, size))
-        if compiled.native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
+        if native.extension.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
             return Curvature(out, factor.T, above.T, unit)
     np.multiply(design, roots, out=scaled[:size], casting="same_kind")
     gram = (scaled @ scaled.T).astype(np.float64)

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastomp_nvm import registry
+from fastomp_nvm import native, registry
 from fastomp_nvm.matrix import standardisation
 from fastomp_nvm.matrix.standardisation import Standardisation
-from fastomp_nvm.objectives import compiled as c_code
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays, Rounds
 from fastomp_nvm.objectives.glm import GLM
 
-needs_fits = pytest.mark.skipif(not c_code.available, reason="the compiled fits are not built")
+needs_fits = pytest.mark.skipif(not native.extension, reason="the compiled fits are not built")
 
 
 def family(name: str, n: int, ridge: float, *, centred: bool) -> GLM:
@@ -39,7 +38,7 @@ def test_likelihoods_and_variances_are_those_of_numpy(monkeypatch, name) -> None
         eta = np.random.default_rng(1).normal(size=40) * size
         at = replace(objective.null_coefficients, eta=eta)
         ours, roots = newton.likelihood(objective, at), newton.roots(objective, eta)
-        monkeypatch.setattr(c_code, "available", False)
+        monkeypatch.setattr(native, "extension", None)
         assert ours == pytest.approx(newton.likelihood(objective, at), rel=1e-13)
         plain = newton.roots(objective, eta)
         monkeypatch.undo()
@@ -66,7 +65,7 @@ def test_the_curvature_left_is_that_of_numpy(monkeypatch, name, centred, size) -
     for compiled in (True, False):
         scaled[size:] = columns * roots
         if not compiled:
-            monkeypatch.setattr(c_code, "available", False)
+            monkeypatch.setattr(native, "extension", None)
         found.append(newton.curvature_left(objective, rows, roots, scaled, unit))
     monkeypatch.undo()
     A, B = rows * roots, columns * roots
@@ -96,7 +95,7 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     rows = np.array([one, one + 1e-6 * rng.normal(size=60)])
     scaled = np.zeros((6, 60), dtype=np.float32)
     scaled[2:] = columns * roots
-    assert not c_code.native.curvature(
+    assert not native.extension.curvature(
         rows, roots, scaled, (1e-9, 1.0, False), np.empty((4, 4)), np.empty((2, 2)), np.empty((4, 2))
     )
     left = newton.curvature_left(objective, rows, roots, scaled, 1.0).left
@@ -200,20 +199,20 @@ WRONG_ROUNDS: dict[str, list[Any]] = {
 @needs_fits
 def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
     """Lengths and types that contradict each other and unknown families are errors; nothing is read or written."""
-    fit, columns, native = a_fit(), some_columns(), c_code.native
+    fit, columns, extension = a_fit(), some_columns(), native.extension
     fits = [(0, value) for value in spoilt(fit, **WRONG_FITS)]
-    refused(native.maximise, (fit, None, 0), [*fits, (1, np.ones((D + 1, D + 1))), (1, np.ones((D, 1))), (2, D + 1)])
+    refused(extension.maximise, (fit, None, 0), [*fits, (1, np.ones((D + 1, D + 1))), (1, np.ones((D, 1))), (2, D + 1)])
     wrong = [(0, value) for value in spoilt(columns, **WRONG_COLUMNS)]
     refused(
-        native.gradients, (columns, np.ones((2, N)), np.zeros((C, 2))), [*wrong, (1, np.ones((1, N + 1))), (2, np.zeros((C, 3)))]
+        extension.gradients, (columns, np.ones((2, N)), np.zeros((C, 2))), [*wrong, (1, np.ones((1, N + 1))), (2, np.zeros((C, 3)))]
     )
     six = "logistic", np.zeros(N), np.zeros(N), np.ones(N), np.ones(2), 0.5
-    refused(native.likelihood, six, [(0, "gamma"), (1, np.zeros(N + 1)), (2, np.zeros(N - 1)), (3, np.zeros(1))])
-    assert native.likelihood(*six) == pytest.approx(-N * np.log(2.0) - 0.5)
-    refused(native.roots, ("logistic", *np.ones((3, N))), [(0, "gamma"), (1, np.zeros(5)), (2, np.zeros(7)), (3, np.zeros(5))])
+    refused(extension.likelihood, six, [(0, "gamma"), (1, np.zeros(N + 1)), (2, np.zeros(N - 1)), (3, np.zeros(1))])
+    assert extension.likelihood(*six) == pytest.approx(-N * np.log(2.0) - 0.5)
+    refused(extension.roots, ("logistic", *np.ones((3, N))), [(0, "gamma"), (1, np.zeros(5)), (2, np.zeros(7)), (3, np.zeros(5))])
     quadratic = (np.ones((2, N)), np.ones(N), np.ones((5, N), dtype=np.float32), (0.1, 1.0, True), np.zeros((3, 3)))
     refused(
-        native.curvature,
+        extension.curvature,
         (*quadratic, np.zeros((2, 2)), np.zeros((3, 2))),
         [
             (0, np.ones((N, N))),
@@ -227,7 +226,7 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
     schedule = (0.05, 3, 2, 4, 32, 3, 320, 1e-6, 1e-6)
     mine = np.ones(C, dtype=np.bool_), np.zeros(1, dtype=np.int64), np.zeros(1), (-1.0, 1e-16, 1e-12, 1e-16), schedule
     refused(
-        native.greedy,
+        extension.greedy,
         (fit, False, columns, *mine),
         [
             *fits,
@@ -245,7 +244,7 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_compiled_rounds_refuse_arrays_that_do_not_fit(given) -> None:
     """Lengths, positions and offsets that contradict each other are errors; nothing is read or written."""
-    fit, columns, rounds, native = a_fit(), some_columns(), some_rounds(given), c_code.native
+    fit, columns, rounds, extension = a_fit(), some_columns(), some_rounds(given), native.extension
     wrong: dict[str, list[Any]] = {**WRONG_ROUNDS, "blocked": [np.full(C + 1, 9)]}
     if given:
         wrong["added"] = [np.array([C]), np.array([-1]), np.zeros(0, dtype=np.int64)]
@@ -253,7 +252,7 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit(given) -> None:
         wrong["share"] = [0.0]
     out, added = np.zeros(C - 1, dtype=np.bool_), np.ones(C, dtype=np.bool_)
     refused(
-        native.glm_rounds,
+        extension.glm_rounds,
         (fit, False, columns, np.ones(C), np.zeros(C, dtype=np.bool_), rounds),
         [
             *((0, value) for value in spoilt(fit, **WRONG_FITS)),
@@ -267,7 +266,7 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit(given) -> None:
     assert rounds.sizes.tolist() == [[C, 1]]  # one addition, after which too few candidates are left
     arrays = np.eye(C), np.ones(C), None, np.arange(C + 1), np.zeros(C, dtype=np.bool_), 0.0, 1e-10
     refused(
-        native.gram_rounds,
+        extension.gram_rounds,
         (*arrays, some_rounds(given)),
         [
             (0, np.eye(C + 1)),
@@ -285,9 +284,9 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit(given) -> None:
 def test_compiled_gains_refuse_arrays_that_do_not_fit() -> None:
     """Lengths and numbers out of range are errors."""
     three, open_ = (np.ones(C), np.ones(C), np.zeros(C)), np.ones(C, dtype=np.bool_)
-    refused(c_code.native.best, (*three, open_), [(1, np.ones(C + 1)), (2, np.ones(C - 1)), (3, np.ones(C + 1, dtype=np.bool_))])
+    refused(native.extension.best, (*three, open_), [(1, np.ones(C + 1)), (2, np.ones(C - 1)), (3, np.ones(C + 1, dtype=np.bool_))])
     refused(
-        c_code.native.follow,
+        native.extension.follow,
         (np.ones(C), np.zeros((2, C)), 1, 0, np.ones(C), np.ones(C)),
         [(0, np.ones(C + 1)), (1, np.zeros((1, C))), (2, 2), (2, -1), (3, C), (5, np.ones(C + 1))],
     )
@@ -299,7 +298,7 @@ def test_compiled_gains_refuse_arrays_that_do_not_fit() -> None:
 def test_fits_of_all_but_dependent_columns_reach_the_maximum(monkeypatch, name, compiled, apart) -> None:
     """Curvatures in single precision serve as long as they are of use; where columns are nearly the same, float64 takes over."""
     if not compiled:
-        monkeypatch.setattr(c_code, "available", False)
+        monkeypatch.setattr(native, "extension", None)
     n = 300
     rng = np.random.default_rng(11)
     objective = family(name, n, 1e-8, centred=True)

@@ -11,13 +11,12 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 import fastomp_nvm as fo
-from fastomp_nvm import registry
+from fastomp_nvm import native, registry
 from fastomp_nvm.algorithms.sequence import advance
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.pool import ColumnPool, Columns
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.objectives import compiled as c_code
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.objectives.glm import GLM
@@ -145,7 +144,7 @@ def either_way(request, monkeypatch) -> None:
     if request.param == "many columns":
         monkeypatch.setattr("fastomp_nvm.objectives.known_columns.MOST_COLUMNS", 0)
     elif request.param == "not compiled":
-        monkeypatch.setattr(c_code, "available", False)
+        monkeypatch.setattr(native, "extension", None)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -406,7 +405,7 @@ def test_no_family_gains_less_than_promised_where_a_step_went_past() -> None:
 def test_a_wrong_factor_costs_steps_and_no_digits(monkeypatch, name, compiled, stretch) -> None:
     """A fit handed a factor that is far off, with which steps are much too long or too short, ends at the same maximum."""
     if not compiled:
-        monkeypatch.setattr(c_code, "available", False)
+        monkeypatch.setattr(native, "extension", None)
     case = make(name, 0.1, True, True)
     objective = case.objective()
     assert isinstance(objective, GLM)
@@ -421,7 +420,7 @@ def test_a_wrong_factor_costs_steps_and_no_digits(monkeypatch, name, compiled, s
 def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch, name) -> None:
     """Adding columns one by one factors at most two curvatures each; a fit from scratch of the same columns agrees."""
     factored: list[int] = []
-    monkeypatch.setattr(c_code, "available", False)
+    monkeypatch.setattr(native, "extension", None)
     monkeypatch.setattr(newton, "curvature_at", lambda design, *rest: factored.append(len(design)) or curvature_at(design, *rest))
     case = make(name, 0.1, False, True)
     model, columns = case.objective().null(), case.columns()
@@ -435,7 +434,7 @@ def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch,
 def fitted(monkeypatch: pytest.MonkeyPatch, case: Case, columns: np.ndarray, *, compiled: bool) -> list[newton.Coefficients]:
     """Return the fits of the first two, three, six and all of ``columns`` (n_obs, d), each started from the one before."""
     if not compiled:
-        monkeypatch.setattr(c_code, "available", False)
+        monkeypatch.setattr(native, "extension", None)
     objective = case.objective()
     assert isinstance(objective, GLM)
     found = [objective.null_coefficients]
@@ -445,7 +444,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, case: Case, columns: np.ndarray, *, 
     return found
 
 
-@pytest.mark.skipif(not c_code.available, reason="the compiled fits are not built")
+@pytest.mark.skipif(not native.extension, reason="the compiled fits are not built")
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
 @pytest.mark.parametrize("kind", ["plain", "zero weights", "hardly a ridge", "dependent", "far away", "single observation"])
 @pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
@@ -483,7 +482,7 @@ def test_compiled_fits_are_those_of_python(monkeypatch, name, kind, ridge, weigh
 def test_a_curvature_that_cannot_be_factored_is_an_error(monkeypatch, compiled) -> None:
     """A penalty below zero, which no request passes on, ends a fit with an error, by C and by Python."""
     if not compiled:
-        monkeypatch.setattr(c_code, "available", False)
+        monkeypatch.setattr(native, "extension", None)
     case = make("logistic", -10.0, False, True)
     columns = case.columns().dense(np.arange(3))
     with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):

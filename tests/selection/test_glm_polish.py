@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.objectives import compiled, glm_gains, newton
+from fastomp_nvm import native
+from fastomp_nvm.objectives import glm_gains, newton
 from fastomp_nvm.objectives.glm_gains import GLMGains
 from tests.selection.test_walks import problem, told
 
-pytestmark = [pytest.mark.numerics, pytest.mark.skipif(not compiled.available, reason="the compiled fits are not built")]
+pytestmark = [pytest.mark.numerics, pytest.mark.skipif(not native.extension, reason="the compiled fits are not built")]
 
 
 @pytest.fixture

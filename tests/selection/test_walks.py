@@ -10,15 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm import native
 from fastomp_nvm.algorithms import sequence
-from fastomp_nvm.objectives import compiled, glm_candidates
+from fastomp_nvm.objectives import glm_candidates
 from fastomp_nvm.objectives.compiled import Rounds
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates
 from fastomp_nvm.objectives.linear_candidates import FewLinearCandidates
 
 pytestmark = [
     pytest.mark.numerics,
-    pytest.mark.skipif(not compiled.available, reason="the compiled rounds are not built"),
+    pytest.mark.skipif(not native.extension, reason="the compiled rounds are not built"),
 ]
 
 KINDS = {"linear": FewLinearCandidates, "logistic": GLMCandidates, "poisson": GLMCandidates}

@@ -98,7 +98,7 @@ def _compiled() -> list[Finding]:
     """Say which of the compiled parts beside the kernel were built; Python, slower or less kind, stands in for each."""
     parts = {
         "reads": ("_column_reads", "columns here and there of a cold file"),
-        "fits": ("_objectives", "inner iterations of FAST_OMP, logistic and Poisson models"),
+        "fits": ("native._native", "inner iterations of FAST_OMP, logistic and Poisson models"),
         "columns": ("_standardise", "columns standardised on their way"),
         "draws": ("_mixing", "random sequences"),
         "flushes": ("_flushing", "durable runs persist beside their sweeps at less cost to them"),
