@@ -8,8 +8,8 @@ with canonical link the gradient is ``A_std @ residual``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -38,12 +38,15 @@ class Fit:
         The objective f(S) that algorithms compare; larger is better; zero for the empty set.
     score : float
         The score in the result: R^2 for the linear model, mean log-likelihood for a GLM.
+    summary : mapping of str to float
+        Further figures for the result: ``pseudo_r2`` and ``null_score`` of a GLM.
     """
 
     coef: Float64Array
     intercept: float
     value: float
     score: float
+    summary: Mapping[str, float] = field(default_factory=dict)
 
 
 class Candidates(ABC):
@@ -170,13 +173,12 @@ class Objective(ABC):
     def fit(self, columns: Float64Array) -> Fit:
         """Fit all ``columns`` (n_obs, d) from scratch; dependent columns get the coefficients of least norm."""
 
-    def refit(self, columns: Columns) -> Fit:
-        """Fit ``columns`` at the end of a run, reusing products and fits of the run."""
-        return self.fit(columns.dense(np.arange(len(columns.features))))
+    def refit(self, columns: Columns, exact: bool = True) -> Fit:
+        """Fit ``columns`` at the end of a run, reusing products and fits of the run.
 
-    def refit_score(self, columns: Columns) -> float:
-        """Return the score of a ``refit``."""
-        return self.refit(columns).score
+        ``exact=False``: twelve digits of the score suffice, as intermediate fits have them.
+        """
+        return self.fit(columns.dense(np.arange(len(columns.features))))
 
     def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - optional
         """Remember the ``model`` of ``features``, in this order, as the start of a later refit."""
@@ -187,10 +189,6 @@ class Objective(ABC):
 
         These may be observations held out from the objective. NaN where the score is undefined: R^2 of a constant response.
         """
-
-    @abstractmethod
-    def summary(self, fit: Fit) -> dict[str, float]:
-        """Return further figures of a fit for the result (``pseudo_r2`` for GLMs)."""
 
     @abstractmethod
     def gains(self, columns: Columns, extends: Extends | None = None) -> GainTracker:

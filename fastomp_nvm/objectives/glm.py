@@ -129,17 +129,12 @@ class GLM(Objective):
         """Fit from scratch."""
         return self._summed_up(self.newton(columns, self.null_coefficients))
 
-    def refit(self, columns: Columns) -> Fit:
+    def refit(self, columns: Columns, exact: bool = True) -> Fit:
         """Fit, starting from the remembered model of these features, if any."""
-        start = self._remembered.get(columns.features.tobytes(), self.null_coefficients)
-        if start is not self.null_coefficients and start.left <= EXACT:
+        start = self._remembered.get(columns.features.tobytes())
+        if start is not None and (start.left <= EXACT or not exact):
             return self._summed_up(start)
-        return self._summed_up(self.newton(columns.dense(np.arange(len(columns.features))), start))
-
-    def refit_score(self, columns: Columns) -> float:
-        """Return the score of the remembered model, which is accurate to twelve digits, or of a refit."""
-        at = self._remembered.get(columns.features.tobytes())
-        return self.refit(columns).score if at is None else self.score(at.eta, self.weights)
+        return self._summed_up(self.newton(columns.dense(np.arange(len(columns.features))), start or self.null_coefficients))
 
     def remember(self, features: IndexArray, model: Model) -> None:
         """Remember the fit of ``features``."""
@@ -147,19 +142,15 @@ class GLM(Objective):
             self._remembered[features.tobytes()] = model.at
 
     def _summed_up(self, at: Coefficients) -> Fit:
-        """Return value and score of a fit."""
+        """Return value, score, McFadden's pseudo R^2 and the null model's score of a fit."""
         total = float(self.weights @ self.log_likelihood(at.eta))
         value = total - self._penalised(at.coef) - self.null_likelihood
-        return Fit(at.coef, at.intercept, value, total / self.total)
+        score, null = total / self.total, self.null_likelihood / self.total
+        return Fit(at.coef, at.intercept, value, score, {"pseudo_r2": 1.0 - score / null if null else 0.0, "null_score": null})
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
         """Return the mean log-likelihood."""
         return float(weights @ self.log_likelihood(eta)) / float(weights.sum())
-
-    def summary(self, fit: Fit) -> dict[str, float]:
-        """Return McFadden's pseudo R^2 and the null model's mean log-likelihood."""
-        null = self.null_likelihood / self.total
-        return {"pseudo_r2": 1.0 - fit.score / null if null else 0.0, "null_score": null}
 
     def gains(self, columns: Columns, extends: Extends | None = None) -> GLMGains:
         """Return a tracker of second-order gains over ``columns``, starting from the empty set."""

@@ -94,11 +94,11 @@ class Linear(Objective):
         unexplained = float(remainder @ remainder)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
-    def refit(self, columns: Columns) -> Fit:
+    def refit(self, columns: Columns, exact: bool = True) -> Fit:
         """Fit columns, from products that are mostly known."""
         known, places = self.known, self.known.places(columns)
         if places is None:
-            return super().refit(columns)
+            return super().refit(columns, exact)
         gram, moves = known.gram(places, places), known.moves[places]
         coef = self._solved(gram, moves)
         coef = self._of_dependent(known.rows[places].T) if coef is None else coef
@@ -137,10 +137,6 @@ class Linear(Objective):
         with np.errstate(over="ignore", invalid="ignore"):  # predictions for outlying held-out observations may overflow
             rest = float(weights @ (self.given - eta) ** 2)
         return 1.0 - rest / spread if spread > 0.0 else math.nan
-
-    def summary(self, fit: Fit) -> dict[str, float]:
-        """Return nothing beyond the score."""
-        return {}
 
     def gains(self, columns: Columns, extends: Extends | None = None) -> LinearGains:
         """Return a tracker of exact gains over ``columns``."""

@@ -39,8 +39,8 @@ def problem(objective: str, n_obs: int, n_features: int, seed: int) -> tuple[np.
     return X, rng.poisson(np.exp(np.clip(signal, -3.0, 2.0)))
 
 
-def told(found: Any) -> tuple[Any, ...]:
-    """Return all that two selections must have in common."""
+def outcome(found: Any) -> tuple[Any, ...]:
+    """Return the fields in which two selections must agree."""
     coef = [np.asarray(each).tolist() for each in found.coef]
     return found.indices.tolist(), coef, found.score, [found.details[name] for name in COUNTS]
 
@@ -64,11 +64,11 @@ def test_at_once_is_one_by_one(objective, grouped, seed, n_features, k, **option
     groups = {"two": [1, 3], "three": [0, 4, 5]} if grouped else None
     with fo.create_store("dram:walks", X, y, groups=groups, tier="none", replace=True) as store:
         request: dict[str, Any] = {"k": k, "objective": objective, "seed": seed, "ridge": 0.05, **options}
-        at_once = told(fo.select(store, **request))
+        at_once = outcome(fo.select(store, **request))
         run = KINDS[objective].run
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(KINDS[objective], "run", lambda self, rounds: run(self, rounds) if rounds.given else (0, 0))
-            assert told(fo.select(store, **request)) == at_once
+            assert outcome(fo.select(store, **request)) == at_once
 
 
 @pytest.mark.parametrize("objective", KINDS)
@@ -98,11 +98,11 @@ def test_a_long_walk_is_watched_and_ended(monkeypatch) -> None:
     X, y = problem("logistic", 80, 60, 4)
     request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
     rounds: list[int] = []
-    quick = told(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request))
+    quick = outcome(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request))
     few = len(rounds)
     monkeypatch.setattr(sequence, "EFFORT", 0.0)
     rounds.clear()
-    assert told(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request)) == quick
+    assert outcome(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request)) == quick
     assert len(rounds) > few
     assert sorted(rounds) == rounds
 
@@ -115,6 +115,6 @@ def test_a_large_fit_is_not_walked(monkeypatch) -> None:
     """Where the columns of the model would be large, iterations are gone through one by one, with the same answer."""
     X, y = problem("logistic", 80, 60, 5)
     request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
-    quick = told(fo.select(X, y, **request))
+    quick = outcome(fo.select(X, y, **request))
     monkeypatch.setattr(glm_candidates, "MOST_ENTRIES", 100)
-    assert told(fo.select(X, y, **request)) == quick
+    assert outcome(fo.select(X, y, **request)) == quick
