@@ -1,4 +1,4 @@
-"""The check that baselines without general constraints begin with."""
+"""The check of baselines that support a cardinality constraint only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["only_cardinality"]
 
 
 def only_cardinality(problem: Problem, algorithm: str) -> int:
-    """Return the number of features to select, or refuse a constraint that says more than that."""
+    """Return the number of features to select; raise ``RequestError`` for any other constraint."""
     for part in parts_of(problem.constraint):
         if not isinstance(part, Cardinality):
             raise RequestError(
-                f"{algorithm} cannot keep a constraint of type {type(part).__name__}: give k alone, or choose fast_omp or sds_omp"
+                f"{algorithm} does not support a constraint of type {type(part).__name__}: give k alone, "
+                "or choose fast_omp or sds_omp"
             )
     return min(problem.constraint.rank, len(problem.usable))

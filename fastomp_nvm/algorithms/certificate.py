@@ -1,4 +1,4 @@
-r"""How far from the optimum a selection can be, from one more full sweep at its model.
+r"""Upper bounds on the objective of every feasible set, from one more full sweep at the selected model.
 
 With scores ``g_s^2`` at the returned S let G be the largest sum of scores over an independent set of features outside S. Whether
 such a set fits *beside* S is ignored: the optimum need not contain S, and a maximal S would otherwise certify itself. Any feasible
@@ -12,9 +12,9 @@ set T then has
   the likelihood of a perfect model (0 for classes, every count as its own mean for counts) less that of the null model.
 
 The ridge acts on whitened coordinates, in which scores are sums of squares, so features of several columns need nothing else. With
-a ridge the bound thus holds for the penalised objective whatever the data. Without one it rests on ``lambda_min``, which nobody
-can compute for millions of features: either the caller vouches for one, or the bound is stated on condition, with the value that
-the selected columns themselves have. All of this is up to the rounding of the sweep.
+a ridge the bound holds unconditionally for the penalised objective. Without one it depends on ``lambda_min``, which cannot be
+computed for millions of features: either the caller provides a lower bound, or the bound is conditional, with the value for the
+selected columns. All of this is up to the rounding of the sweep.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastomp_nvm.objectives.linear import Linear
 
 __all__ = ["Certificate", "certificate_in_words", "certified", "theorem1_factor"]
 
-#: Curvature below this bounds nothing.
+#: Curvature below this gives no bound.
 SMALLEST_CURVATURE = 1e-12
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -61,7 +61,7 @@ class Certificate:
     unconditional : bool
         True when the bound follows from the ridge, from ``lambda_min`` as given, or from the largest value f can have.
     condition : str or None
-        What it rests on otherwise.
+        The assumption otherwise.
     theorem1_factor : float or None
         Share of the optimum that Theorem 1 promises in expectation if ``m / M`` is at least tau, and an estimated rank (see
         ``rank_estimated`` of the result) not below the true one; None where it does not apply.
@@ -78,17 +78,17 @@ class Certificate:
 
 
 def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None = None, *, theorem1: bool = False) -> Algorithm:
-    """Run ``algorithm``, then ask once more, at its selection, and add the certificate to its outcome.
+    """Run ``algorithm``, then query the gradient at its selection and add the certificate to its outcome.
 
     Parameters
     ----------
     problem : Problem
     algorithm : generator
-        As made for the same problem.
+        For the same problem.
     lambda_min : float, optional
-        A lower bound on the smallest eigenvalue that the caller vouches for.
+        A lower bound on the smallest eigenvalue, provided by the caller.
     theorem1 : bool
-        Whether the algorithm is the one of Theorem 1.
+        Whether Theorem 1 applies to the algorithm.
     """
     outcome = yield from algorithm
     model, counters = problem.objective.null(), problem.counters
@@ -121,7 +121,7 @@ def theorem1_factor(constraint: Constraint, epsilon: float, tau: float) -> float
 
 
 def certificate_in_words(certificate: Mapping[str, Any], estimated_rank: int | None = None) -> str:
-    """Return a certificate, as it stands in a result, in one or two sentences; Theorem 1 rests on an estimated rank, if any."""
+    """Return a certificate, as stored in a result, in one or two sentences; Theorem 1 rests on an estimated rank, if any."""
     condition = "" if certificate["unconditional"] else f", if {certificate['condition']}"
     words = (
         f"certificate: f is {certificate['value']:.6g}, no feasible set has more than {certificate['upper_bound']:.6g}{condition}: "
@@ -141,7 +141,7 @@ def _bound(
     lambda_min: float | None,
     promised: float | None,
 ) -> Certificate:
-    """Put the certificate together from f(S) and G; ``columns`` (n_obs, d) are those of S."""
+    """Return the certificate from f(S) and G; ``columns`` (n_obs, d) are the columns of S."""
     objective, condition = problem.objective, None
     if isinstance(objective, Linear):
         # Without standardisation the model's ridge acts on columns of unit length, but scores do not: then it bounds nothing here.
@@ -160,7 +160,7 @@ def _bound(
         bound = min(ceiling, value + share * score_sum / curvature)
     if bound == ceiling:
         condition = None
-    bound = max(bound, value)  # f(S) = 1 may be passed by a rounding
+    bound = max(bound, value)  # f(S) = 1 may be exceeded by rounding
     return Certificate(
         value=value,
         upper_bound=bound,
@@ -174,7 +174,7 @@ def _bound(
 
 
 def _smallest_eigenvalue(columns: Float64Array) -> float:
-    """Return that of the Gram matrix of ``columns`` (n_obs, d); 1, as of one standardised column, when there are none."""
+    """Return the smallest eigenvalue of the Gram matrix of ``columns`` (n_obs, d); 1 when there are none."""
     columns = columns[:, columns.any(axis=0)]  # the dependent directions of a whitened feature
     return max(float(np.linalg.eigvalsh(columns.T @ columns)[0]), 0.0) if columns.shape[1] else 1.0
 
@@ -186,7 +186,7 @@ def _largest_sum(problem: Problem, gradients: Gradients, outside: IndexArray) ->
     largest = gradients.top_mean(count)
     if isinstance(constraint, Cardinality) or constraint.p != 1.0:
         return count * largest
-    # Greedy by falling score never looks below the scores it has taken when nothing more fits: so few must be known.
+    # Greedy by falling score needs no score below its last addition, so few scores are computed.
     threshold = largest
     while True:
         strong = gradients.at_least(threshold)

@@ -10,7 +10,7 @@ Algorithm 1 of "Fast Parallel Algorithms for Statistical Subset Selection Proble
             X = X without { a : E_{R ~ U(X)}[f(S + R) - f(S + R - a)] < alpha (1 + epsilon / 2) t / k }
         S = S + R,  R ~ U(X)
 
-What that leaves open, and what is done here:
+Readings:
 
 * Expectations are means over 5 samples, and alpha is 0.95, as in the authors' code.
 * ``r`` is ``ceil(1 / epsilon)``, at most k.
@@ -19,7 +19,7 @@ What that leaves open, and what is done here:
 * Fewer than ``k / r`` members in X are taken all, as in the authors' code.
 
 All samples of a filter step are one round: one sweep for the linear model. For other objectives each sample is a refit with every
-candidate, so that only small problems are within reach.
+candidate, which is feasible for small problems only.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def dash(problem: Problem) -> Algorithm:
             distance = (1.0 - epsilon) * (optimum - gains.value)
             samples = [_sample(problem, outer, draw + sample, X, size) for sample in range(SAMPLES)]
             draw += SAMPLES
-            worth, growth = yield from _expectations(problem, gains, selected, X, samples)
-            if worth >= ALPHA**2 * distance / iterations:
+            gained, growth = yield from _expectations(problem, gains, selected, X, samples)
+            if gained >= ALPHA**2 * distance / iterations:
                 break
             kept = X[growth >= ALPHA * (1.0 + epsilon / 2.0) * distance / k]
             if 0 < kept.size < X.size:
                 X = kept
                 continue
             X, optimum = X if kept.size else outside, (1.0 - epsilon) * optimum
-            if optimum < gains.value:  # nothing is left to gain: any features will do
+            if optimum < gains.value:  # nothing left to gain: any features serve
                 break
         added = _sample(problem, outer, draw, X, size)
         draw += 1
@@ -91,14 +91,14 @@ def _expectations(
 ) -> Steps[tuple[float, Float64Array]]:
     """Return E[f(S + R) - f(S)] and, per member of X, E[f(S + R) - f(S + R - a)], as means over ``samples``."""
     grown = yield from gains.after(samples)
-    worth, growth = 0.0, np.zeros(len(X))
+    gained, growth = 0.0, np.zeros(len(X))
     for sample, prefixes in zip(samples, grown, strict=True):
         *_, with_sample = prefixes
-        worth += with_sample.value - gains.value
+        gained += with_sample.value - gains.value
         inside = np.isin(X, sample)
         growth[~inside] += yield from with_sample.of(X[~inside])
         for place in np.flatnonzero(inside):
             rest = np.concatenate((selected, sample[sample != X[place]]))
             columns = problem.pool.columns(rest).dense(np.arange(len(rest)))
             growth[place] += with_sample.value - problem.objective.fit(columns).value
-    return worth / len(samples), growth / len(samples)
+    return gained / len(samples), growth / len(samples)

@@ -1,8 +1,8 @@
-"""``rndSeq`` of the paper's appendix (Algorithm A of Karp, Upfal and Wigderson 1988): a random sequence that fills a set up.
+"""``rndSeq`` of the paper's appendix (Algorithm A of Karp, Upfal and Wigderson 1988): a random sequence to a maximal set.
 
-Again and again the candidates that still fit are permuted at random, the longest prefix that fits is taken, and what no longer fits
-is dropped; the expected number of rounds is O(sqrt(rank)). Randomness is stateless: a permutation is the order of 64-bit keys, so
-it is the same on any shard, after any crash and under any NumPy.
+In each round the feasible candidates are permuted at random, the longest feasible prefix is taken, and candidates that became
+infeasible are dropped; the expected number of rounds is O(sqrt(rank)). Randomness is stateless: a permutation is the order of
+64-bit keys, so it is the same on any shard, after any crash and with any version of NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RandomSequence", "keys", "permutation", "random_sequence"]
 
-# Length of the beginning of a permutation that is tried first: with groups, the first collision comes early.
+# Members of a permutation that are tried first: with groups, the first collision comes early.
 _FIRST_LOOK = 128
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -60,7 +60,7 @@ def permutation(seed: int, outer: int, inner: int, round_: int, features: IndexA
 
 
 class RandomSequence:
-    """A random sequence of candidates that extends ``selected`` until no candidate fits any more, drawn as far as it is looked at.
+    """A random sequence of candidates that extends ``selected`` until none is feasible, drawn lazily.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ class RandomSequence:
     selected : (s,) int64
         Independent.
     candidates : (c,) int64
-        Disjoint from ``selected``; those that do not fit are never drawn.
+        Disjoint from ``selected``; infeasible ones are never drawn.
     seed, outer, inner : int
-        Name the draw.
+        Key of the draw.
 
     Attributes
     ----------
@@ -78,9 +78,9 @@ class RandomSequence:
         Iterations so far, each one round of independence queries.
     calls : int
         Independence queries so far as the paper counts them: per iteration one per prefix of the permutation and one per candidate
-        left to filter. What is computed is far less.
+        left to filter. Far fewer are computed.
     places : (j,) int64
-        Where the members of the sequence so far stand in ``candidates``.
+        Positions in ``candidates`` of the sequence so far.
     """
 
     def __init__(
@@ -90,9 +90,10 @@ class RandomSequence:
         self.places = _NOTHING
         self._constraint, self._name = constraint, (seed, outer, inner)
         self._union, self._candidates = selected, candidates
-        self._left: IndexArray | None = None  # candidates that may still fit, by place; None: all
+        self._left: IndexArray | None = None  # positions of candidates that may be feasible; None: all
         room = min(max(constraint.rank - len(selected), 0), len(candidates))
-        self._length = room if 0 < room <= constraint.free(selected) else None  # of the whole, where whatever is drawn fits
+        # Length of the whole sequence, where every draw is feasible.
+        self._length = room if 0 < room <= constraint.free(selected) else None
 
     @property
     def drawn(self) -> IndexArray:
@@ -100,9 +101,9 @@ class RandomSequence:
         return self._candidates[self.places]
 
     def reach(self, length: int | None = None) -> bool:
-        """Draw on until there are ``length`` members (None: to the end); tell whether there are more than before."""
+        """Extend the sequence to ``length`` members (None: to the end); return whether any was added."""
         before = len(self.places)
-        if self._length is not None:  # one iteration, of which no more is drawn than is looked at
+        if self._length is not None:  # one round, drawn as far as needed
             self.rounds, self.calls = 1, 2 * len(self._candidates) - self._length
             wanted = self._length if length is None else min(length, self._length)
             if wanted > before:
@@ -111,7 +112,7 @@ class RandomSequence:
         while length is None or len(self.places) < length:
             features = self._candidates if self._left is None else self._candidates[self._left]
             if self.rounds:
-                full = len(self._union) >= self._constraint.rank  # nothing larger is independent: no need to ask
+                full = len(self._union) >= self._constraint.rank  # no larger set is independent
                 fitting = _NOTHING if full else np.flatnonzero(self._constraint.extensions(self._union, features))
                 self._left = fitting if self._left is None else self._left[fitting]
                 features = features[fitting]
@@ -129,7 +130,7 @@ class RandomSequence:
 def random_sequence(
     constraint: Constraint, selected: IndexArray, candidates: IndexArray, *, seed: int, outer: int, inner: int
 ) -> tuple[IndexArray, int, int]:
-    """Draw a whole :class:`RandomSequence`, whose parameters these are.
+    """Draw a whole :class:`RandomSequence`; the parameters are the same.
 
     Returns
     -------
@@ -142,9 +143,9 @@ def random_sequence(
 
 
 def _longest_prefix(constraint: Constraint, union: IndexArray, features: IndexArray, name: tuple[int, ...]) -> IndexArray:
-    """Return places in ``features``: the longest prefix, in the order that the draw ``name`` gives them, that fits.
+    """Return positions in ``features``: the longest feasible prefix of the permutation with key ``name``.
 
-    It is never longer than the rank allows, and mostly much shorter, so only the smallest keys are ever sorted.
+    It is at most as long as the rank allows, and usually much shorter, so only the smallest keys are sorted.
     """
     most = min(max(constraint.rank - len(union), 0), len(features))
     look = min(_FIRST_LOOK, most)

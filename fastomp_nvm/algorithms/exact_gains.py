@@ -1,11 +1,11 @@
-"""Exact gains of every feature over a growing set, for the baselines that ask for f itself rather than for its gradient.
+"""Exact gains of every feature over a growing set, for baselines that need f itself rather than its gradient.
 
-A :class:`Gains` stands for one set and never changes; adding features returns others. For the linear model it is two vectors with
+A :class:`Gains` belongs to one set and is immutable; adding features returns another. For the linear model it is two vectors with
 one entry per column, the gradient ``g`` and the squared remainder ``d``: a new direction ``q``, with ``c = A_std q``, gives
 ``g - c (q.y)`` and ``d - c^2``, and the gain of a column is ``g^2 / d``. One sweep per added column, no refits. Other objectives
-have no such shortcut: their gains are **refits, one per candidate**, over columns read chunk by chunk. That is exact and slow.
+have no such shortcut: their gains are **refits, one per candidate**, over columns read in chunks: exact and slow.
 
-Algorithms drive the methods with ``yield from``: whatever they need from the medium is asked like any other question.
+Algorithms call the methods with ``yield from``: reads from the medium are queries like any other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFITS = 256
 
 
 class Gains(ABC):
-    """What each feature would add to f of a set.
+    """The increase of f of a set with each further feature.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Gains(ABC):
 
     @abstractmethod
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
-        """Return (c,): the gain of each candidate, ascending usable features; 0 for one that the set explains already."""
+        """Return (c,): the gain of each candidate, ascending usable features; 0 for a dependent one."""
 
     @abstractmethod
     def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
@@ -83,7 +83,7 @@ def _ask(problem: Problem, size: int, value: float, vectors: Sequence[Float64Arr
 
 @dataclass(frozen=True, slots=True)
 class _Directions:
-    """What a sequence of features adds to the span of a set.
+    """The directions that a sequence of features adds to the span of a set.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class _LinearGains(Gains):
     gradient: Float64Array
     pivot: Float64Array
     groups: tuple[Float64Array, ...]
-    smallest: Float64Array  # (n_columns,): pivots that count as nothing
+    smallest: Float64Array  # (n_columns,): pivots up to this count as dependent
     basis: Float64Array
     size: int
     value: float
@@ -152,7 +152,7 @@ class _LinearGains(Gains):
                 squared = float(column @ column)
                 if objective.ridge:
                     pivot = squared + objective.ridge - float(overlaps @ overlaps)
-                else:  # once more: what cancellation left of the span
+                else:  # once more: cancellation leaves a part in the span
                     remainder -= basis @ (basis.T @ remainder)
                     pivot = float(remainder @ remainder)
                 if pivot > SMALLEST_PIVOT * squared:
@@ -207,7 +207,7 @@ class _RefittedGains(Gains):
         return np.maximum(gains, 0.0)
 
     def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
-        """Fit the prefixes when they are looked at."""
+        """Return lazy fits of the prefixes."""
         yield Round(self.size, self.value)
         self.problem.counters.gradient_rounds += 1
         self.problem.counters.gradient_calls += sum(map(len, sets))

@@ -2,15 +2,15 @@
 
 The ancestor of FAST_OMP (Balkanski, Rubinstein and Singer 2019): the same random sequences and the same filter, but candidates are
 kept by how much f grows with them, ``f(S_i + e) - f(S_i) >= t``, and the threshold only falls, from the best single feature on, by
-``1 - epsilon`` per outer iteration. On objectives that are not submodular this can miss everything, which is what it is here for.
+``1 - epsilon`` per outer iteration. On objectives that are not submodular it can fail completely, as the example shows.
 
 Readings of the algorithm as printed:
 
 * The number of outer iterations, Delta, is left open. Here it is ``ceil(ln(r / epsilon) / epsilon)``, after which the threshold is
-  below ``epsilon / r`` of the best single feature, so that r features below it are worth less than ``epsilon`` times that one.
+  below ``epsilon / r`` of the best single feature, so that r features below it gain less than ``epsilon`` times that one.
 * ``i`` runs from 0: a sequence whose first filter suffices adds nothing.
 * ``X = [n]`` contains the selected features; they count in ``|X|`` and are skipped in the sequence.
-* ``until="full"`` adds an iteration without threshold, which fills the set up.
+* ``until="full"`` adds an iteration without threshold, which makes the set maximal.
 
 Gains are exact: one sweep per block of prefixes for the linear model, refits of every candidate otherwise.
 """
@@ -87,4 +87,4 @@ def _adopt_prefix(
             survivors = candidates[alive[growth >= threshold]]
             if len(survivors) <= enough:
                 return gains, adopted, survivors
-    raise AssertionError("the whole sequence leaves no candidate that fits, hence qualifies")
+    raise AssertionError("the whole sequence leaves no feasible candidate, so it qualifies")

@@ -9,12 +9,12 @@ and maximises f under this knapsack; whatever satisfies the bound satisfies the 
 until f no longer grows, at most 25 times as in their code (github.com/nina-gh/procedurally_fair_learning,
 ``submodular_optimization.py``), and the best set is returned.
 
-Where the knapsack is concerned: the paper maximises f by greedy, their code replaces f by a modular lower bound and solves the
-knapsack of whole thousandths exactly. Here it is the paper's: greedy by gain per cost (free features first, by gain) and greedy by
-gain alone, the better of the two.
+Under the knapsack, the paper maximises f by greedy; their code replaces f by a modular lower bound and solves the knapsack in whole
+thousandths exactly. This is the paper's: greedy by gain per cost (free features first, by gain) and greedy by gain, whichever is
+better.
 
 The cost is the unfairness of :class:`~fastomp_nvm.constraints.fairness.Fairness`, counted in people, or the number of features.
-Other constraints are refused. The set need not be maximal, because the bound overestimates the cost of what lies outside X.
+Other constraints are refused. The set need not be maximal, because the bound overestimates the cost of features outside X.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ITERATIONS = 25
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The constraint: ``h`` of a set, in whole units, and how much of it there may be."""
+    """The constraint: ``h`` of a set in whole units, its bound, and the number of features."""
 
     h: Callable[[IndexArray], int]
     budget: int
@@ -82,7 +82,7 @@ def _bound(problem: Problem, cost: _Cost, singles: IndexArray, tight: IndexArray
 
 
 def _cost(problem: Problem) -> _Cost:
-    """Read the cost off the constraint, or refuse it."""
+    """Return the cost of the constraint; raise ``RequestError`` for unsupported ones."""
     k, fair = len(problem.usable), []
     for part in parts_of(problem.constraint):
         if isinstance(part, Cardinality):
@@ -91,11 +91,11 @@ def _cost(problem: Problem) -> _Cost:
             fair.append(part)
         else:
             raise RequestError(
-                f"isk cannot keep a constraint of type {type(part).__name__}: it knows k and one fairness constraint; "
+                f"isk does not support a constraint of type {type(part).__name__}: give k and one fairness constraint; "
                 "choose fast_omp or sds_omp"
             )
     if len(fair) > 1:
-        raise RequestError(f"isk knows one fairness constraint, {len(fair)} were given: choose fast_omp or sds_omp")
+        raise RequestError(f"isk supports one fairness constraint, {len(fair)} were given: choose fast_omp or sds_omp")
     if not fair:
         return _Cost(len, k, k)
     people, limit = fair[0].n_people, fair[0].limit
@@ -115,15 +115,15 @@ def _greedy(
             return selected, gains.value
         places = np.flatnonzero(open_)
         growth = yield from gains.of(problem.usable[places])
-        place = places[int(np.argmax(_worth(growth, weights[places]) if by_ratio else growth))]
+        place = places[int(np.argmax(_per_cost(growth, weights[places]) if by_ratio else growth))]
         grown = yield from gains.after([problem.usable[place, None]])
         gains = next(grown[0])
         selected, budget = np.append(selected, problem.usable[place]), budget - int(weights[place])
         open_[place] = False
 
 
-def _worth(growth: Float64Array, weights: IndexArray) -> Float64Array:
-    """Return gain per cost; where something is free, the gains of what is free and nothing for the rest."""
+def _per_cost(growth: Float64Array, weights: IndexArray) -> Float64Array:
+    """Return gain per cost; where features are free, their gains, and -1 for the others."""
     free = weights == 0
     if free.any():
         return np.where(free, growth, -1.0)

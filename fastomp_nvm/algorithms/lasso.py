@@ -3,7 +3,7 @@
 From the penalty at which the first column enters, the penalty falls along a geometric path, each fit started from the one before,
 until more than k features are in use; bisection then looks for the last penalty with at most k. Features are ordered by the size
 of their coefficients. Columns are those of the objective: standardised, whitened within a feature, observations weighted; a feature
-of several columns is in use when one of its columns is, which is less than a group Lasso would ask.
+of several columns is in use when one of its columns is, which is weaker than a group Lasso.
 
 The standardised matrix must be in memory, so this is a baseline for small data: above ``gather_bytes`` it is refused. A cardinality
 is the only constraint, and the ridge of the request does not apply to the path.
@@ -35,7 +35,7 @@ BISECTIONS = 12
 #: A coefficient below this share of the largest is rounding: of two equal columns, the second one's is not quite zero.
 NEGLIGIBLE = 1e-9
 
-#: Sweeps of the solvers over the columns per penalty; what has not converged by then is good enough for a support.
+#: Sweeps of the solvers over the columns per penalty; an unconverged fit is good enough for a support.
 SOLVER_STEPS = 1000
 
 
@@ -44,13 +44,13 @@ def lasso(problem: Problem) -> Algorithm:
     k = only_cardinality(problem, "lasso")
     objective, usable = problem.objective, problem.usable
     if not isinstance(objective, (Linear, Logistic)):
-        raise RequestError(f"lasso knows the objectives linear and logistic, not {type(objective).__name__.lower()}")
+        raise RequestError(f"lasso supports the objectives linear and logistic, not {type(objective).__name__.lower()}")
     offsets = problem.design.standardisation.subset(usable).offsets
     needed = 8 * int(offsets[-1]) * problem.design.n_obs
     if needed > problem.pool.budget:
         raise RequestError(
             f"lasso needs the standardised matrix in memory, {needed:,} bytes, and gather_bytes allows {problem.pool.budget:,}: "
-            "raise gather_bytes, or choose fast_omp, which reads the data where it is"
+            "raise gather_bytes, or choose fast_omp, which reads the data in place"
         )
     answers = yield Query(0, 0.0, (Ask(objective.null().residual, usable),))
     assert answers is not None
@@ -128,7 +128,7 @@ def _scikit_learn() -> Any:
 
 
 def _fitted(model: Any, design: Float64Array, response: Float64Array, weights: Float64Array | None) -> Float64Array:
-    """Fit and return the coefficients; a support is wanted, so a fit that is short of its tolerance will do."""
+    """Fit and return the coefficients, without warnings: an unconverged fit is good enough for a support."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(design, response, sample_weight=weights)

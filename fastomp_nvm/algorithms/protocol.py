@@ -1,8 +1,8 @@
-"""What algorithms and the engine say to each other.
+"""The protocol between algorithms and the engine.
 
-An algorithm is a generator. It yields a :class:`Round`: a point at which it may be cancelled, reported and (later) made durable.
-A round that asks something is a :class:`Query`; the algorithm is sent back one :class:`Gradients` per ask, which answers
-*decisions* rather than arrays. The number of yields that ask is the adaptivity of the paper. This module does no work itself.
+An algorithm is a generator. It yields a :class:`Round`, a point at which it may be cancelled, reported and made durable. A round
+that needs gradients is a :class:`Query`; the engine sends back one :class:`Gradients` per ask, which returns *decisions* rather
+than arrays. The number of queries is the adaptivity of the paper. This module does no work itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Algorithm", "Ask", "Counters", "Gradients", "Journal", "Outcome", "P
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Knobs of the algorithms, as in ``SelectionRequest``."""
+    """Parameters of the algorithms, as in ``SelectionRequest``."""
 
     epsilon: float = 0.1
     tau: float | Literal["auto"] = 0.5
@@ -39,18 +39,18 @@ class Parameters:
 
 @dataclass(slots=True)
 class Counters:
-    """Costs of one run: as the paper's theorems count them, and as the medium feels them.
+    """Costs of one run: as the paper's theorems count them, and in bytes read from the medium.
 
     Attributes
     ----------
     gradient_rounds : int
         One per outer iteration and one per inner iteration that evaluates prefixes.
     gradient_calls : int
-        Models whose gradient was looked at: of a sequence, those up to j*, however many were computed with them.
+        Models whose gradient was used: of a sequence, the prefixes up to j*, however many were computed.
     independence_rounds, independence_calls : int
-        Rounds of, and single, questions to the constraint, as Theorem 2 counts them.
+        Rounds of independence queries, and single queries, as Theorem 2 counts them.
     traffic : Traffic
-        What this run took from the medium, as if it ran alone.
+        Reads from the medium, counted as if this run were the only one.
     """
 
     gradient_rounds: int = 0
@@ -62,12 +62,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything an algorithm may use.
+    """The inputs of an algorithm.
 
     Attributes
     ----------
     design : Design
-        For shapes and standardisation; algorithms read columns through ``pool`` and by asking only.
+        For shapes and standardisation; algorithms read columns only through ``pool`` and queries.
     usable : (u,) int64
         Features that may be selected, ascending.
     pool : ColumnPool
@@ -85,14 +85,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One model asked about.
+    """A request for the gradient at one model.
 
     Attributes
     ----------
     vector : (n_obs,) float64
-        Its sweep vector.
+        The model's residual.
     candidates : (c,) int64
-        Features the decisions are about, ascending.
+        Features to decide about, ascending.
     """
 
     vector: Float64Array
@@ -107,28 +107,28 @@ class Round:
     ----------
     selected : int
         Features selected so far.
-    worth : float or callable
-        f of them, or what returns it: only who watches wants to know, and while the algorithm waits.
+    f : float or callable
+        f of the selected features, or a callable that computes it lazily for observers.
     """
 
     selected: int
-    worth: float | Callable[[], float]
+    f: float | Callable[[], float]
 
     @property
     def value(self) -> float:
         """F of the features selected so far."""
-        return self.worth if isinstance(self.worth, float) else self.worth()
+        return self.f if isinstance(self.f, float) else self.f()
 
 
 @dataclass(frozen=True, slots=True)
 class Query(Round):
-    """A round that needs a sweep; answered by one ``Gradients`` per ask."""
+    """A round that needs a sweep; the answer is one ``Gradients`` per ask."""
 
     asks: Sequence[Ask]
 
 
 class Gradients(ABC):
-    """The answer to one ask: the gradient at a model, as decisions about the candidates."""
+    """The answer to one ask: decisions about the candidates from the gradient at a model."""
 
     @abstractmethod
     def top_mean(self, count: int) -> float:
@@ -140,7 +140,7 @@ class Gradients(ABC):
 
     @abstractmethod
     def argmax(self) -> int:
-        """Return the candidate with the largest score; the lowest index among equals."""
+        """Return the candidate with the largest score, the lowest index among equals."""
 
     @abstractmethod
     def of(self, features: IndexArray) -> Float64Array:
@@ -149,20 +149,20 @@ class Gradients(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an algorithm returns.
+    """The result of an algorithm.
 
     Attributes
     ----------
     selected : (s,) int64
         Features in order of selection.
     unpolished : (s',) int64, optional
-        The set before the polish, when there was one.
+        The set before the polish, if any.
     tau : float, optional
-        The threshold parameter behind the set before the polish, when the algorithm chose among several.
+        The threshold parameter that was chosen, when there were several.
     certificate : Certificate, optional
-        How far from the optimum the selection can be, when asked for.
+        A bound on the distance from the optimum, when requested.
     rank : int, optional
-        The paper's ``r`` as the algorithm took it, when it needs one.
+        The paper's ``r`` as the algorithm used it, when it needs one.
     rank_estimated : bool
         True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
     """
@@ -175,24 +175,24 @@ class Outcome:
     rank_estimated: bool = False
 
 
-#: An algorithm in flight.
+#: A running algorithm.
 Algorithm: TypeAlias = Generator[Round, "Sequence[Gradients] | None", Outcome]
 
 
 class Journal(Protocol):
-    """What makes a run durable: a record of the decisions it was given, from which a fresh generator is brought back.
+    """The durable record of a run: the decisions returned to it, which are replayed into a new generator after a crash.
 
-    Algorithms are deterministic in the answers to their queries, so answers are all that must survive.
+    Algorithms are deterministic given the answers to their queries, so only answers are stored.
     """
 
     def replay(self, query: Query, traffic: Traffic) -> Sequence[Gradients] | None:
-        """Return the recorded answers to ``query``, adding what they cost to ``traffic``, or None beyond the record."""
+        """Return the recorded answers to ``query`` and add their cost to ``traffic``; None after the end of the record."""
         ...
 
     def record(self, query: Query, answers: Sequence[Gradients], traffic: Traffic) -> Sequence[Gradients]:
-        """Return ``answers`` such that every decision taken from them is noted; ``traffic`` is what they cost."""
+        """Return ``answers`` wrapped such that every decision is recorded; ``traffic`` is their cost."""
         ...
 
     def commit(self) -> None:
-        """Make what was noted durable."""
+        """Make the recorded decisions durable."""
         ...

@@ -1,4 +1,4 @@
-"""Random: a random maximal feasible set, drawn by ``rndSeq`` without a look at the data."""
+"""Random: a random maximal feasible set, drawn by ``rndSeq`` without reading the data."""
 
 from __future__ import annotations
 

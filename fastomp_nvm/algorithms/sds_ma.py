@@ -1,7 +1,7 @@
 """SDS_MA: greedy on f under a constraint, the forward selection of Krause and Cevher (2010).
 
 Starting from the empty set, add the feasible feature with which f grows most, the lowest index among equals, until nothing extends
-the set. For the linear model a step is one sweep with one vector per column of the feature, as dear as a step of SDS_OMP. For
+the set. For the linear model a step is one sweep with one vector per column of the feature, like a step of SDS_OMP. For
 other objectives every step refits the model with every candidate: exact, and slow beyond some thousand features.
 """
 

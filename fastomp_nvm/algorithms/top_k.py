@@ -1,7 +1,6 @@
 """Top-k: oblivious selection by the score at the empty model, in one sweep.
 
-Features are walked through by decreasing score, the lowest index first among equals, and kept where they fit. Nothing that is
-selected changes what is thought of the others.
+Features are added by decreasing score, the lowest index first among equals, where they are feasible. Scores are not updated.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def top_k(problem: Problem) -> Algorithm:
     left = problem.usable[np.argsort(-scores, kind="stable")]
     selected = np.empty(0, dtype=np.int64)
     while left.size:
-        # What does not fit now never will, so the walk goes on behind the longest prefix that fits.
+        # Infeasible features remain so: continue after the longest feasible prefix.
         counters.independence_rounds += 1
         counters.independence_calls += len(left)
         left = left[constraint.extensions(selected, left)]

@@ -11,7 +11,7 @@ import scipy
 
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.blas import blas_libraries
-from fastomp_nvm.objectives import linear_candidates, newton
+from fastomp_nvm.objectives import compiled
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
 
 __all__ = ["numeric_build", "sweep_build", "target_digest"]
@@ -19,7 +19,7 @@ __all__ = ["numeric_build", "sweep_build", "target_digest"]
 
 def numeric_build(kernel: str) -> dict[str, str]:
     """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what computes the rest."""
-    return {**sweep_build(kernel), "fits": newton.implementation(), "rounds": linear_candidates.implementation()}
+    return {**sweep_build(kernel), "fits": compiled.fits(), "rounds": compiled.rounds()}
 
 
 def sweep_build(kernel: str) -> dict[str, str]:

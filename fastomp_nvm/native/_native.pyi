@@ -1,6 +1,7 @@
 from _typeshed import WriteableBuffer
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
+from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays, Rounds
 
 # sweep.c
 kernel_id: str
@@ -38,3 +39,50 @@ def install_guard() -> None: ...
 def guard(address: int, length: int, /) -> bool: ...
 def unguard(address: int, /) -> None: ...
 def lost(address: int, length: int, /) -> bool: ...
+
+# gram.c, glm.c, newton.c, greedy.c
+def gram_rounds(
+    gram: Float64Array,
+    gradient: Float64Array,
+    lengths: Float64Array | None,
+    offsets: IndexArray,
+    in_model: BoolArray,
+    ridge: float,
+    tolerance: float,
+    rounds: Rounds,
+    /,
+) -> tuple[int, int, int, int, float]: ...
+def best(gradient: Float64Array, pivot: Float64Array, smallest: Float64Array, open: BoolArray, /) -> tuple[int, float]: ...
+def follow(
+    gram: Float64Array, directions: Float64Array, size: int, column: int, gradient: Float64Array, pivot: Float64Array, /
+) -> float: ...
+def glm_rounds(
+    fit: FitArrays, has_factor: bool, columns: ColumnArrays, gradient: Float64Array, in_model: BoolArray, rounds: Rounds, /
+) -> tuple[int, int, int, int]: ...
+def maximise(fit: FitArrays, known: Float64Array | None, settled: int, /) -> int: ...
+def gradients(columns: ColumnArrays, vectors: Float64Array, out: Float64Array, /) -> None: ...
+def likelihood(
+    family: str, eta: Float64Array, response: Float64Array, weights: Float64Array, coef: Float64Array, ridge: float, /
+) -> float: ...
+def roots(family: str, eta: Float64Array, weights: Float64Array, out: Float64Array, /) -> float: ...
+def curvature(
+    design: Float64Array,
+    roots: Float64Array,
+    scaled: Float32Array,
+    units: tuple[float, float, bool],
+    out: Float64Array,
+    factor: Float64Array,
+    above: Float64Array,
+    /,
+) -> bool: ...
+def greedy(
+    fit: FitArrays,
+    has_factor: bool,
+    columns: ColumnArrays,
+    open: BoolArray,
+    taken: IndexArray,
+    gains: Float64Array,
+    tolerances: tuple[float, float, float, float],
+    schedule: tuple[float, int, int, int, int, int, int, float, float],
+    /,
+) -> tuple[int, int, int, float]: ...

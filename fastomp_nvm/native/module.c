@@ -1,6 +1,7 @@
 /* The extension module: its only initialisation function, and the array arguments that its files share. */
 
 #include "native.h"
+#include "objectives.h"
 
 #include <string.h>
 
@@ -49,11 +50,11 @@ PyObject *close_arrays(struct arrays *arrays)
 
 static int fill_module(PyObject *module)
 {
-    PyMethodDef *const tables[] = {guard_methods, read_methods, standardise_methods, sweep_methods};
+    PyMethodDef *const tables[] = {glm_methods, gram_methods, guard_methods, read_methods, standardise_methods, sweep_methods};
     for (size_t k = 0; k < sizeof tables / sizeof *tables; k++)
         if (PyModule_AddFunctions(module, tables[k]) < 0)
             return -1;
-    return prepare_sweeps(module);
+    return find_blas() < 0 ? -1 : prepare_sweeps(module);
 }
 
 static PyModuleDef_Slot SLOTS[] = {

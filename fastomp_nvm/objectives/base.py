@@ -1,26 +1,26 @@
-"""What an objective is: it turns a growing set of columns into gradients of candidates, and sees nothing but those columns.
+"""The interfaces of objectives: models that grow, candidates whose gradients follow them, and gains for greedy selection.
 
-An objective never sees the design matrix. It is handed the few standardised columns that were chosen (dense, float64) and the
-:class:`~fastomp_nvm.matrix.sweeper.Columns` of the candidates, whose products with vectors it asks for. For the linear model and
-every GLM with canonical link the gradient is ``A_std @ residual``.
+An objective never sees the design matrix. It gets the selected columns, standardised (dense, float64), and the
+:class:`~fastomp_nvm.matrix.pool.Columns` of the candidates, which it multiplies with vectors. For the linear model and every GLM
+with canonical link the gradient is ``A_std @ residual``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
-from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.objectives.compiled import Rounds
 
-__all__ = ["CandidateBlocks", "Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective", "Walk"]
+__all__ = ["Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective"]
 
-#: Which of some features may be added to others, (o,) bool: given what was added (a,) and the features in question (o,).
+#: Callback ``extends(added, others)``: returns (o,) bool, the ``others`` (o,) that may be added to ``added`` (a,), by position.
 Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
 
 
@@ -37,81 +37,53 @@ class Fit:
     value : float
         The objective f(S) that algorithms compare; larger is better; zero for the empty set.
     score : float
-        What users read: R^2 for the linear model, mean log-likelihood for a GLM.
+        The score in the result: R^2 for the linear model, mean log-likelihood for a GLM.
+    summary : mapping of str to float
+        Further figures for the result: ``pseudo_r2`` and ``null_score`` of a GLM.
     """
 
     coef: Float64Array
     intercept: float
     value: float
     score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Inner iterations of FAST_OMP that were gone through at once.
-
-    Attributes
-    ----------
-    added : (a,) int64
-        Features that were added to the model, in this order.
-    sizes, lengths : (i,) int64
-        Candidates before, and additions in, each iteration.
-    """
-
-    added: IndexArray
-    sizes: IndexArray
-    lengths: IndexArray
+    summary: Mapping[str, float] = field(default_factory=dict)
 
 
 class Candidates(ABC):
-    """Candidates whose gradient follows a growing model.
+    """Candidates X whose gradients follow a growing model: the interface behind Algorithm 1's inner iterations.
 
     Attributes
     ----------
     features : (f,) int64
         The candidates.
+    in_model : (f,) bool
+        Candidates that are in the model.
     """
 
     features: IndexArray
+    in_model: BoolArray
+
+    def run(self, rounds: Rounds) -> tuple[int, int]:
+        """Run inner iterations in compiled code; return the additions and the iterations that found j*.
+
+        Model and candidates are moved as by ``adopt`` and ``keep``. (0, 0): not supported here, use the other methods.
+        """
+        return 0, 0
 
     @abstractmethod
-    def advance(
-        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
-    ) -> tuple[int, bool]:
-        """Add candidates to the model, one after the other, until fewer than ``enough`` are left; then drop the others.
+    def prefix_scores(self, positions: IndexArray) -> Float64Array:
+        """Return (f, b): the scores after adding the first 1, 2, ..., b of the candidates at ``positions``.
 
-        Parameters
-        ----------
-        positions : (b,) int64
-            The candidates to add, by position.
-        blocked : (f,) int64, optional
-            Additions after which each candidate cannot extend the model; None where nothing is in the way of any.
-        threshold : float
-            A candidate is left while it is not in the model, not blocked, and its score reaches this.
-        enough : float
-        skip_weak : bool
-            Stop before a candidate, not the first, whose own score has fallen below ``threshold``.
-
-        Returns
-        -------
-        int, bool
-            How many were added; whether fewer than ``enough`` are left.
+        The models are kept until the next call, for ``adopt``.
         """
 
-    def walk(self, name: tuple[int, int, int], room: int, threshold: float, share: float) -> Walk | None:
-        """Go through inner iterations at once, at least one; None where they are to be gone through one by one.
+    @abstractmethod
+    def adopt(self, prefixes: int) -> None:
+        """Add to the model the first ``prefixes`` candidates of the last call to ``prefix_scores``."""
 
-        Each adds candidates as ``advance`` does, in the order of its draw, until fewer than ``share`` of them are left.
-
-        Parameters
-        ----------
-        name : (seed, outer, inner)
-            Names the draw of the first; the others follow.
-        room : int
-            Additions, of whichever candidates, after which the set is full and nothing extends it.
-        threshold, share : float
-        """
-        return None
+    def at_once(self) -> int:
+        """Return the number of additions to evaluate together: evaluations beyond j* are wasted."""
+        return len(self.features)
 
     @abstractmethod
     def scores(self) -> Float64Array:
@@ -119,69 +91,7 @@ class Candidates(ABC):
 
     @abstractmethod
     def keep(self, positions: IndexArray) -> None:
-        """Go on with the candidates at ``positions`` alone."""
-
-
-class CandidateBlocks(Candidates):
-    """Candidates whose gradients along a block of additions come at once."""
-
-    _gradient: Float64Array  # (n_columns,) at the model
-    _added: BoolArray  # (f,) which are in the model
-
-    @property
-    @abstractmethod
-    def standardisation(self) -> Standardisation:
-        """Of these features, by position."""
-
-    @abstractmethod
-    def gradients(self, positions: IndexArray) -> Float64Array:
-        """Return (n_columns, b): the candidates' gradient after adding the first 1, 2, ..., b of the candidates at ``positions``.
-
-        The models behind it are kept until the next call, for ``adopt``.
-        """
-
-    @abstractmethod
-    def adopt(self, prefixes: int) -> None:
-        """Add to the model the first ``prefixes`` candidates of the last call to ``gradients``."""
-
-    def at_once(self) -> int:
-        """Return how many additions to look at together: what is computed beyond the last one needed is wasted."""
-        return len(self.features)
-
-    def scores(self) -> Float64Array:
-        """Return the squared gradients, added up by feature."""
-        return self.standardisation.scores(self._gradient[:, None])[:, 0]
-
-    def advance(
-        self, positions: IndexArray, blocked: IndexArray | None, threshold: float, enough: float, skip_weak: bool = False
-    ) -> tuple[int, bool]:
-        """Look at blocks of additions up to the first that leaves too few."""
-        out_at = np.full(len(self.features), len(positions) + 1) if blocked is None else blocked.copy()
-        out_at[self._added] = 0
-        out_at[positions] = np.minimum(out_at[positions], 1 + np.arange(len(positions)))
-        added, step = 0, self.at_once()
-        while added < len(positions):
-            here = positions[added : added + step]
-            scores = self.standardisation.scores(self.gradients(here))
-            whole = len(here)
-            if skip_weak:
-                before = np.concatenate((self.scores()[here[:1]], scores[here[1:], np.arange(whole - 1)]))
-                weak = np.flatnonzero(before[int(not added) :] < threshold)
-                whole = int(weak[0]) + int(not added) if weak.size else whole
-            after = np.arange(added + 1, added + whole + 1)
-            alive = (scores[:, :whole] >= threshold) & (out_at[:, None] > after)
-            few = (alive.sum(axis=0) < enough).nonzero()[0]
-            taken = int(few[0]) + 1 if few.size else whole
-            if taken:
-                self.adopt(taken)
-                self._added[here[:taken]] = True
-                added += taken
-            if few.size:
-                self.keep(alive[:, taken - 1].nonzero()[0])
-                return added, True
-            if whole < len(here):
-                break
-        return added, False
+        """Drop all candidates except those at ``positions``."""
 
 
 class GainTracker(ABC):
@@ -190,23 +100,26 @@ class GainTracker(ABC):
     @property
     @abstractmethod
     def value(self) -> float:
-        """F of the set so far; a refit of it may start from here."""
+        """F of the set so far. The fit behind it may be reused by a later refit."""
 
     @abstractmethod
     def gains(self) -> Float64Array:
-        """Return (n_features,): how much f grows with each feature; exact or, for GLMs, to second order."""
+        """Return (n_features,): the increase of f with each feature; exact or, for GLMs, to second order."""
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the candidates marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
+        """Return the candidate with the largest gain among ``open_`` (n_features,) bool, and its gain.
+
+        Of equal gains the first wins; the gain is -1.0 when no candidate is open.
+        """
         gains = np.where(open_, self.gains(), -1.0)
         place = int(gains.argmax())
         return place, float(gains[place])
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best of the open candidates ``count`` times over; return them and their gains.
+        """Add the best open candidate ``count`` times; return the candidates added and their gains.
 
-        Ends early where none is open, or where no more than ``least`` is gained. Those that were added are open no longer. The
-        ``last`` time nothing will be added afterwards.
+        Stops early when no candidate is open, or when the best gain is at most ``least``. Added candidates are removed from
+        ``open_``. ``last``: no call to ``add`` or ``grow`` follows.
         """
         taken: list[tuple[int, float]] = []
         while len(taken) < count:
@@ -220,7 +133,7 @@ class GainTracker(ABC):
 
     @abstractmethod
     def add(self, position: int) -> None:
-        """Add the candidate at ``position``: the best of those that may still be added, so that better ones never will be."""
+        """Add the candidate at ``position``: the best feasible one, so that candidates with larger gains can be dropped."""
 
 
 class Model(ABC):
@@ -229,7 +142,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def residual(self) -> Float64Array:
-        """(n_obs,) float64: the vector whose products with all columns are the gradient. Sums to zero when centred."""
+        """(n_obs,) float64: the gradient is its product with all columns. Sums to zero when centred."""
 
     @property
     @abstractmethod
@@ -242,7 +155,7 @@ class Model(ABC):
 
     @abstractmethod
     def follow(self, columns: Columns, gradient: Float64Array) -> Candidates:
-        """Return ``columns`` as candidates of this model, their gradient (n_columns,) at it given."""
+        """Return ``columns`` as candidates of this model; ``gradient`` (n_columns,) is theirs at this model."""
 
 
 class Objective(ABC):
@@ -260,32 +173,26 @@ class Objective(ABC):
     def fit(self, columns: Float64Array) -> Fit:
         """Fit all ``columns`` (n_obs, d) from scratch; dependent columns get the coefficients of least norm."""
 
-    def refit(self, columns: Columns) -> Fit:
-        """Fit the ``columns`` of a run that is done; what it knows of them may be used."""
+    def refit(self, columns: Columns, exact: bool = True) -> Fit:
+        """Fit ``columns`` at the end of a run, reusing products and fits of the run.
+
+        ``exact=False``: twelve digits of the score suffice, as intermediate fits have them.
+        """
         return self.fit(columns.dense(np.arange(len(columns.features))))
 
-    def refit_score(self, columns: Columns) -> float:
-        """Return the score of a ``refit``."""
-        return self.refit(columns).score
-
-    def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - most have nothing to remember
-        """Note the ``model`` of ``features``, in this order: a refit of them may start from it."""
+    def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - optional
+        """Remember the ``model`` of ``features``, in this order, as the start of a later refit."""
 
     @abstractmethod
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
-        """Return the score of the linear predictor ``eta`` (n_obs,) on the observations that ``weights`` (n_obs,) counts.
+        """Return the score of the linear predictor ``eta`` (n_obs,) on observations weighted by ``weights`` (n_obs,).
 
-        These may be observations the objective itself leaves out. NaN where they tell nothing: R^2 of a constant response.
+        These may be observations held out from the objective. NaN where the score is undefined: R^2 of a constant response.
         """
-
-    @abstractmethod
-    def summary(self, fit: Fit) -> dict[str, float]:
-        """Return further figures of a fit for the result (``pseudo_r2`` for GLMs)."""
 
     @abstractmethod
     def gains(self, columns: Columns, extends: Extends | None = None) -> GainTracker:
         """Return a tracker of the gains of ``columns``, starting from the empty set.
 
-        ``extends(added, others)`` tells who works ahead which of ``others`` may be added to what was added, all by position: a
-        hint, without effect on the answer.
+        ``extends`` is a hint for computing Gram columns ahead, without effect on the answer.
         """

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
-from fastomp_nvm.objectives import newton
+from fastomp_nvm.objectives import compiled, newton
 from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
+from fastomp_nvm.objectives.compiled import FitArrays
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates
 from fastomp_nvm.objectives.glm_gains import GLMGains
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
@@ -42,7 +43,7 @@ class GLM(Objective):
     Attributes
     ----------
     native : str or None
-        What the compiled fits call the family; None where they do not know it.
+        Name of the family in compiled code; None where it has none.
     """
 
     native: ClassVar[str | None] = None
@@ -51,7 +52,7 @@ class GLM(Objective):
         self, response: Float64Array, weights: Float64Array | None = None, ridge: float = 1e-4, centred: bool = True
     ) -> None:
         self.check(response)
-        # Contiguous float64: compiled fits take them as they lie in memory.
+        # Contiguous float64, as compiled fits need them.
         self.response = np.ascontiguousarray(response, dtype=np.float64)
         self.weights = np.ones(len(response)) if weights is None else np.ascontiguousarray(weights, dtype=np.float64)
         self.total = float(self.weights.sum())
@@ -82,14 +83,10 @@ class GLM(Objective):
 
     def log_likelihood(self, eta: Float64Array) -> Float64Array:
         """Return each observation's log-likelihood at ``eta`` (n_obs,)."""
-        if newton.native is None or self.native is None:
-            return self.response * eta - self.partition(eta)
-        out = np.empty(len(self.response))
-        newton.native.log_likelihood(self.native, np.ascontiguousarray(eta), self.response, out)
-        return out
+        return self.response * eta - self.partition(eta)
 
     def best_likelihood(self) -> float:
-        """Return what the total log-likelihood of no model exceeds: 0, because the probability of an observation is at most 1."""
+        """Return an upper bound on the total log-likelihood: 0, because the probability of an observation is at most 1."""
         return 0.0
 
     @abstractmethod
@@ -101,11 +98,11 @@ class GLM(Objective):
         return float(self.weights @ self.log_likelihood(eta)) - self._penalised(coef)
 
     def _penalised(self, coef: Float64Array) -> float:
-        """Return what the penalty takes off the likelihood."""
+        """Return the penalty on ``coef``."""
         return 0.5 * self.ridge * float(coef @ coef)
 
     def penalty(self, size: int) -> Float64Array:
-        """Return the penalty of each of ``size`` coefficients, the intercept's zero included when there is one."""
+        """Return the penalty of each of ``size`` coefficients; an intercept comes first and has none."""
         penalty = np.full(size, self.ridge)
         penalty[: int(self.centred)] = 0.0
         return penalty
@@ -117,7 +114,7 @@ class GLM(Objective):
         return rows
 
     def newton(self, columns: Float64Array, start: Coefficients) -> Coefficients:
-        """Maximise the penalised likelihood over ``columns`` (n_obs, d), from ``start`` padded with zeros, to the last digits."""
+        """Return the exact fit of ``columns`` (n_obs, d), started from ``start`` padded with zeros."""
         return maximise(self, self.design(columns), start, EXACT)
 
     def predictor(self, columns: Float64Array, at: Coefficients) -> Float64Array:
@@ -130,39 +127,30 @@ class GLM(Objective):
 
     def fit(self, columns: Float64Array) -> Fit:
         """Fit from scratch."""
-        return self._told(self.newton(columns, self.null_coefficients))
+        return self._summed_up(self.newton(columns, self.null_coefficients))
 
-    def refit(self, columns: Columns) -> Fit:
-        """Fit, from the model that was remembered of these features, if one was."""
-        start = self._remembered.get(columns.features.tobytes(), self.null_coefficients)
-        if start is not self.null_coefficients and start.left <= EXACT:
-            return self._told(start)
-        return self._told(self.newton(columns.dense(np.arange(len(columns.features))), start))
-
-    def refit_score(self, columns: Columns) -> float:
-        """Return the score of a fit, that of a model remembered if there is one: it is the maximum, to twelve digits."""
-        at = self._remembered.get(columns.features.tobytes())
-        return self.refit(columns).score if at is None else self.score(at.eta, self.weights)
+    def refit(self, columns: Columns, exact: bool = True) -> Fit:
+        """Fit, starting from the remembered model of these features, if any."""
+        start = self._remembered.get(columns.features.tobytes())
+        if start is not None and (start.left <= EXACT or not exact):
+            return self._summed_up(start)
+        return self._summed_up(self.newton(columns.dense(np.arange(len(columns.features))), start or self.null_coefficients))
 
     def remember(self, features: IndexArray, model: Model) -> None:
-        """Note where the model of ``features`` is."""
+        """Remember the fit of ``features``."""
         if isinstance(model, GLMModel):
             self._remembered[features.tobytes()] = model.at
 
-    def _told(self, at: Coefficients) -> Fit:
-        """Return what is told of a fit."""
+    def _summed_up(self, at: Coefficients) -> Fit:
+        """Return value, score, McFadden's pseudo R^2 and the null model's score of a fit."""
         total = float(self.weights @ self.log_likelihood(at.eta))
         value = total - self._penalised(at.coef) - self.null_likelihood
-        return Fit(at.coef, at.intercept, value, total / self.total)
+        score, null = total / self.total, self.null_likelihood / self.total
+        return Fit(at.coef, at.intercept, value, score, {"pseudo_r2": 1.0 - score / null if null else 0.0, "null_score": null})
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
         """Return the mean log-likelihood."""
         return float(weights @ self.log_likelihood(eta)) / float(weights.sum())
-
-    def summary(self, fit: Fit) -> dict[str, float]:
-        """Return McFadden's pseudo R^2 and the null model's mean log-likelihood."""
-        null = self.null_likelihood / self.total
-        return {"pseudo_r2": 1.0 - fit.score / null if null else 0.0, "null_score": null}
 
     def gains(self, columns: Columns, extends: Extends | None = None) -> GLMGains:
         """Return a tracker of second-order gains over ``columns``, starting from the empty set."""
@@ -174,6 +162,8 @@ class GLMModel(Model):
 
     def __init__(self, objective: GLM) -> None:
         self.objective = objective
+        self._at: Coefficients | None
+        self._factored, self._left = False, np.inf
         self._rows = objective.design(np.empty((len(objective.response), 0)))
         self.move(len(self._rows), objective.null_coefficients)
 
@@ -183,7 +173,7 @@ class GLMModel(Model):
         return self._rows[: self._size]
 
     def extended(self, width: int) -> Float64Array:
-        """Return the design with ``width`` further rows, to be filled; they are gone with the next call."""
+        """Return the design with ``width`` further rows, to be filled; they are valid until the next call."""
         size = self._size + width
         if size > len(self._rows):
             grown = np.empty((size + size // 2, self._rows.shape[1]))
@@ -194,36 +184,45 @@ class GLMModel(Model):
     def move(self, size: int, at: Coefficients) -> None:
         """Take over a fit of the first ``size`` rows of the design last extended."""
         self._size, self._at = size, at
-        self._growing: newton.Growing | None = None
+        self._arrays: FitArrays | None = None
 
     @property
     def at(self) -> Coefficients:
-        """The fit."""
-        return self._at if self._growing is None else self._growing.at
+        """The current fit."""
+        if self._at is None:
+            assert self._arrays is not None
+            size, first = self._size, int(self.objective.centred)
+            _, _, _, _, _, beta, eta, residual, square = self._arrays
+            factor = square[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
+            intercept = float(beta[0]) if first else 0.0
+            self._at = Coefficients(intercept, beta[first:size].copy(), eta.copy(), residual.copy(), factor, self._left)
+        return self._at
 
-    def advance(self, positions: IndexArray, *arguments: Any) -> tuple[int, int]:
-        """Add candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.advance`."""
-        added, left = self._grow_in_c().advance(self.extended(len(positions)), *arguments)
-        self._size += added
-        return added, left
+    def arrays(self, width: int) -> tuple[FitArrays, bool]:
+        """Return the fit with room for ``width`` further coefficients, for compiled code, and whether it has a factor."""
+        design, objective = self.extended(width), self.objective
+        rows = len(design)
+        if self._arrays is None or rows > len(self._arrays.beta):
+            at, room = self.at, 2 * rows
+            beta, factor = np.zeros(room), np.empty(room * room)
+            beta[: int(objective.centred)] = at.intercept
+            beta[int(objective.centred) : self._size] = at.coef
+            if at.factor is not None:
+                factor[: self._size * self._size] = at.factor.T.reshape(-1)
+            self._factored, self._left = at.factor is not None, at.left
+            name, with_ = str(objective.native), newton.settings(objective, PASSING)
+            self._arrays = FitArrays(
+                name, with_, design, objective.response, objective.weights, beta, at.eta.copy(), at.residual.copy(), factor
+            )
+        some = self._arrays._replace(design=design, beta=self._arrays.beta[:rows], factor=self._arrays.factor[: rows * rows])
+        return some, self._factored
 
-    def walk(self, room: int, *arguments: Any) -> tuple[int, int, int]:
-        """Go through inner iterations, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.walk`."""
-        added, left, iterations = self._grow_in_c().walk(self.extended(room), *arguments)
-        self._size += added
-        return added, left, iterations
-
-    def greedy(self, room: int, *arguments: Any, **settings: Any) -> tuple[int, int, float]:
-        """Add the best candidates, compiled; see :meth:`~fastomp_nvm.objectives.newton.Growing.greedy`."""
-        added, ahead, reached = self._grow_in_c().greedy(self.extended(room), *arguments, **settings)
-        self._size += added
-        return added, ahead, reached
-
-    def _grow_in_c(self) -> newton.Growing:
-        """Return the fit as compiled code goes on with it."""
-        if self._growing is None:
-            self._growing = newton.Growing(self.objective, self._at)
-        return self._growing
+    def grown(self, added: int, status: int, left: float = PASSING) -> None:
+        """Take over the fit that compiled code made in ``arrays``, with ``added`` coefficients more."""
+        if status == compiled.NOT_DEFINITE:
+            raise np.linalg.LinAlgError(newton.NOT_DEFINITE)
+        if added:
+            self._size, self._factored, self._left, self._at = self._size + added, status == compiled.FACTORED, left, None
 
     @property
     def residual(self) -> Float64Array:
@@ -241,9 +240,9 @@ class GLMModel(Model):
         self.grow(columns.shape[1])
 
     def grow(self, width: int, left: float = PASSING, factor: Float64Array | None = None) -> None:
-        """Refit with the ``width`` rows by which the design was last extended, to a decrement of ``left``.
+        """Refit with the last ``width`` rows of the extended design, to a decrement of ``left``.
 
-        ``factor`` is the upper one of a curvature of them all, where one is known.
+        ``factor`` is the upper factor of a curvature of all rows, where known.
         """
         design, at = self.extended(width), self.at
         self.move(len(design), maximise(self.objective, design, at if factor is None else replace(at, factor=factor), left))

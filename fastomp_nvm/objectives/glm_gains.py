@@ -1,17 +1,20 @@
-"""Gains of a GLM's candidates, for the greedy behind the polish: from a quadratic model of the likelihood, fitted again in time."""
+"""Second-order gains of a GLM's candidates, for the greedy behind the polish, from quadratic models of the likelihood."""
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import BoolArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import GainTracker
+from fastomp_nvm.objectives.compiled import ColumnArrays
 from fastomp_nvm.objectives.known_columns import MOST_COLUMNS, MOST_ENTRIES
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Curvature
@@ -21,43 +24,43 @@ if TYPE_CHECKING:
 
 __all__ = ["GLMGains"]
 
-#: The greedy's quadratic model is good while what it promises is what a fit then gains, up to this share.
+#: The quadratic model is trusted while its predicted gain differs from the gain of the refit by at most this share.
 TRUST = 0.05
 
-#: The greedy fits for the first time with this many features, and again, as long as its quadratic model is good, when as many times
-#: what it has were added, or this many.
+#: Additions before the first fit; between fits, while the quadratic model is trusted: LONGEST times the features so far, at least
+#: FEWEST.
 FIRST, LONGEST, FEWEST = 3, 2, 4
 
-#: Candidates the greedy's quadratic model has: this many, and as many for each feature to be added before the next fit.
+#: Candidates in the quadratic model: a number, and a number per addition before the next fit.
 LEAST_NEAR, NEAR_PER_ADDITION = 32, 3
 
-#: Gain of other candidates as a share of what their score would make it: they come after all that the model has.
+#: Gains of candidates outside the quadratic model, as a share of the gain their score suggests: these come last.
 NOT_NEAR = 1e-6
 
 SMALLEST_NUMBER = float(np.finfo(np.float64).tiny)
 
 
 def _fitting(n_obs: int) -> int:
-    """Return the number of columns that are quickly multiplied with each other."""
+    """Return the number of columns in a quadratic model at most."""
     return min(MOST_COLUMNS, MOST_ENTRIES // n_obs)
 
 
 class GLMGains(GainTracker):
-    """Gains to second order: what one Newton step on the candidate, others refitted, promises (half Rao's score statistic).
+    """Gains to second order: the predicted gain of one Newton step on the candidate, others refitted (half Rao's score statistic).
 
     ``gain = g' C^-1 g / 2`` with ``C`` the candidate's curvature after projecting out the selected columns in the metric of the
     variances. Exact gains would need a refit per candidate.
 
-    Between two fits ``g`` and ``C`` follow, exactly, the quadratic model of the likelihood at the last fit. How many features are
-    added before the next one is decided as in trust-region methods: twice as many as there are when the model kept its promise,
-    else half as many as last time. Where the likelihood is nearly quadratic, 50 features take four or five fits; nearly separable
-    data take more. The schedule is one of seven that were compared on 43 data sets, three of them real: on the 39 whose labels were
-    not all but separated it was 0.1 % worse on average than one that doubles, with a sixth fewer fits, 4 % worse at most and 2 %
-    better at best; on the others the two differ more, either way.
+    Between two fits ``g`` and ``C`` are exact for the quadratic model of the likelihood at the last fit. The number of additions
+    before the next fit is chosen as in trust-region methods: twice the features so far when the predicted gain was right, else half
+    the last number. Where the likelihood is nearly quadratic, 50 features take four or five fits; nearly separable data take more.
+    The schedule is one of seven that were compared on 43 data sets, three of them real: on the 39 without nearly separated labels
+    it was 0.1 % worse on average than one that doubles, with a sixth fewer fits, 4 % worse at most and 2 % better at best; on the
+    others the two differ more, either way.
 
-    The quadratic model is that of the features with the largest scores at the fit, several times as many as will be added; the
-    others come last. How many was chosen on ten data sets, where the log-likelihood was within half a percent of that with a model
-    of all candidates. The next fit starts with the factor of the very curvature that the model has.
+    The quadratic model holds the features with the largest scores at the fit, several times as many as will be added; the others
+    come last. The number was chosen on ten data sets, where the log-likelihood was within half a percent of that with a model of
+    all candidates. The next fit starts with the factor of the model's curvature.
     """
 
     def __init__(self, objective: GLM, columns: Columns) -> None:
@@ -65,14 +68,15 @@ class GLMGains(GainTracker):
         self._model = objective.null()
         self._added: list[int] = []  # features; the model has the first ``_fitted`` of them
         self._fitted = 0
-        self._ahead, self._promised = FIRST, 0.0  # features until the next fit; gains since the last
-        self._reached = newton.likelihood(objective, self._model.at)  # there
-        self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or of no use to who adds
+        self._ahead, self._predicted = FIRST, 0.0  # additions before the next fit; predicted gain since the last
+        self._reached = newton.likelihood(objective, self._model.at)  # likelihood of the last fit
+        self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or infeasible
         self._lengths = self._squared_lengths()
         self._scaled = np.empty((0, len(objective.response)), dtype=np.float32)
-        # The quadratic model: its features, their standardisation, curvature and gains, and which columns these followed; next to
-        # nothing for the others. It is made when somebody asks.
+        # The quadratic model, made when first needed: its features, their standardisation, curvature and gains, the columns added
+        # to it, and the small gains of all other features.
         self._linearised = False
+        self._wanted = sys.maxsize  # features when the greedy ends
         self._near: IndexArray
         self._standardisation: Standardisation
         self._curvature: Curvature
@@ -89,14 +93,14 @@ class GLMGains(GainTracker):
         return self._model.value
 
     def gains(self) -> Float64Array:
-        """Return the second-order gain of each feature; next to nothing, in the order of their scores, for those not looked at."""
+        """Return the second-order gain of each feature; tiny gains, ordered by score, for those outside the quadratic model."""
         self._fit_when_due()
         gains = self._others.copy()
         gains[self._near] = 0.5 * self._quadratic.gains()
         return gains
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the best, which is mostly one that the quadratic model has."""
+        """Return the best open feature, usually one in the quadratic model, and its gain."""
         self._fit_when_due()
         place, gain = self._quadratic.best(open_[self._near])
         return (int(self._near[place]), 0.5 * gain) if 0.5 * gain > self._most_of_others else super().best(open_)
@@ -108,8 +112,8 @@ class GLMGains(GainTracker):
         near = place < len(self._near) and self._near[place] == position
         gains = 0.5 * self._quadratic.gains()
         gain = float(gains[place] if near else self._others[position])
-        self._promised += gain
-        # Who adds takes the best that the constraint admits. What was better is not admitted, and never will be again.
+        self._predicted += gain
+        # The caller adds the best feasible feature: features with larger gains are infeasible, and remain so.
         self._done[self._near[gains > gain]] = True
         if gain < self._most_of_others:
             self._done |= self._others > gain
@@ -120,73 +124,53 @@ class GLMGains(GainTracker):
             return
         offsets = self._standardisation.offsets
         for column in range(int(offsets[place]), int(offsets[place + 1])):
-            self._quadratic.add(column, self._curvature.left[column])
+            self._quadratic.follow(column, self._curvature.left[column])
             self._followed.append(column)
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best of the open features ``count`` times over, all at once that come before the next fit; in C the fits, too."""
+        """Add the best of the open features ``count`` times, refits included; the first ones in compiled code."""
         taken = self._grow_in_c(open_, count, least) if last and not self._added else []
-        while len(taken) < count:
-            self._fit_when_due(count - len(taken))
-            batch = min(count - len(taken), self._next_fit - len(self._added))
-            bound = 2.0 * max(least, self._most_of_others)
-            found = self._quadratic.grow(self._curvature.left, open_[self._near], batch, bound)
-            if found is None:
-                return taken + super().grow(open_, count - len(taken), least)
-            places = [place for place, _ in found]
-            positions = self._near[places]
-            open_[positions] = False
-            self._followed += places
-            self._added += positions.tolist()
-            gains = [0.5 * gain for _, gain in found]
-            for gain in gains:  # one after the other, as in C; `sum` carries errors along from Python 3.12 on
-                self._promised += gain
-            taken += zip(positions.tolist(), gains, strict=True)
-            self._done = ~open_  # what is not open was added, or never will be
-            if len(found) < batch:  # the next is none of the near ones, or gains hardly more than those
-                one = super().grow(open_, 1, least)
-                if not one:
-                    break
-                taken += one
+        self._wanted = len(self._added) + count - len(taken)
+        taken += super().grow(open_, count - len(taken), least)
+        self._wanted = sys.maxsize
         return taken
 
     def _grow_in_c(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
-        """Do what ``grow`` does for the first time, fits included; less of it, or nothing, where compiled code cannot go on."""
+        """Add the first features in compiled code; fewer than ``count``, or none, where it cannot continue."""
         columns, n_obs = self._columns, len(self._objective.response)
-        here = columns.located() if newton.compiled(self._objective, columns) and self._objective.centred else None
+        here = columns.located() if newton.can_multiply(self._objective, columns) and self._objective.centred else None
         if here is None or count * n_obs > MOST_ENTRIES:
             return []
         standardisation = columns.standardisation
         taken, gains = np.empty(count, dtype=np.int64), np.empty(count)
-        added, self._ahead, self._reached = self._model.greedy(
-            count,
-            here[0],
-            here[1].copy(),
-            standardisation.mean,
-            standardisation.scale,
-            standardisation.wide,
+        (fit, has_factor), total = self._model.arrays(count), self._objective.total
+        added, self._ahead, status, self._reached = native.extension.greedy(
+            fit,
+            has_factor,
+            ColumnArrays(here[0], here[1].copy(), standardisation.mean, standardisation.scale, standardisation.wide),
             open_,
             taken,
             gains,
-            least=least,
-            schedule=(TRUST, FIRST, LONGEST, FEWEST, LEAST_NEAR, NEAR_PER_ADDITION, _fitting(n_obs), NOT_NEAR, SMALLEST_PIVOT),
+            (least, self._model.at.left * total, PASSING * total, EXACT * total),
+            (TRUST, FIRST, LONGEST, FEWEST, LEAST_NEAR, NEAR_PER_ADDITION, _fitting(n_obs), NOT_NEAR, SMALLEST_PIVOT),
         )
+        self._model.grown(added, status, EXACT if added == count else PASSING)
         self._added = taken[:added].tolist()
         self._fitted, self._done = added, ~open_
         return list(zip(self._added, gains[:added].tolist(), strict=True))
 
-    def _fit_when_due(self, wanted: int | None = None) -> None:
-        """Fit again once as many features were added as the quadratic model is trusted with; at most ``wanted`` will follow."""
+    def _fit_when_due(self) -> None:
+        """Fit again once as many features were added as the quadratic model is trusted with."""
         if not self._linearised:
             self._linearise()
         elif len(self._added) >= self._next_fit:
             self._refit()
             self._judge()
-            self._ahead = self._ahead if wanted is None else min(self._ahead, wanted)
+            self._ahead = min(self._ahead, self._wanted - len(self._added))
             self._linearise()
 
     def _refit(self, left: float = PASSING) -> None:
-        """Fit what was added since the last fit, to a decrement of ``left``."""
+        """Fit the features added since the last fit, to a decrement of ``left``."""
         if len(self._added) > self._fitted:
             new, size = self._columns.only(np.array(self._added[self._fitted :])), len(self._model.design)
             width = int(new.standardisation.offsets[-1])
@@ -195,24 +179,24 @@ class GLMGains(GainTracker):
             self._fitted = len(self._added)
 
     def _factor(self, width: int) -> Float64Array | None:
-        """Return the factor of the curvature at the last fit, with the ``width`` columns added since; None: not known."""
+        """Return the factor of the curvature at the last fit, with the ``width`` columns added since, or None."""
         directions = self._quadratic.directions
-        if not len(self._followed) == len(directions) == width:  # some were not near, or dependent
+        if not len(self._followed) == len(directions) == width:  # some were outside the model, or dependent
             return None
         return self._curvature.extended(np.array(self._followed), directions)
 
     def _judge(self) -> None:
-        """Decide, after a fit, how many features to add before the next one."""
+        """Choose the number of additions before the next fit."""
         value = newton.likelihood(self._objective, self._model.at)
         gained = value - self._reached
-        kept = abs(self._promised - gained) <= TRUST * gained
+        kept = abs(self._predicted - gained) <= TRUST * gained
         self._ahead = max(LONGEST * self._fitted, FEWEST) if kept else max(self._ahead // 2, 1)
-        self._promised, self._reached = 0.0, value
+        self._predicted, self._reached = 0.0, value
 
     def _linearise(self) -> None:
-        """Take gradient and curvature at the model, of the candidates with the largest scores.
+        """Build the quadratic model at the fit, of the candidates with the largest scores.
 
-        Both are measured by the largest curvature a column of unit length may have: what is all but dependent gains nothing.
+        It is scaled by the largest curvature that a column of unit length can have: nearly dependent columns gain nothing.
         """
         objective, design = self._objective, self._model.design
         self._linearised, self._next_fit = True, self._fitted + self._ahead
@@ -237,18 +221,18 @@ class GLMGains(GainTracker):
         self._most_of_others = float(self._others.max(initial=0.0))
 
     def _scaled_rows(self, near: Columns, first: int, roots: Float64Array) -> Float32Array:
-        """Return room for ``first`` rows, and ``near`` columns as rows, each observation times its ``roots`` (n_obs,)."""
+        """Return ``first`` empty rows, then the ``near`` columns as rows, each observation times its ``roots`` (n_obs,)."""
         size = first + int(near.standardisation.offsets[-1])
-        if size > len(self._scaled):  # the same memory every time: fresh pages cost as much as what is written to them
+        if size > len(self._scaled):  # reused: fresh pages cost as much as writing to them
             self._scaled = np.empty((2 * size, len(roots)), dtype=np.float32)
         near.fill(self._scaled[first:size], roots)
         return self._scaled[:size]
 
     def _nearest(self, scores: Float64Array) -> IndexArray:
-        """Return positions, ascending: the features with the largest scores (f,), no more columns than are quickly multiplied."""
+        """Return the positions, ascending, of the features with the largest scores (f,), as many as the quadratic model holds."""
         scores, count = np.where(self._done, 0.0, scores), LEAST_NEAR + NEAR_PER_ADDITION * self._ahead
         best = np.arange(len(scores))
-        if count < len(scores):  # few of many: only these are sorted
+        if count < len(scores):  # sort only these
             best = (scores >= np.partition(scores, -count)[-count]).nonzero()[0]
         fitting, offsets = _fitting(len(self._objective.response)), self._columns.standardisation.offsets
         if len(best) <= min(count, fitting) and not self._columns.standardisation.whiteners:
@@ -259,7 +243,7 @@ class GLMGains(GainTracker):
         return np.sort(best[: max(fitting, 2 * self._ahead)])
 
     def _squared_lengths(self) -> Float64Array | None:
-        """Return (f,): what a squared gradient is divided by to be a score, 1 for whitened features; None: all are scaled."""
+        """Return (f,): squared lengths of the columns, 1 for whitened features; None where all columns are standardised."""
         if self._objective.centred:
             return None
         lengths = np.ones(len(self._columns.features))

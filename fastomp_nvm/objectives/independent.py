@@ -1,4 +1,4 @@
-"""Cholesky factors of Gram matrices, columns that earlier ones explain left out."""
+"""Cholesky factors of Gram matrices without linearly dependent columns."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["DEPENDENT", "DEPENDENT_IN_FLOAT32", "cholesky_of_independent"]
 #: A unit column whose squared remainder is below this lies in the span of the others and contributes nothing.
 DEPENDENT = 1e-10
 
-#: The same where products are accumulated in float32 lanes, which carry about eight digits.
+#: The same for products accumulated in float32, which carry about eight digits.
 DEPENDENT_IN_FLOAT32 = 1e-6
 
 
 def cholesky_of_independent(gram: Float64Array, tolerance: float) -> tuple[Float64Array, IndexArray]:
-    """Return U and ``kept`` with ``gram[kept, kept] = U'U``; columns that earlier ones explain are left out.
+    """Return U and ``kept`` with ``gram[kept, kept] = U'U``, leaving out columns in the span of earlier ones.
 
     Parameters
     ----------
     gram : (d, d) float64
-        Gram matrix of columns of about unit length, or what a projection left of it.
+        Gram matrix of columns of about unit length, possibly after projecting out others.
     tolerance : float
-        Squared remainder below which a column counts as explained.
+        Squared remainder below which a column counts as dependent.
     """
     factor, failed = lapack.dpotrf(gram, lower=0, clean=1)
     if not failed and factor.diagonal().min(initial=1.0) ** 2 > tolerance:

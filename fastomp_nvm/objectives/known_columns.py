@@ -1,14 +1,14 @@
-"""The columns a run has met, as long as they are few: dense in float64, with their Gram matrix.
+"""A cache of dense float64 columns and their Gram matrix, for the first few hundred columns of a run.
 
-A few hundred columns cost less to multiply with each other once than to multiply again in every round. Which columns come, and in
-which order, is up to the algorithm alone: not to medium, threads, budget or company. So BLAS may compute their products, whose bits
-depend on shapes, and the answer is the same everywhere.
+Multiplying a few hundred columns with each other once costs less than multiplying them again in every round. Which columns are
+added, and in which order, depends on the algorithm alone, not on medium, threads, budget or other runs. So BLAS may compute the
+products, whose bits depend on shapes, and the answer is the same everywhere.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import repeat
 
 import numpy as np
 
@@ -17,23 +17,23 @@ from fastomp_nvm.matrix.pool import Columns
 
 __all__ = ["MOST_ENTRIES", "KnownColumns"]
 
-#: Columns that count as few.
+#: Columns in the cache at most.
 MOST_COLUMNS = 320
 
-#: New columns that one thread multiplies at a time. Part of what the bits depend on, as the number of threads is not.
+#: New columns that one thread multiplies at a time. The bits depend on this, not on the number of threads.
 AT_ONCE = 64
 
-#: Entries of dense columns held, or made, at once: 64 MB.
+#: Entries of dense columns in memory at once: 64 MB.
 MOST_ENTRIES = 1 << 23
 
 
 class KnownColumns:
-    """Columns of features that were asked for, each computed once.
+    """Columns of the features asked for, each computed once.
 
     Parameters
     ----------
     factors : (n_obs,) float64, optional
-        The root of each observation's weight.
+        Square root of each observation's weight.
     response : (n_obs,) float64
         Weighted.
 
@@ -49,35 +49,38 @@ class KnownColumns:
         self.rows, self.moves = np.empty((0, len(response))), np.empty(0)
         self._factors, self._response = factors, response
         self._gram = np.empty((0, 0))
-        self._first: dict[int, int] = {}  # feature -> the place of its first column
+        self._first: dict[int, int] = {}  # feature -> row of its first column
         self._used = 0
 
     def places(self, columns: Columns) -> IndexArray | None:
-        """Return the rows that are ``columns``, computed where they are new; None when they would be too many."""
+        """Return the rows of ``columns``, computing new ones; None when there would be too many."""
         offsets, features = columns.standardisation.offsets, columns.features.tolist()
-        new = np.array([position for position, feature in enumerate(features) if feature not in self._first], dtype=np.int64)
-        count = int((offsets[new + 1] - offsets[new]).sum())
-        if self._used + count > min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1]):
-            return None
-        if count:
-            self._add(columns, new, count)
-        first = np.array([self._first[feature] for feature in features], dtype=np.int64)
+        first = np.fromiter(map(self._first.get, features, repeat(-1)), dtype=np.int64, count=len(features))
+        new = np.flatnonzero(first < 0)
+        if new.size:
+            count = int((offsets[new + 1] - offsets[new]).sum())
+            if self._used + count > min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1]):
+                return None
+            first[new] = self._add(columns, new, count)
         if len(features) == offsets[-1]:  # one column each
             return first
         return np.asarray(np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1]), dtype=np.int64)
 
     def gram(self, rows: IndexArray, columns: IndexArray) -> Float64Array:
-        """Return a copy of the products of the columns at places ``rows`` with those at places ``columns``."""
+        """Return a copy of the Gram matrix of the columns in ``rows`` with the columns in ``columns``."""
         return self._gram.take(rows, axis=0).take(columns, axis=1)
 
     def combination(self, places: IndexArray, coef: Float64Array) -> Float64Array:
-        """Return (n_obs,): the columns at ``places`` times ``coef``, added up where they lie."""
+        """Return (n_obs,): the linear combination of the columns in rows ``places`` with coefficients ``coef``."""
         scattered = np.zeros(self._used)
         scattered[places] = coef
         return np.asarray(scattered @ self.rows[: self._used])
 
-    def _add(self, columns: Columns, positions: IndexArray, count: int) -> None:
-        """Compute ``count`` columns, of the features at ``positions``, and their products with all that are here."""
+    def _add(self, columns: Columns, positions: IndexArray, count: int) -> IndexArray:
+        """Compute the ``count`` columns of the features at ``positions``, and their products with all known columns.
+
+        Returns the row of the first column of each.
+        """
         if not len(self.rows):
             capacity = min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1])
             self.rows, self._gram = np.empty((capacity, self.rows.shape[1])), np.empty((capacity, capacity))
@@ -86,16 +89,17 @@ class KnownColumns:
         fresh = self.rows[new]
         columns.only(positions).fill(fresh, self._factors)
         self.moves[new] = fresh @ self._response
-        edges = [*range(self._used, new.stop, AT_ONCE), new.stop]
-        # The last block meets the most columns: the longest task begins first.
-        columns.share_out([partial(self._multiply, first, last) for first, last in reversed(list(pairwise(edges)))])
+        starts = range(self._used, new.stop, AT_ONCE)
+        tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], new.stop]))
+        columns.share_out(tasks[::-1])  # the last block meets the most columns: the longest task begins first
         offsets = columns.standardisation.offsets
-        ends = self._used + np.cumsum(offsets[positions + 1] - offsets[positions])
-        firsts = ends - (offsets[positions + 1] - offsets[positions])
-        self._first.update(zip(columns.features[positions].tolist(), firsts.tolist(), strict=True))
+        widths = offsets[positions + 1] - offsets[positions]
+        first = self._used + np.cumsum(widths) - widths
+        self._first.update(zip(columns.features[positions].tolist(), first.tolist(), strict=True))
         self._used += count
+        return np.asarray(first)
 
     def _multiply(self, first: int, last: int) -> None:
-        """Compute the products of the columns at places ``first`` to ``last`` with these and all before."""
+        """Compute the products of rows ``first`` to ``last`` with all rows up to ``last``."""
         products = np.matmul(self.rows[first:last], self.rows[:last].T, out=self._gram[first:last, :last])
         self._gram[:first, first:last] = products[:, :first].T

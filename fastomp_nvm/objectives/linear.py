@@ -3,13 +3,12 @@ r"""Linear model: :math:`f(S) = R^2` of least squares on standardised columns, o
 The model keeps the selected columns ``C``, the Cholesky factor of their Gram matrix, ``C'C + ridge = U'U``, and ``z = U^-T C'y``,
 so that ``f = |z|^2``. In the orthonormal directions ``Q = C U^-1`` a candidate ``a`` has coordinates ``l = U^-T C'a``; a further
 direction changes its gradient by ``l`` times the matching entry of ``z``. So all prefixes of a block of columns follow from the
-candidates' products with that block alone: everything else is as small as the selection.
+candidates' products with that block alone; all other arrays are as small as the selection.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy.linalg import lapack
@@ -26,7 +25,7 @@ from fastomp_nvm.objectives.linear_gains import LinearGains
 
 __all__ = ["Linear"]
 
-# Squares of values beyond this, or below its inverse, leave the range of float64, alone or added up.
+# Squares of values above this, or below its inverse, overflow or underflow float64, alone or summed.
 _LARGEST = 1e150
 
 
@@ -72,9 +71,9 @@ class Linear(Objective):
         return np.asarray((self.root_weights if vectors.ndim == 1 else self.root_weights[:, None]) * vectors)
 
     def unit(self, weighted: Float64Array) -> tuple[Float64Array, Float64Array | float]:
-        """Return ``weighted`` columns (n_obs, d) at unit length, and the penalty on the squared coefficient of each of these.
+        """Return ``weighted`` columns (n_obs, d) scaled to unit length, and the penalty on the squared coefficient of each.
 
-        Standardised columns have unit length already; of others, the penalty is the larger the shorter the column was.
+        Standardised columns have unit length already; for others the penalty is divided by the squared length.
         """
         if self.centred:
             return weighted, self.ridge
@@ -89,75 +88,68 @@ class Linear(Objective):
     def fit(self, columns: Float64Array) -> Fit:
         """Fit by Cholesky with one step of refinement, or by a rank-revealing solve where columns are dependent."""
         design = self.weighted(columns)
-        moves = design.T @ self.response
-        coef = self._solved(design.T @ design, moves, lambda coef: design.T @ (self.response - design @ coef))
+        coef = self._solved(design.T @ design, design.T @ self.response, design)
         coef = self._of_dependent(design) if coef is None else coef
         remainder = self.response - design @ coef
-        return self._told(coef, float(remainder @ remainder))
+        unexplained = float(remainder @ remainder)
+        return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
-    def refit(self, columns: Columns) -> Fit:
-        """Fit columns whose products with each other, and with the response, are mostly known."""
+    def refit(self, columns: Columns, exact: bool = True) -> Fit:
+        """Fit columns, from products that are mostly known."""
         known, places = self.known, self.known.places(columns)
         if places is None:
-            return super().refit(columns)
+            return super().refit(columns, exact)
         gram, moves = known.gram(places, places), known.moves[places]
-        coef = self._solved(gram.copy(), moves, lambda coef: moves - gram @ coef)
+        coef = self._solved(gram, moves)
         coef = self._of_dependent(known.rows[places].T) if coef is None else coef
         # The response has unit length.
-        return self._told(coef, max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0))
+        unexplained = max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0)
+        return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
-    def _solved(
-        self, gram: Float64Array, moves: Float64Array, remainder: Callable[[Float64Array], Float64Array]
-    ) -> Float64Array | None:
-        """Return the coefficients of columns with Gram matrix ``gram``, which is overwritten; None where they are dependent.
+    def _solved(self, gram: Float64Array, moves: Float64Array, design: Float64Array | None = None) -> Float64Array | None:
+        """Return the coefficients of columns with Gram matrix ``gram``; None where they are dependent.
 
-        ``moves`` (d,) are their products with the response, and ``remainder(coef)`` those with what coefficients leave of it.
+        ``moves`` (d,) are their products with the response. The refinement uses ``design`` (n_obs, d), the columns, where given.
         """
         size = len(gram)
         if not size:
             return np.zeros(0)
-        gram.flat[:: size + 1] += self.ridge
-        factor, failed = lapack.dpotrf(gram, lower=0, clean=0)
-        if failed or factor.diagonal().min() ** 2 < DEPENDENT * max(gram.max(), 1.0):
+        penalised = gram.copy()
+        penalised.flat[:: size + 1] += self.ridge
+        factor, failed = lapack.dpotrf(penalised, lower=0, clean=0)
+        if failed or factor.diagonal().min() ** 2 < DEPENDENT * max(penalised.max(), 1.0):
             return None
         coef = lapack.dpotrs(factor, moves)[0]
-        return np.asarray(coef + lapack.dpotrs(factor, remainder(coef) - self.ridge * coef)[0])
+        rest = moves - gram @ coef if design is None else design.T @ (self.response - design @ coef)
+        return np.asarray(coef + lapack.dpotrs(factor, rest - self.ridge * coef)[0])
 
     def _of_dependent(self, design: Float64Array) -> Float64Array:
-        """Return the coefficients of least norm of weighted columns (n_obs, d)."""
+        """Return the coefficients of least norm for weighted columns (n_obs, d)."""
         size = design.shape[1]
         rows = np.vstack((design, np.sqrt(self.ridge) * np.eye(size))) if self.ridge else design
         target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
         return np.asarray(np.linalg.lstsq(rows, target, rcond=np.sqrt(DEPENDENT) * 1e-3)[0], dtype=np.float64)
 
-    def _told(self, coef: Float64Array, unexplained: float) -> Fit:
-        """Return what is told of a fit that leaves a remainder of squared length ``unexplained``."""
-        return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
-
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
         """Return R^2 about the mean of these observations (about zero without intercept)."""
         mean = float(weights @ self.given) / float(weights.sum()) if self.centred else 0.0
         spread = float(weights @ (self.given - mean) ** 2)
-        with np.errstate(over="ignore", invalid="ignore"):  # observations held out may be absurd, and so are then predictions
+        with np.errstate(over="ignore", invalid="ignore"):  # predictions for outlying held-out observations may overflow
             rest = float(weights @ (self.given - eta) ** 2)
         return 1.0 - rest / spread if spread > 0.0 else math.nan
-
-    def summary(self, fit: Fit) -> dict[str, float]:
-        """Return nothing beyond the score."""
-        return {}
 
     def gains(self, columns: Columns, extends: Extends | None = None) -> LinearGains:
         """Return a tracker of exact gains over ``columns``."""
         return LinearGains(self, columns, extends)
 
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
-        """Return what no selection has explained yet of the features of ``standardisation``, the ridge included.
+        """Return the squared lengths and Gram matrices of features before any selection, the ridge included.
 
         Parameters
         ----------
         standardisation : Standardisation
         columns : Columns, optional
-            Of the same features; looked at only where columns are taken as they are.
+            Of the same features; used only where columns are not standardised.
 
         Returns
         -------
@@ -167,8 +159,10 @@ class Linear(Objective):
             Gram matrices of the features of several columns, one array per whitener.
         """
         if self.centred or columns is None:  # columns have unit length and features are whitened; dependent directions are zero
-            kept = [group.matrices.any(axis=2) for group in standardisation.whiteners]
-            groups = [np.einsum("fi,ij->fij", part + self.ridge, np.eye(part.shape[1])) for part in kept]
+            groups = []
+            for group in standardisation.whiteners:
+                kept = group.matrices.any(axis=2)
+                groups.append(np.einsum("fi,ij->fij", kept + self.ridge, np.eye(kept.shape[1])))
             return np.full(int(standardisation.offsets[-1]), 1.0 + self.ridge), groups
         blocks = [self.weighted(columns.dense(np.array([position]))) for position in range(standardisation.n_features)]
         grams = [block.T @ block + self.ridge * np.eye(block.shape[1]) for block in blocks]
@@ -179,17 +173,26 @@ class Linear(Objective):
 class LinearModel(Model):
     """Selected columns, the Cholesky factor of their Gram matrix, and the response's coordinates in their directions.
 
-    Columns handed over by candidates wait in ``_pending``; they are factored, in float64 and all at once, when next needed.
+    Columns handed over by candidates are pending; they are factored, in float64 and all at once, when next needed.
+
+    Attributes
+    ----------
+    coordinates : (s,) float64
+        Of the response.
+    factor : (s, s) float64
+        Upper Cholesky factor of the Gram matrix of ``columns``.
     """
 
     def __init__(self, objective: Linear) -> None:
         self.objective = objective
         self.coordinates = np.empty(0)
-        self._rows = np.empty((0, len(objective.response)))  # the columns, unless they are known
-        self._factor = np.zeros((16, 16), order="F")
-        self._pending: list[tuple[Float64Array, IndexArray]] = []  # weighted columns as rows, and which of them
-        self._places, self._known = np.empty(0, dtype=np.int64), True  # of the columns among the known ones, if all are
+        self._rows = np.empty((0, len(objective.response)))  # the columns, unless all are known
+        self._room = np.zeros((16, 16), order="F")
+        self.factor: Float64Array = self._room[:0, :0]
+        self._pending: list[Float64Array] = []  # weighted columns as rows
+        self._pending_places: list[IndexArray] = []  # rows of each of these
         self._pending_value = 0.0
+        self._places, self._known = np.empty(0, dtype=np.int64), True  # of the columns among the known ones, if all are known
 
     @property
     def columns(self) -> Float64Array:
@@ -199,13 +202,8 @@ class LinearModel(Model):
         return self._rows[: len(self.coordinates)].T
 
     @property
-    def factor(self) -> Float64Array:
-        """(s, s) float64: upper Cholesky factor of their Gram matrix."""
-        return self._factor[: len(self.coordinates), : len(self.coordinates)]
-
-    @property
     def residual(self) -> Float64Array:
-        """Sweep vector: the residual (times the root weights), refined once against rounding in the factor."""
+        """Sweep vector: the residual times the root weights, refined once against rounding errors of the factor."""
         self.settle()
         response = self.objective.response
         if not self.coordinates.size:
@@ -224,39 +222,36 @@ class LinearModel(Model):
 
     @property
     def value(self) -> float:
-        """R^2, less the penalty; to the precision of the products while columns wait."""
+        """R^2 less the penalty; while columns are pending, to the precision of the products."""
         return float(self.coordinates @ self.coordinates) + self._pending_value
 
     def add(self, columns: Float64Array) -> None:
         """Add columns."""
-        self._pending.append((self.objective.weighted(columns).T, np.arange(columns.shape[1])))
+        self.hand_over(self.objective.weighted(columns).T, np.arange(columns.shape[1]), 0.0)
         self.settle()
 
     def hand_over(self, rows: Float64Array, places: IndexArray, gain: float) -> None:
-        """Add the weighted columns ``rows[places].T``, whose gain is known, to be factored later."""
-        self._pending.append((rows, places))
+        """Add the weighted columns ``rows[places].T``, whose gain is known, without factoring them yet."""
+        if self._known and not (self.objective.centred and rows is self.objective.known.rows):
+            self._rows, self._known = self.objective.known.rows[self._places], False
+        self._pending.append(rows)
+        self._pending_places.append(places)
         self._pending_value += gain
 
-    def products_with(self, places: IndexArray) -> Float64Array:
-        """Return (s, c) float64: products of ``columns`` with the known columns at ``places``."""
-        known = self.objective.known
-        return known.gram(self._places, places) if self._known else np.asarray(self.columns.T @ known.rows[places].T)
-
     def settle(self) -> None:
-        """Factor the waiting columns; dependent ones contribute nothing and are left out."""
+        """Factor the pending columns; dependent ones contribute nothing and are left out."""
         if not self._pending:
             return
-        known, waiting = self.objective.known, np.concatenate([places for _, places in self._pending])
+        known, pending = self.objective.known, np.concatenate(self._pending_places)
         size = len(self.coordinates)
         penalties: Float64Array | float = self.objective.ridge
-        if self._known and not (self.objective.centred and all(rows is known.rows for rows, _ in self._pending)):
-            self._rows, self._known = known.rows[self._places], False
         if self._known:
-            schur, products, moves = known.gram(waiting, waiting), known.gram(self._places, waiting), known.moves[waiting]
+            schur, products, moves = known.gram(pending, pending), known.gram(self._places, pending), known.moves[pending]
         else:
-            block, penalties = self.objective.unit(np.concatenate([rows[places] for rows, places in self._pending]).T)
+            chosen = [rows[places] for rows, places in zip(self._pending, self._pending_places, strict=True)]
+            block, penalties = self.objective.unit(np.concatenate(chosen).T)
             schur, products, moves = block.T @ block, self.columns.T @ block, block.T @ self.objective.response
-        self._pending, self._pending_value = [], 0.0
+        self._pending, self._pending_places, self._pending_value = [], [], 0.0
         schur.flat[:: len(schur) + 1] += penalties
         overlaps = products
         if size:
@@ -267,28 +262,34 @@ class LinearModel(Model):
         if not len(kept):
             return
         total = size + len(kept)
-        if total > len(self._factor):
-            factors, room = self._factor, total + total // 2
-            self._factor = np.zeros((room, room), order="F")
-            self._factor[:size, :size] = factors[:size, :size]
+        if total > len(self._room):
+            room = np.zeros((total + total // 2, total + total // 2), order="F")
+            room[:size, :size] = self.factor
+            self._room = room
         if not self._known:
             if total > len(self._rows):
                 rows = self._rows
                 self._rows = np.empty((total + total // 2, rows.shape[1]))
                 self._rows[:size] = rows[:size]
             self._rows[size:total] = block.T[kept]
-        self._factor[:size, size:total], self._factor[size:total, size:total] = overlaps[:, kept], factor
+        self._room[:size, size:total], self._room[size:total, size:total] = overlaps[:, kept], factor
+        self.factor = self._room[:total, :total]
         self.coordinates = np.concatenate((self.coordinates, lapack.dtrtrs(factor, moves[kept], trans=1)[0]))
-        self._places = np.concatenate((self._places, waiting[kept]))
-
-    def directions_of(self, products: Float64Array) -> Float64Array:
-        """Return (c, s) float64: coordinates in the model's directions of columns that have ``products`` (s, c) with its own."""
-        return np.asarray(lapack.dtrtrs(self.factor, products, trans=1)[0].T)
+        self._places = np.concatenate((self._places, pending[kept]))
 
     def follow(self, columns: Columns, gradient: Float64Array) -> LinearCandidates:
         """Return candidates of this model."""
         self.settle()
-        places = self.objective.known.places(columns)
+        objective, known, places = self.objective, self.objective.known, self.objective.known.places(columns)
+        coordinates = np.empty((len(gradient), 0))  # of the candidates, in the model's directions
+        if self.coordinates.size:
+            if places is None:
+                products = columns.products(objective.weighted(self.columns)).T
+            elif self._known:
+                products = known.gram(self._places, places)
+            else:
+                products = self.columns.T @ known.rows[places].T
+            coordinates = lapack.dtrtrs(self.factor, products, trans=1)[0].T
         if places is None:
-            return ManyLinearCandidates(self, columns, gradient)
-        return FewLinearCandidates(self, columns, gradient, places)
+            return ManyLinearCandidates(self, columns, gradient, coordinates)
+        return FewLinearCandidates(self, columns, gradient, coordinates, places)

@@ -1,4 +1,4 @@
-"""Gains of a quadratic model, ``g^2 / d`` per feature, without refits: exact for the linear one."""
+"""Gains ``g^2 / d`` of features in a quadratic model, without refits: exact for the linear model."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.base import Extends, GainTracker
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
-from fastomp_nvm.objectives.linear_candidates import native
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import Linear
 
 __all__ = ["SMALLEST_PIVOT", "FollowedGains", "LinearGains", "exact_gains"]
 
-#: Share of its squared length below which the remainder of a column has no exact gain: products in float32 do not carry it.
+#: A column whose squared remainder is below this share of its squared length gains nothing: float32 products carry no more.
 SMALLEST_PIVOT = 1e-6
 
-#: Columns of the Gram matrix computed at once when the greedy meets one it does not have, at most: more where every product reads
-#: columns again.
+#: Columns of the Gram matrix computed at once, at most: in memory, and where every product reads columns again.
 GRAM_BLOCK, READING_BLOCK = 32, 64
 
-#: The features among which it is foreseen what these will be: this share of all, but no fewer and no more for each of them.
+#: Features among which the next additions are predicted: a share of all, and bounds per Gram column.
 NEAR_SHARE, FEWEST_NEAR, MOST_NEAR = 1 / 16, 2, 8
 
-#: Nothing is foreseen that gains less than this share of what the best of the others gains now: one of them would come first.
-LEAST_FORESEEN = 0.75
+#: Predictions end below this share of the largest gain among the other features: one of these would come first.
+LEAST_PREDICTED = 0.75
 
 
 def exact_gains(
@@ -50,7 +49,7 @@ def exact_gains(
     groups : sequence of (f, d, d) float64
         One array per whitener.
     smallest : (n_columns,) float64 or float
-        What counts as nothing: ``SMALLEST_PIVOT`` for columns of unit length.
+        Pivots up to this count as dependent.
     """
     gains = np.zeros(len(gradient))
     np.divide(gradient * gradient, pivot, out=gains, where=pivot > smallest)
@@ -67,7 +66,7 @@ def exact_gains(
 
 
 class FollowedGains:
-    """Gains ``g^2 / d`` of features that follow a growing set, from columns of a Gram matrix as they are needed.
+    """Gains ``g^2 / d`` of features given a growing set, from one Gram column per addition.
 
     ``g`` is the gradient and ``d`` the squared remainder of each column; a new direction in which the columns have coordinates
     ``l`` gives ``g -= l z`` and ``d -= l^2``. A feature of several columns keeps a small matrix for ``d``.
@@ -76,17 +75,21 @@ class FollowedGains:
     ----------
     standardisation : Standardisation
     gradient, pivot : (n_columns,) float64
-        Taken over.
+        Overwritten.
     groups : sequence of (f, d, d) float64
-        One array per whitener; taken over.
+        One array per whitener; overwritten.
     smallest : (n_columns,) float64
-        Remainders that count as nothing.
+        Pivots up to this count as dependent.
 
     Attributes
     ----------
     value : float
-        What the features added so far have gained.
+        The sum of the gains of the features added so far.
+    open_ : (n_features,) bool
+        Features that ``best`` was last asked about.
     """
+
+    value = 0.0
 
     def __init__(
         self,
@@ -96,16 +99,15 @@ class FollowedGains:
         groups: Sequence[Float64Array],
         smallest: Float64Array,
     ) -> None:
-        self.value = 0.0
+        self.open_ = np.ones(standardisation.n_features, dtype=np.bool_)
         self._standardisation, self._groups, self._smallest = standardisation, groups, smallest
         self._gradient, self._pivot = np.ascontiguousarray(gradient), np.ascontiguousarray(pivot)
         self._directions: Float64Array = np.empty((16, len(gradient)))
         self._size = 0
-        self._room = np.empty(len(gradient))  # for gains, where they are computed in C
 
     @property
     def directions(self) -> Float64Array:
-        """(m, n_columns): coordinates of all columns in the directions of those that were added and are not dependent."""
+        """(m, n_columns): coordinates of all columns in the directions of the independent columns added."""
         return self._directions[: self._size]
 
     def gains(self) -> Float64Array:
@@ -113,22 +115,25 @@ class FollowedGains:
         return exact_gains(self._standardisation, self._gradient, self._pivot, self._groups, self._smallest)
 
     def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the features marked in ``open_`` (n_features,) with the largest gain, and it; -1.0 when none is."""
-        if native is not None and not self._groups:
-            place, gain = native.best(self._gradient, self._pivot, self._smallest, open_, self._room)
-            return place, gain
+        """Return the feature with the largest gain among ``open_`` (n_features,) bool, and its gain; -1.0 when none is open."""
+        self.open_ = open_
+        if native.extension and not self._groups:
+            return native.extension.best(self._gradient, self._pivot, self._smallest, open_)
         gains = np.where(open_, self.gains(), -1.0)
         place = int(gains.argmax())
         return place, float(gains[place])
 
-    def add(self, column: int, gram: Float64Array) -> None:
-        """Follow ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
+    def follow(self, column: int, gram: Float64Array) -> None:
+        """Add ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
         if self._pivot[column] <= self._smallest[column]:
             return
-        self._make_room(1)
+        if self._size == len(self._directions):
+            grown = np.empty((2 * self._size + 16, len(self._gradient)))
+            grown[: self._size] = self._directions
+            self._directions = grown
         direction: Float64Array = self._directions[self._size]
-        if native is not None:
-            move = native.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
+        if native.extension:
+            move = native.extension.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
         else:
             used, root = self._directions[: self._size], math.sqrt(float(self._pivot[column]))
             move = float(self._gradient[column]) / root
@@ -143,31 +148,8 @@ class FollowedGains:
         self.value += move * move
         self._size += 1
 
-    def grow(self, gram: Float64Array, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]] | None:
-        """Do what ``GainTracker.grow`` does, in C, given the Gram matrix (n_columns, n_columns); None where that cannot be."""
-        if native is None or self._groups:
-            return None
-        self._make_room(count)
-        places, found = np.empty(count, dtype=np.int64), np.empty(count)
-        taken, more = native.grow(
-            gram,
-            self._directions,
-            self._size,
-            self._gradient,
-            self._pivot,
-            self._smallest,
-            open_,
-            self._room,
-            places,
-            found,
-            least,
-        )
-        self._size += more
-        self.value += float(found[:taken].sum())  # 0 for dependent ones
-        return list(zip(places[:taken].tolist(), found[:taken].tolist(), strict=True))
-
     def among(self, positions: IndexArray) -> FollowedGains:
-        """Return the features at ``positions``, ascending, as they are now; they follow further additions by themselves."""
+        """Return an independent copy for the features at ``positions``, ascending."""
         columns = column_index(self._standardisation.offsets, positions)
         groups = []
         for group, pivots in zip(self._standardisation.whiteners, self._groups, strict=True):
@@ -179,81 +161,53 @@ class FollowedGains:
         few._directions, few._size = self._directions[: self._size, columns], self._size
         return few
 
-    def _make_room(self, count: int) -> None:
-        """See to it that there is room for ``count`` more directions."""
-        if self._size + count > len(self._directions):
-            grown = np.empty((2 * (self._size + count), len(self._gradient)))
-            grown[: self._size] = self._directions[: self._size]
-            self._directions = grown
 
-
-class LinearGains(GainTracker):
+class LinearGains(FollowedGains, GainTracker):
     """Exact gains over columns in memory, no refits; columns of their Gram matrix are computed in blocks.
 
-    A block is what the greedy will probably add next. That is found out by letting it go ahead among the few features that gain
-    most at the moment, whose products with each other cost little. Where all it then adds is among these, as it mostly is, no
-    column is computed that is not used; where it is not, the next block is due earlier. The answer is the same.
+    A block holds the features that the greedy will probably add next, predicted by running it ahead among the few features with the
+    largest gains, whose products with each other cost little. A wrong prediction costs time only; the answer is the same.
     """
 
     def __init__(self, objective: Linear, columns: Columns, extends: Extends | None) -> None:
         self._objective, self._columns, self._extends = objective, columns, extends
         self._offsets = columns.standardisation.offsets
-        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns, as far as they are needed
-        self._whole: Float64Array | None = None  # the same of all columns, where they are known
+        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
+        self._whole: Float64Array | None = None  # Gram matrix of all columns, where known
         self._added: list[int] = []
-        self._open = np.ones(len(columns.features), dtype=np.bool_)  # as who adds last said
         known, places = objective.known, objective.known.places(columns)
         if places is not None:
             gradient, self._whole = known.moves[places], known.gram(places, places)
         else:
             gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
         pivot, groups = objective.remainders(columns.standardisation, columns)
-        self._followed = FollowedGains(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
-
-    @property
-    def value(self) -> float:
-        """F of the set so far."""
-        return self._followed.value
-
-    def gains(self) -> Float64Array:
-        """Return the exact gain of each feature; 0 for dependent ones."""
-        return self._followed.gains()
-
-    def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the first of the best."""
-        self._open = open_
-        return self._followed.best(open_)
-
-    def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best of the open features ``count`` times over, at once where all products are known."""
-        taken = None if self._whole is None else self._followed.grow(self._whole, open_, count, least)
-        return super().grow(open_, count, least) if taken is None else taken
+        super().__init__(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
         first, last = int(self._offsets[position]), int(self._offsets[position + 1])
         if self._whole is not None:
             for column in range(first, last):
-                self._followed.add(column, self._whole[column])
+                self.follow(column, self._whole[column])
             return
         if first not in self._gram:
-            coming = [each for each in self._foreseen(position) if int(self._offsets[each]) not in self._gram]
+            coming = [each for each in self._predicted(position) if int(self._offsets[each]) not in self._gram]
             products = self._products(self._columns, np.array(coming))
             self._gram.update(zip(column_index(self._offsets, np.array(coming)).tolist(), products, strict=True))
         for column in range(first, last):
-            self._followed.add(column, self._gram.pop(column))
+            self.follow(column, self._gram.pop(column))
         self._added.append(position)
 
-    def _foreseen(self, position: int) -> list[int]:
-        """Return the features that will probably be added next, one after the other: first the one at ``position``."""
+    def _predicted(self, position: int) -> list[int]:
+        """Return the features that will probably be added next, in order, beginning with ``position``."""
         count = GRAM_BLOCK if self._columns.held else READING_BLOCK
-        gains = np.where(self._open, self.gains(), -1.0)
+        gains = np.where(self.open_, self.gains(), -1.0)
         gains[position] = np.inf
         width = min(max(int(NEAR_SHARE * len(gains)), FEWEST_NEAR * count), MOST_NEAR * count, len(gains))
         near = np.sort(np.argpartition(-gains, width - 1)[:width])
         near = near[gains[near] > 0.0]
-        least = LEAST_FORESEEN * float(np.delete(gains, near).max(initial=0.0))
-        few, columns = self._followed.among(near), self._columns.only(near)
+        least = LEAST_PREDICTED * float(np.delete(gains, near).max(initial=0.0))
+        few, columns = self.among(near), self._columns.only(near)
         gram = self._products(columns, np.arange(len(near)))
         offsets, open_, coming = columns.standardisation.offsets, np.ones(len(near), dtype=np.bool_), list[int]()
         place = int(np.searchsorted(near, position))
@@ -263,7 +217,7 @@ class LinearGains(GainTracker):
             if len(coming) == count:
                 break
             for column in range(int(offsets[place]), int(offsets[place + 1])):
-                few.add(column, gram[column])
+                few.follow(column, gram[column])
             place, gain = few.best(open_)
             while gain > least and not self._extended_by(coming, near[place : place + 1])[0]:
                 left = np.flatnonzero(open_)
@@ -274,16 +228,16 @@ class LinearGains(GainTracker):
         return coming
 
     def _extended_by(self, coming: list[int], others: IndexArray) -> BoolArray:
-        """Tell which of ``others`` may be added to what was added and is ``coming``."""
+        """Return which of ``others`` may be added to the set and ``coming``."""
         if self._extends is None:
             return np.ones(len(others), dtype=np.bool_)
         return self._extends(np.array(self._added + coming), others)
 
     def _products(self, columns: Columns, positions: IndexArray) -> Float64Array:
-        """Return columns of a Gram matrix, as rows: the products of all ``columns`` with those of the features at ``positions``."""
+        """Return columns of a Gram matrix, as rows: products of all ``columns`` with the features at ``positions``."""
         offsets, weighted = columns.standardisation.offsets, self._objective.weighted
         out = np.empty((int((offsets[positions + 1] - offsets[positions]).sum()), int(offsets[-1])))
-        entries = min(MOST_ENTRIES, columns.budget // 8)  # where memory is short, no more at a time than is gathered
+        entries = min(MOST_ENTRIES, columns.budget // 8)  # at most as much memory as for gathered columns
         at_once, done = max(entries // len(self._objective.response), 1), 0
         for first in range(0, len(positions), at_once):
             dense = weighted(weighted(columns.dense(positions[first : first + at_once])))

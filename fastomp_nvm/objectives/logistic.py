@@ -29,7 +29,7 @@ class Logistic(GLM):
             raise DataError(f"the logistic objective needs a target with the two values 0 and 1, found {len(values)}: {shown}")
 
     def moments(self, eta: Float64Array) -> tuple[Float64Array, Float64Array]:
-        """Return 1 / (1 + exp(-eta)) and mu (1 - mu); in the upper tail the latter cancels where it is too small to matter."""
+        """Return 1 / (1 + exp(-eta)) and mu (1 - mu), which cancels in the upper tail, where it is negligible."""
         mean = expit(eta)
         return mean, mean * (1.0 - mean)
 

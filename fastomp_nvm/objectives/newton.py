@@ -1,61 +1,56 @@
-r"""Newton's method for canonical-link GLMs, with few curvatures: a factored one serves as long as steps with it converge.
+r"""Newton's method for canonical-link GLMs with few curvatures: a factored curvature is reused as long as steps converge.
 
 * Steps with an old factor converge linearly, by two orders of magnitude of the decrement or more each, and cost two products of the
-  columns with a vector where a curvature costs one with themselves. A fit started from another takes over its factor, bordered by
-  what is new; the factor is replaced when the decrement falls too slowly. What the gradient did along the last step corrects it
-  (a BFGS update of one pair), which saves a step in seven. A factor need not be exact: its products are taken in single precision,
-  until one of these is of no use.
-* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. So it has where the
-  maximum along the step was passed, but not by far (``OVERSHOT``). Only otherwise is the likelihood looked at, and the step halved
-  until it grows.
+  columns with a vector; a curvature costs the Gram matrix of the columns. A fit started from another one extends its factor by the
+  new columns; the factor is replaced when the decrement falls too slowly. The change of the gradient along the last step corrects
+  it (a BFGS update of one pair), which saves one step in seven. A factor need not be exact: its products are taken in float32,
+  until such a factor fails.
+* The likelihood is concave: where the gradient at the end of a step still points along it, the step has gained. So it has where
+  the maximum along the step was passed, but not by far (``OVERSHOT``). Only otherwise is the likelihood evaluated, and the step
+  halved until the likelihood grows.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.linalg import lapack
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.objectives import compiled
+from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays
 
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.glm import GLM
-
-try:
-    native: Any = importlib.import_module("fastomp_nvm.objectives._newton")
-except ImportError:  # installed on a machine without a compiler
-    native = None
 
 __all__ = [
     "EXACT",
     "PASSING",
     "Coefficients",
     "Curvature",
-    "Growing",
-    "compiled",
+    "can_multiply",
     "curvature_left",
-    "implementation",
     "likelihood",
     "maximise",
     "products",
     "roots",
+    "settings",
 ]
 
-#: A fit ends with a step that will leave a decrement (twice the gain that is left) below this fraction of the total weight, if it
-#: falls once more as it just fell: a fit whose coefficients are told, and one that only serves to go on from.
+#: A fit ends when the decrement (twice the remaining gain) predicted after the next step is below this fraction of the total
+#: weight. EXACT: fits that are reported. PASSING: intermediate fits.
 EXACT, PASSING = 1e-16, 1e-12
 
-#: A factor that is not fresh is replaced when the decrement does not fall at least to this fraction from step to step.
+#: A reused factor is replaced when a step leaves more than this fraction of the decrement.
 SLOW = 0.05
 
-#: A step that moves no linear predictor by more than the first, and ends past the maximum along it with a slope of at most this
-#: share of the slope at its start, has gained. Where a predictor moves by t, the variances of a family change by no more than the
+#: A step that moves no linear predictor by more than SMALL, and ends past the maximum along it with a slope of at most OVERSHOT
+#: times the slope at its start, has gained. Where a predictor moves by t, the variances of a family change by no more than the
 #: factor e^t, and so does the curvature along a step. Of all functions with slope 1 at 0 and -s at 1, the one that gains least
 #: bends as early as that allows, and gains 1 - 0.582 (1 + s): nothing at s = 0.718.
 SMALL, OVERSHOT = 1.0, 0.5
@@ -63,15 +58,12 @@ SMALL, OVERSHOT = 1.0, 0.5
 #: Newton steps allowed; damped steps on concave functions need a dozen, separable data a few dozen.
 MAX_STEPS = 200
 
-#: What compiled fits end with: no factor of use, one, or a curvature that is not positive definite.
-NO_FACTOR, FACTORED, UNBOUNDED = 0, 1, -1
-
 NOT_DEFINITE = "the curvature of the likelihood is not positive definite"
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Intercept and coefficients (d,) of standardised columns, and what is known there.
+    """A fit: intercept, coefficients of standardised columns, and quantities at this point.
 
     Attributes
     ----------
@@ -80,9 +72,9 @@ class Coefficients:
     eta, residual : (n_obs,) float64
         Linear predictor; weighted residual.
     factor : (d, d) float64, optional
-        Upper Cholesky factor of a penalised curvature that is nearly the one there.
+        Upper Cholesky factor of a penalised curvature near this point.
     left : float
-        The decrement they were fitted to, as a fraction of the total weight.
+        The decrement it was fitted to, as a fraction of the total weight.
     """
 
     intercept: float
@@ -93,15 +85,10 @@ class Coefficients:
     left: float = np.inf
 
 
-def implementation() -> str:
-    """Return what names the last bits of fits by the families of this package: ``c-5`` or ``python-5``."""
-    return "python-5" if native is None else "c-5"
-
-
-def compiled(family: GLM, columns: Columns) -> bool:
-    """Tell whether compiled code can multiply ``columns`` and fit them."""
+def can_multiply(family: GLM, columns: Columns) -> bool:
+    """Return True where compiled code can multiply ``columns`` and fit them."""
     return (
-        native is not None
+        bool(native.extension)
         and family.native is not None
         and not columns.standardisation.whiteners
         and columns.dtype in (np.float32, np.float64)
@@ -109,23 +96,28 @@ def compiled(family: GLM, columns: Columns) -> bool:
 
 
 def products(family: GLM, columns: Columns, residuals: Float64Array) -> Float64Array:
-    """Return (n_columns, m): ``columns`` times ``residuals`` (m, n_obs), with the bits of compiled prefixes where these are."""
-    if not compiled(family, columns):
+    """Return (n_columns, m): ``columns`` times ``residuals`` (m, n_obs), with the bits of compiled inner iterations."""
+    if not can_multiply(family, columns):
         return columns.products(residuals.T)
     mean, scale, wide = columns.standardisation.mean, columns.standardisation.scale, columns.standardisation.wide
     out = np.empty((len(mean), len(residuals)))
     for local, array, places in columns.pieces():
         if len(local) == len(out):
-            native.gradients(array, places, mean, scale, wide, residuals, out)
+            native.extension.gradients(ColumnArrays(array, places, mean, scale, wide), residuals, out)
         else:
             found = np.empty((len(local), len(residuals)))
-            native.gradients(array, places, mean[local], scale[local], wide[local], residuals, found)
+            native.extension.gradients(ColumnArrays(array, places, mean[local], scale[local], wide[local]), residuals, found)
             out[local] = found
     return out
 
 
+def settings(family: GLM, left: float) -> tuple[float, float, float, float, float, int, bool]:
+    """Return the settings of a compiled fit to a decrement of ``left``."""
+    return family.ridge, left * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred
+
+
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
-    """Maximise the penalised likelihood, in C where that is built and knows the family.
+    """Maximise the penalised likelihood, in compiled code where available.
 
     Parameters
     ----------
@@ -133,9 +125,9 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     design : (d, n_obs) float64, C order
         One row per coefficient; the intercept's comes first when there is one.
     start : Coefficients
-        Of the first rows of ``design``; the others start at zero.
+        Fit of the first rows of ``design``; the other coefficients start at zero.
     left : float
-        Decrement that may be left, as a fraction of the total weight.
+        Decrement to reach, as a fraction of the total weight.
     """
     first = int(family.centred)
     if not len(design):
@@ -144,131 +136,17 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     beta[:first] = start.intercept
     beta[first : first + len(start.coef)] = start.coef
     eta, residual = start.eta.copy(), start.residual.copy()
-    climb = _climb if native is None or family.native is None else _climb_in_c
     settled = first + len(start.coef) if start.left <= left else -1
-    factor = climb(family, design, beta, eta, residual, start.factor, left * family.total, settled)
-    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
-
-
-class Growing:
-    """A compiled fit that grows by one coefficient after the other, in memory of its own.
-
-    Parameters
-    ----------
-    family : GLM
-    start : Coefficients
-    """
-
-    def __init__(self, family: GLM, start: Coefficients) -> None:
-        self._family, self._first = family, int(family.centred)
-        self._left = start.left
-        self._beta = np.concatenate((np.full(self._first, start.intercept), start.coef))
-        self._size = len(self._beta)
-        self._eta, self._residual = start.eta.copy(), start.residual.copy()
-        self._factor = np.empty(0) if start.factor is None else start.factor.T.reshape(-1)  # in order, one row after the other
-        self._factored = start.factor is not None
-        self._settings = (family.ridge, PASSING * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred)
-
-    @property
-    def at(self) -> Coefficients:
-        """Where it is."""
-        size, first = self._size, self._first
-        factor = self._factor[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
-        intercept = float(self._beta[0]) if first else 0.0
-        return Coefficients(intercept, self._beta[first:size].copy(), self._eta.copy(), self._residual.copy(), factor, self._left)
-
-    def advance(self, design: Float64Array, *arguments: Any) -> tuple[int, int]:
-        """Add candidates: ``arguments`` are those of the compiled ``advance`` behind the settings, as is what it returns first.
-
-        ``design`` (d, n_obs) has the fit's columns as its first rows, and room for one more per candidate.
-        """
-        added, left = self._grown(native.advance, design, arguments)
-        self._left = PASSING
-        return added, left
-
-    def walk(self, design: Float64Array, *arguments: Any) -> tuple[int, int, int]:
-        """Go through inner iterations: likewise those of the compiled ``walk``, and how many there were; see ``advance``."""
-        added, left, iterations = self._grown(native.walk, design, arguments)
-        self._left = PASSING
-        return added, left, iterations
-
-    def greedy(self, design: Float64Array, *arguments: Any, least: float, schedule: tuple[float, ...]) -> tuple[int, int, float]:
-        """Add the best candidates: ``arguments`` are those of the compiled ``greedy`` between settings and tolerances.
-
-        Returns
-        -------
-        added, ahead : int
-            How many were added, and how many are to be added before the next fit. All that there is room for are fitted exactly.
-        reached : float
-            Likelihood of the fit.
-        """
-        room, total = len(design) - self._size, self._family.total
-        tolerances = (least, self._left * total, PASSING * total, EXACT * total)
-        added, ahead, reached = self._grown(native.greedy, design, (*arguments, tolerances, schedule))
-        if added:
-            self._left = EXACT if added == room else PASSING
-        return added, ahead, reached
-
-    def _grown(self, grow: Callable[..., tuple[Any, ...]], design: Float64Array, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Have ``grow`` add candidates; return what it does, without what it says of the factor."""
-        rows, family = len(design), self._family
-        if rows > len(self._beta):
-            self._beta, self._factor = _with_room(self._beta, 2 * rows), _with_room(self._factor, 4 * rows * rows)
-        added, left, found, *more = grow(
-            family.native,
-            design,
-            family.response,
-            family.weights,
-            self._beta[:rows],
-            self._eta,
-            self._residual,
-            self._factor[: rows * rows],
-            self._factored,
-            self._settings,
-            *arguments,
-        )
-        if found == UNBOUNDED:
+    if native.extension and family.native is not None:
+        square = np.empty((len(design), len(design)))
+        fit = FitArrays(family.native, settings(family, left), design, family.response, family.weights, beta, eta, residual, square)
+        status = native.extension.maximise(fit, None if start.factor is None else start.factor.T, settled)
+        if status == compiled.NOT_DEFINITE:
             raise np.linalg.LinAlgError(NOT_DEFINITE)
-        self._size, self._factored = self._size + added, found == FACTORED
-        return added, left, *more
-
-
-def _with_room(array: Float64Array, size: int) -> Float64Array:
-    """Return a longer array that begins like this one."""
-    longer = np.empty(size)
-    longer[: len(array)] = array
-    return longer
-
-
-def _climb_in_c(
-    family: GLM,
-    design: Float64Array,
-    beta: Float64Array,
-    eta: Float64Array,
-    residual: Float64Array,
-    known: Float64Array | None,
-    tolerance: float,
-    settled: int,
-) -> Float64Array | None:
-    """Do what ``_climb`` does."""
-    factor = np.empty((len(design), len(design)))
-    settings = (family.ridge, tolerance, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred)
-    found = native.maximise(
-        family.native,
-        design,
-        family.response,
-        family.weights,
-        settings,
-        None if known is None else known.T,
-        beta,
-        eta,
-        residual,
-        factor,
-        settled,
-    )
-    if found == UNBOUNDED:
-        raise np.linalg.LinAlgError(NOT_DEFINITE)
-    return factor.T if found == FACTORED else None
+        factor = square.T if status == compiled.FACTORED else None
+    else:
+        factor = _climb(family, design, beta, eta, residual, start.factor, left * family.total, settled)
+    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
 
 
 def _climb(
@@ -281,9 +159,9 @@ def _climb(
     tolerance: float,
     settled: int,
 ) -> Float64Array | None:
-    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the factor last used, if it is any good.
+    """Move ``beta`` (d,) and ``eta`` (n_obs,) to the maximum; fill ``residual``; return the last factor, or None.
 
-    The first ``settled`` coefficients are fitted as well as is asked for, with this residual; -1: none is, and it is not known.
+    The first ``settled`` coefficients are fitted to the tolerance, with this residual; -1: none is, and the residual is not read.
     """
     first, penalty = int(family.centred), family.penalty(len(design))
     mean, variance = family.moments(eta)
@@ -292,8 +170,8 @@ def _climb(
         gradient = design @ (family.weights * (family.response - mean)) - penalty * beta
     else:
         gradient = np.concatenate((np.zeros(settled), design[settled:] @ residual))
-    pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and how the gradient fell along it
-    single, made = True, -2  # the latter: at which step, in single precision
+    pair: tuple[Float64Array, Float64Array] | None = None  # the last step, and the decrease of the gradient along it
+    single, made = True, -2  # the latter: step at which a float32 factor was made
     for count in range(MAX_STEPS):
         fresh = factor is None
         if factor is None:
@@ -306,7 +184,7 @@ def _climb(
         step = _corrected(factor, gradient, pair)
         decrement = float(gradient @ step)
         if decrement > SLOW * before and not fresh:
-            single = single and count > made + 1  # it was of little use: the columns may be all but dependent
+            single = single and count > made + 1  # the float32 factor served one step only: the columns may be nearly dependent
             factor = None
             continue
         move, length = step @ design, 1.0
@@ -334,7 +212,7 @@ def _climb(
                 single = single and not fresh
                 factor, before = None, np.inf
     np.multiply(family.weights, family.response - mean, out=residual)
-    if first:  # the fit makes the sum vanish up to its tolerance; take the rest out where it cannot matter
+    if first:  # centre: the fit makes the sum vanish up to its tolerance
         residual -= family.weights * (np.add.reduce(residual) / family.total)
     return factor
 
@@ -350,21 +228,20 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
 
 
 def likelihood(family: GLM, at: Coefficients) -> float:
-    """Return the penalised log-likelihood, up to what no model changes."""
-    if native is None or family.native is None:
+    """Return the penalised log-likelihood, up to a constant of the data."""
+    if not native.extension or family.native is None:
         each = family.response * at.eta - family.partition(at.eta)
         return float(family.weights @ each) - 0.5 * family.ridge * float(at.coef @ at.coef)
-    found: float = native.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
-    return found
+    return native.extension.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
 
 
 def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
-    """Return the roots of the weighted variances at ``eta`` (n_obs,), and the largest of these."""
-    if native is None or family.native is None:
+    """Return the square roots of the weighted variances at ``eta`` (n_obs,), and the largest weighted variance."""
+    if not native.extension or family.native is None:
         variances = family.weights * family.moments(eta)[1]
         return np.sqrt(variances), float(variances.max())
     out = np.empty(len(eta))
-    return out, native.roots(family.native, eta, family.weights, out)
+    return out, native.extension.roots(family.native, eta, family.weights, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,11 +251,11 @@ class Curvature:
     Attributes
     ----------
     left : (c, c) float64
-        What the fit leaves of that of the columns, in units of ``unit``.
+        Curvature of the columns after projecting out the fit, divided by ``unit``.
     factor : (d, d) float64
-        Upper Cholesky factor of that of the fit.
+        Upper Cholesky factor of the curvature of the fit.
     above : (d, c) float64
-        What stands beside it, above each of the columns, in the factor of all.
+        The block beside ``factor`` in the factor of the curvature of all columns.
     unit : float
     """
 
@@ -390,26 +267,26 @@ class Curvature:
     def extended(self, columns: IndexArray, directions: Float64Array) -> Float64Array:
         """Return the upper factor of the fit with ``columns`` (m,) added.
 
-        ``directions`` (m, c) are those in which the columns have coordinates, one after the other, from ``left``: its factor.
+        ``directions`` (m, c) are the coordinates of all columns along each of ``columns``: rows of the factor of ``left``.
         """
         size, more = len(self.factor), len(columns)
         factor = np.zeros((size + more, size + more), order="F")
         factor[:size, :size], factor[:size, size:] = self.factor, self.above[:, columns]
-        np.multiply(directions[:, columns], math.sqrt(self.unit), out=factor[size:, size:])  # below the diagonal: rounding errors
+        np.multiply(directions[:, columns], math.sqrt(self.unit), out=factor[size:, size:])  # rounding errors below the diagonal
         return factor
 
 
 def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scaled: Float32Array, unit: float) -> Curvature:
-    """Return the penalised curvature of columns that the rows of ``design`` (d, n_obs) leave.
+    """Return the penalised curvature of columns after projecting out the rows of ``design`` (d, n_obs).
 
-    ``roots`` (n_obs,) are those of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of ``design``, then the
-    columns, each observation times its root: in float32, because products of float32 columns carry no more digits, and this is
-    most of the work.
+    ``roots`` (n_obs,) are the square roots of the weighted variances. ``scaled`` (d + c, n_obs) has room for the rows of
+    ``design``, then the columns, each observation times its root: in float32, because products of float32 columns carry no more
+    digits, and this is most of the work.
     """
     size, near = len(design), len(scaled) - len(design)
-    if native is not None:
+    if native.extension:
         out, factor, above = np.empty((near, near)), np.zeros((size, size)), np.empty((near, size))
-        if native.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
+        if native.extension.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
             return Curvature(out, factor.T, above.T, unit)
     np.multiply(design, roots, out=scaled[:size], casting="same_kind")
     gram = (scaled @ scaled.T).astype(np.float64)
@@ -418,7 +295,7 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
     if size:
         selected.reshape(-1)[:: size + 1] += family.penalty(size)
         factor, failed = lapack.dpotrf(selected)
-        if failed:  # nearly dependent: not to be told in float32
+        if failed:  # nearly dependent: float32 does not suffice
             factor = curvature_at(design, roots * roots, family.penalty(size))
         above = lapack.dtrtrs(factor, above, trans=1)[0]
         left -= above.T @ above
@@ -438,7 +315,7 @@ def curvature_at(design: Float64Array, weights: Float64Array, penalty: Float64Ar
 def curvature_factor(
     design: Float64Array, weights: Float64Array, penalty: Float64Array, dtype: type = np.float64
 ) -> Float64Array | None:
-    """Return the same, of products in ``dtype``; None where that is not positive definite."""
+    """Return the same from products in ``dtype``; None where the matrix is not positive definite."""
     scaled: AnyArray = (design * np.sqrt(weights)).astype(dtype, copy=False)
     matrix = (scaled @ scaled.T).astype(np.float64)
     matrix.flat[:: len(matrix) + 1] += penalty + 1e-12 * (1.0 + np.trace(matrix) / len(matrix))
@@ -449,7 +326,7 @@ def curvature_factor(
 def _bordered(
     known: Float64Array | None, design: Float64Array, weights: Float64Array, penalty: Float64Array
 ) -> Float64Array | None:
-    """Return ``known``, the factor of the first rows of ``design``, extended by the others; None where a fresh one is as cheap."""
+    """Return ``known``, the factor of the first rows of ``design``, extended by the others; None where a new one is as cheap."""
     if known is None or 3 * len(known) < 2 * len(design):
         return None
     size = len(known)
@@ -467,7 +344,7 @@ def _bordered(
 
 
 def _growing_length(family: GLM, eta: Float64Array, move: Float64Array, coef: Float64Array, step: Float64Array) -> float:
-    """Return 1, 1/2, 1/4, ...: the first length of the step with which the likelihood grows; 0 when none does."""
+    """Return 1, 1/2, 1/4, ...: the first length of the step that increases the likelihood; 0 when none does."""
     value, length = family.likelihood(eta, coef), 1.0
     while not family.likelihood(eta + length * move, coef + length * step) > value:  # concave: a short enough step always does
         length *= 0.5

@@ -13,7 +13,7 @@ from fastomp_nvm.objectives.glm import GLM
 
 __all__ = ["Poisson"]
 
-#: exp overflows beyond 709; a damped step that lands there is judged by its (hugely negative) likelihood, not by inf.
+#: exp overflows beyond 709; with this bound the likelihood of a step too far is hugely negative rather than inf.
 LARGEST_PREDICTOR = 600.0
 
 
@@ -28,7 +28,7 @@ class Poisson(GLM):
             raise DataError("the poisson objective needs a target of counts: none negative, not all zero")
 
     def moments(self, eta: Float64Array) -> tuple[Float64Array, Float64Array]:
-        """Return exp(eta), twice."""
+        """Return exp(eta) as mean and variance."""
         mean = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
         return mean, mean
 

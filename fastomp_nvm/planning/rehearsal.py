@@ -38,7 +38,7 @@ from types import MappingProxyType
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri_exp
 
-from fastomp_nvm.algorithms.fast_omp import LARGEST_BLOCK, SMALLEST_BLOCK
+from fastomp_nvm.algorithms.sequence import LARGEST_BLOCK, SMALLEST_BLOCK
 from fastomp_nvm.arrays import Float64Array, IndexArray
 
 __all__ = ["KINDS", "DataKind", "Outer", "Rehearsal", "rehearse", "tier_error"]

@@ -423,12 +423,12 @@ def _finish(
     unpolished = fit.score
     if outcome.unpolished is not None and not np.array_equal(outcome.unpolished, indices):
         before = problem.pool.columns(outcome.unpolished)
-        unpolished = problem.objective.refit_score(before)
+        unpolished = problem.objective.refit(before, exact=False).score
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=5)
     details: dict[str, Any] = {
-        **problem.objective.summary(fit),
+        **fit.summary,
         **_test_figures(problem, request, columns, fit),
         "objective": request.objective,
         "algorithm": request.algorithm,

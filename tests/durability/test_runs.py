@@ -160,11 +160,10 @@ def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, mon
 
 def test_fits_by_another_implementation_are_another_build(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled fits and those in Python differ in their last bits, so a run started with one is not resumed with the other."""
-    monkeypatch.setattr("fastomp_nvm.objectives.newton.native", None)
-    rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "c-5"})
-    with pytest.raises(fo.StoreError, match=r"numeric build \(fits c-5 then, python-5 now\)"):
+    monkeypatch.setattr("fastomp_nvm.native.extension", None)
+    rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "c-6", "rounds": "python"})
+    with pytest.raises(fo.StoreError, match=r"numeric build \(fits c-6 then, python-5 now\)"):
         fo.resume("half")
-    monkeypatch.setattr("fastomp_nvm.objectives.linear_candidates.native", None)
     rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "python-5", "rounds": "c-2"})
     with pytest.raises(fo.StoreError, match=r"numeric build \(rounds c-2 then, python now\)"):
         fo.resume("half")

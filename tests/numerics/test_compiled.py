@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastomp_nvm.objectives import linear_candidates, newton
+from fastomp_nvm import native
+from fastomp_nvm.objectives import newton
+from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays, Rounds
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.table import OBJECTIVES
 
-needs_fits = pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")
+needs_fits = pytest.mark.skipif(not native.extension, reason="the compiled fits are not built")
 
 
 def family(name: str, n: int, ridge: float, *, centred: bool) -> GLM:
@@ -31,9 +35,10 @@ def test_likelihoods_and_variances_are_those_of_numpy(monkeypatch, name) -> None
     objective = family(name, 40, 0.1, centred=True)
     for size in (0.1, 3.0, 40.0, 800.0):
         eta = np.random.default_rng(1).normal(size=40) * size
-        ours, roots = objective.log_likelihood(eta), newton.roots(objective, eta)
-        monkeypatch.setattr(newton, "native", None)
-        assert ours == pytest.approx(objective.log_likelihood(eta), rel=1e-14, abs=1e-14)
+        at = replace(objective.null_coefficients, eta=eta)
+        ours, roots = newton.likelihood(objective, at), newton.roots(objective, eta)
+        monkeypatch.setattr(native, "extension", None)
+        assert ours == pytest.approx(newton.likelihood(objective, at), rel=1e-13)
         plain = newton.roots(objective, eta)
         monkeypatch.undo()
         # In the upper tail of the logistic 1 - mean cancels, where the variance is too small to matter.
@@ -59,7 +64,7 @@ def test_the_curvature_left_is_that_of_numpy(monkeypatch, name, centred, size) -
     for compiled in (True, False):
         scaled[size:] = columns * roots
         if not compiled:
-            monkeypatch.setattr(newton, "native", None)
+            monkeypatch.setattr(native, "extension", None)
         found.append(newton.curvature_left(objective, rows, roots, scaled, unit))
     monkeypatch.undo()
     A, B = rows * roots, columns * roots
@@ -89,7 +94,7 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     rows = np.array([one, one + 1e-6 * rng.normal(size=60)])
     scaled = np.zeros((6, 60), dtype=np.float32)
     scaled[2:] = columns * roots
-    assert not newton.native.curvature(
+    assert not native.extension.curvature(
         rows, roots, scaled, (1e-9, 1.0, False), np.empty((4, 4)), np.empty((2, 2)), np.empty((4, 2))
     )
     left = newton.curvature_left(objective, rows, roots, scaled, 1.0).left
@@ -97,280 +102,165 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     assert np.linalg.eigvalsh(left).min() > 0.0
 
 
+def refused(function: Callable[..., object], good: Sequence[Any], wrong: Sequence[tuple[int, Any]]) -> None:
+    """Check that each wrong argument, by place, is a ValueError or TypeError, and that the good ones are none."""
+    for place, value in wrong:
+        with pytest.raises((ValueError, TypeError)):
+            function(*good[:place], value, *good[place + 1 :])
+    function(*good)
+
+
+def spoilt(good: Any, **wrong: Any) -> list[Any]:
+    """Return named tuples with one field replaced each; a list holds several replacements."""
+    return [good._replace(**{name: value}) for name, values in wrong.items() for value in values]
+
+
+N, D, C = 6, 2, 3  # observations, coefficients, columns
+
+
+def a_fit() -> FitArrays:
+    """Return the arrays of a logistic fit of D coefficients."""
+    with_ = (0.1, 1e-12, 0.05, 1.0, 0.5, 200, True)
+    response = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    return FitArrays(
+        "logistic", with_, np.ones((D, N)), response, np.ones(N), np.zeros(D), np.zeros(N), np.zeros(N), np.zeros(D * D)
+    )
+
+
+def some_columns() -> ColumnArrays:
+    """Return C random columns."""
+    rows = np.random.default_rng(0).normal(size=(C, N))
+    return ColumnArrays(rows, np.arange(C), np.zeros(C), np.ones(C), np.zeros(C, dtype=np.bool_))
+
+
+def some_rounds(given: bool) -> Rounds:
+    """Return one addition to C candidates."""
+    words = np.array([4, 7, 9]), np.arange(C), np.array([1]), np.zeros((1, 2), dtype=np.int64)
+    return Rounds(*words, np.full(C, 9) if given else None, (1, 2, 3), 0.5, 0.9, 1e9, given, False)
+
+
+WRONG_FITS: dict[str, list[Any]] = {
+    "family": ["gamma", 3],
+    "settings": [(0.1, 1e-12)],
+    "design": [np.ones((D, N - 1)), np.ones((N, D)).T, np.ones((D, N), dtype=np.float32)],
+    "weights": [np.ones(N + 1)],
+    "beta": [np.zeros(0)],
+    "eta": [np.zeros(N - 1)],
+    "residual": [np.zeros(N + 1)],
+    "factor": [np.zeros(D)],
+}
+
+WRONG_COLUMNS: dict[str, list[Any]] = {
+    "rows": [np.ones((C - 1, N)), np.ones((C, N), dtype=np.float16), np.ones((N, C)).T],
+    "places": [np.array([0, 1, -1])],
+    "mean": [np.ones(C + 1)],
+    "scale": [np.ones(C - 1)],
+    "wide": [np.zeros(C + 1, dtype=np.bool_)],
+}
+
+WRONG_ROUNDS: dict[str, list[Any]] = {
+    "features": [np.arange(C + 1)],
+    "origin": [np.arange(C)[::-1].copy(), np.arange(C - 1)],
+    "added": [np.zeros(0, dtype=np.int64), np.zeros(C + 1, dtype=np.int64)],
+    "sizes": [np.zeros((2, 2), dtype=np.int64)],
+    "draw": [(1, 2)],
+}
+
+
 @needs_fits
-def test_models_of_a_likelihood_refuse_arrays_that_do_not_fit() -> None:
-    """Lengths that contradict each other and unknown families are a ValueError."""
-    three = {"family": "logistic", "eta": np.zeros(6), "response": np.zeros(6), "out": np.zeros(6)}
-    for function in (newton.native.log_likelihood, newton.native.roots):
-        for name, wrong in {"family": "gamma", "eta": np.zeros(5), "response": np.zeros(7), "out": np.zeros(5)}.items():
-            with pytest.raises(ValueError, match=r"no family|do not fit"):
-                function(*{**three, name: wrong}.values())
-    good: dict[str, Any] = {
-        "design": np.ones((2, 6)),
-        "roots": np.ones(6),
-        "scaled": np.ones((5, 6), dtype=np.float32),
-        "units": (0.1, 1.0, True),
-        "out": np.zeros((3, 3)),
-        "factor": np.zeros((2, 2)),
-        "above": np.zeros((3, 2)),
-    }
-    for name, wrong in {
-        "factor": np.zeros((2, 1)),
-        "above": np.zeros((2, 2)),
-        "design": np.ones((6, 6)),
-        "roots": np.ones(0),
-        "scaled": np.ones((5, 5), dtype=np.float32),
-        "out": np.zeros((3, 2)),
-    }.items():
-        with pytest.raises(ValueError, match="do not fit"):
-            newton.native.curvature(*{**good, name: wrong}.values())
-    assert newton.native.curvature(*good.values())
-
-
-@pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")
 def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
-    """Lengths that contradict each other and unknown families are a ValueError; nothing is read or written."""
-    n, d, c = 6, 2, 3
-    good: dict[str, Any] = {
-        "family": "logistic",
-        "design": np.ones((d, n)),
-        "response": np.zeros(n),
-        "weights": np.ones(n),
-        "settings": (0.1, 1e-12, 0.05, 1.0, 0.5, 200, True),
-        "known": None,
-        "beta": np.zeros(d),
-        "eta": np.zeros(n),
-        "residual": np.zeros(n),
-        "factor": np.zeros((d, d)),
-        "settled": 0,
-    }
-    wrong_fits: list[tuple[str, Any]] = [
-        ("family", "gamma"),
-        ("design", np.ones((d, n - 1))),
-        ("weights", np.ones(n + 1)),
-        ("known", np.ones((d + 1, d + 1))),
-        ("known", np.ones(3)),
-        ("beta", np.zeros(0)),
-        ("eta", np.zeros(n - 1)),
-        ("residual", np.zeros(n + 1)),
-        ("factor", np.zeros(d)),
-        ("settled", d + 1),
-    ]
-    for name, wrong in wrong_fits:
-        with pytest.raises(ValueError, match=r"no family|do not fit"):
-            newton.native.maximise(*{**good, name: wrong}.values())
-    columns: dict[str, Any] = {"rows": np.ones((c, n)), "places": np.arange(c), "mean": np.ones(c), "scale": np.ones(c)}
-    columns["wide"] = np.zeros(c, dtype=np.bool_)
-    rest: dict[str, Any] = {
-        "gradient": np.ones(c),
-        "added": np.zeros(c, dtype=np.bool_),
-        "positions": np.array([1]),
-        "blocked": np.full(c, 9),
-        "kept": np.zeros(c, dtype=np.int64),
-        "rule": (0.5, 1.0, False),
-    }
-    order = ("family", "design", "response", "weights", "beta", "eta", "residual", "factor", "has_factor", "settings")
-    good = {name: good.get(name, False) for name in order} | columns | rest
-    wrong_columns: list[tuple[str, Any]] = [
-        ("rows", np.ones((c - 1, n))),
-        ("rows", np.ones((c, n), dtype=np.float16)),
-        ("rows", np.ones((n, c)).T),
-        ("places", np.array([0, 1, -1])),
-        ("mean", np.ones(c + 1)),
-        ("scale", np.ones(c - 1)),
-        ("wide", np.zeros(c + 1, dtype=np.bool_)),
-    ]
-    wrong_rest: list[tuple[str, Any]] = [
-        ("rows", np.ones((c, n - 1))),
-        ("gradient", np.ones(c + 1)),
-        ("added", np.zeros(c - 1, dtype=np.bool_)),
-        ("positions", np.array([c])),
-        ("positions", np.array([-1])),
-        ("positions", np.zeros(d + 1, dtype=np.int64)),
-        ("blocked", np.full(c + 1, 9)),
-        ("kept", np.zeros(c - 1, dtype=np.int64)),
-    ]
-    for name, wrong in [pair for pair in wrong_fits if pair[0] in good] + wrong_columns + wrong_rest:
-        with pytest.raises(ValueError, match=r"no family|do not fit"):
-            newton.native.advance(*{**good, name: wrong}.values())
-    walk = {name: value for name, value in good.items() if name not in ("positions", "blocked", "kept", "rule")} | {
-        "features": np.array([4, 7, 9]),
-        "origin": np.arange(c),
-        "drawn": np.zeros(1, dtype=np.int64),
-        "sizes": np.zeros(1, dtype=np.int64),
-        "lengths": np.zeros(1, dtype=np.int64),
-        "name": (1, 2, 3),
-        "rule": (0.5, 0.9, 1e9),
-    }
-    wrong_walks: list[tuple[str, Any]] = [
-        ("added", np.ones(c, dtype=np.bool_)),
-        ("features", np.arange(c + 1)),
-        ("origin", np.arange(c)[::-1].copy()),
-        ("origin", np.arange(c - 1)),
-        ("drawn", np.zeros(d + 1, dtype=np.int64)),
-        ("sizes", np.zeros(2, dtype=np.int64)),
-        ("lengths", np.zeros(0, dtype=np.int64)),
-        ("rule", (0.5, 0.0, 1e9)),
-    ]
-    heads = [pair for pair in [*wrong_fits, *wrong_columns] if pair[0] in walk]
-    for name, wrong in [*heads, *wrong_walks]:
-        with pytest.raises(ValueError, match=r"no family|do not fit"):
-            newton.native.walk(*{**walk, name: wrong}.values())
-    with pytest.raises(TypeError):
-        newton.native.walk(*[value for name, value in walk.items() if name != "rule"])
-    greedy = {name: value for name, value in good.items() if name not in rest} | {
-        "open": np.ones(c, dtype=np.bool_),
-        "taken": np.zeros(1, dtype=np.int64),
-        "gains": np.zeros(1),
-        "tolerances": (-1.0, 1e-16, 1e-12, 1e-16),
-        "schedule": (0.05, 3, 2, 4, 32, 3, 320, 1e-6, 1e-6),
-    }
-    wrong_greedy: list[tuple[str, Any]] = [
-        ("open", np.ones(c - 1, dtype=np.bool_)),
-        ("taken", np.zeros(d, dtype=np.int64)),
-        ("gains", np.zeros(2)),
-        ("schedule", (0.05, 0, 2, 4, 32, 3, 320, 1e-6, 1e-6)),
-        ("schedule", (0.05, 3, 2, 4, -1, 3, 320, 1e-6, 1e-6)),
-    ]
-    for name, wrong in [*heads, *wrong_greedy]:
-        with pytest.raises(ValueError, match=r"no family|do not fit"):
-            newton.native.greedy(*{**greedy, name: wrong}.values())
-    with pytest.raises(TypeError):
-        newton.native.greedy(*[value for name, value in greedy.items() if name != "schedule"])
-    six: dict[str, Any] = {
-        "family": "logistic",
-        "eta": np.zeros(n),
-        "response": np.zeros(n),
-        "weights": np.ones(n),
-        "coef": np.ones(2),
-    }
-    for name, wrong in {"family": "gamma", "eta": np.zeros(n + 1), "response": np.zeros(n - 1), "weights": np.zeros(1)}.items():
-        with pytest.raises(ValueError, match=r"no family|do not fit"):
-            newton.native.likelihood(*{**six, name: wrong}.values(), 0.5)
-    assert newton.native.likelihood(*six.values(), 0.5) == pytest.approx(-n * np.log(2.0) - 0.5)
-    product: dict[str, Any] = {**columns, "vectors": np.ones((2, n)), "out": np.zeros((c, 2))}
-    for name, wrong in [*wrong_columns, ("vectors", np.ones(n + 1)), ("out", np.zeros((c, 3)))]:
-        with pytest.raises(ValueError, match="do not fit"):
-            newton.native.gradients(*{**product, name: wrong}.values())
-    newton.native.gradients(*product.values())
-    assert not product["out"].any()  # constant columns
-    assert newton.native.advance(*good.values())[0] == 1
-    walk["added"], walk["gradient"] = np.zeros(c, dtype=np.bool_), np.ones(c)
-    assert newton.native.walk(*walk.values()) == (1, 0, 1, 1)  # one candidate, after which nothing fits
-    assert (walk["sizes"].tolist(), walk["lengths"].tolist()) == ([c], [1])
+    """Lengths and types that contradict each other and unknown families are errors; nothing is read or written."""
+    fit, columns, extension = a_fit(), some_columns(), native.extension
+    fits = [(0, value) for value in spoilt(fit, **WRONG_FITS)]
+    refused(extension.maximise, (fit, None, 0), [*fits, (1, np.ones((D + 1, D + 1))), (1, np.ones((D, 1))), (2, D + 1)])
+    wrong = [(0, value) for value in spoilt(columns, **WRONG_COLUMNS)]
+    refused(
+        extension.gradients, (columns, np.ones((2, N)), np.zeros((C, 2))), [*wrong, (1, np.ones((1, N + 1))), (2, np.zeros((C, 3)))]
+    )
+    six = "logistic", np.zeros(N), np.zeros(N), np.ones(N), np.ones(2), 0.5
+    refused(extension.likelihood, six, [(0, "gamma"), (1, np.zeros(N + 1)), (2, np.zeros(N - 1)), (3, np.zeros(1))])
+    assert extension.likelihood(*six) == pytest.approx(-N * np.log(2.0) - 0.5)
+    refused(extension.roots, ("logistic", *np.ones((3, N))), [(0, "gamma"), (1, np.zeros(5)), (2, np.zeros(7)), (3, np.zeros(5))])
+    quadratic = (np.ones((2, N)), np.ones(N), np.ones((5, N), dtype=np.float32), (0.1, 1.0, True), np.zeros((3, 3)))
+    refused(
+        extension.curvature,
+        (*quadratic, np.zeros((2, 2)), np.zeros((3, 2))),
+        [
+            (0, np.ones((N, N))),
+            (1, np.ones(0)),
+            (2, np.ones((5, 5), dtype=np.float32)),
+            (4, np.zeros((3, 2))),
+            (5, np.zeros((2, 1))),
+            (6, np.zeros((2, 2))),
+        ],
+    )
+    schedule = (0.05, 3, 2, 4, 32, 3, 320, 1e-6, 1e-6)
+    mine = np.ones(C, dtype=np.bool_), np.zeros(1, dtype=np.int64), np.zeros(1), (-1.0, 1e-16, 1e-12, 1e-16), schedule
+    refused(
+        extension.greedy,
+        (fit, False, columns, *mine),
+        [
+            *fits,
+            *((2, value) for value in [*spoilt(columns, **WRONG_COLUMNS), columns._replace(rows=np.ones((C, N - 1)))]),
+            (3, np.ones(C - 1, dtype=np.bool_)),
+            (4, np.zeros(D, dtype=np.int64)),
+            (5, np.zeros(2)),
+            (7, (0.05, 0, 2, 4, 32, 3, 320, 1e-6, 1e-6)),
+            (7, (0.05, 3, 2, 4, -1, 3, 320, 1e-6, 1e-6)),
+        ],
+    )
 
 
-@pytest.mark.skipif(linear_candidates.native is None, reason="the compiled rounds are not built")
-def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
-    """Lengths and positions that contradict each other are a ValueError; nothing is read or written."""
-    c = 3
-    prefixes: dict[str, Any] = {
-        "gram": np.eye(c),
-        "gradient": np.ones(c),
-        "lengths": None,
-        "offsets": np.arange(c + 1),
-        "added": np.zeros(c, dtype=np.bool_),
-        "positions": np.array([1]),
-        "blocked": np.full(c, 9),
-        "kept": np.zeros(c, dtype=np.int64),
-        "rule": (0.5, 1.0, 0.0, 1e-10),
-        "skip_weak": False,
-    }
-    walk: dict[str, Any] = {name: prefixes[name] for name in ("gram", "gradient", "lengths", "offsets")} | {
-        "added": np.zeros(c, dtype=np.bool_),
-        "features": np.array([4, 7, 9]),
-        "origin": np.arange(c),
-        "drawn": np.zeros(2, dtype=np.int64),
-        "sizes": np.zeros(2, dtype=np.int64),
-        "additions": np.zeros(2, dtype=np.int64),
-        "name": (1, 2, 3),
-        "rule": (0.5, 0.9, 0.0, 1e-10),
-    }
-    best: dict[str, Any] = {
-        "gradient": np.ones(c),
-        "pivot": np.ones(c),
-        "smallest": np.zeros(c),
-        "open": np.ones(c, dtype=np.bool_),
-        "gains": np.zeros(c),
-    }
-    grow: dict[str, Any] = {
-        "gram": np.eye(c),
-        "directions": np.zeros((2, c)),
-        "size": 0,
-        "gradient": np.ones(c),
-        "pivot": np.ones(c),
-        "smallest": np.zeros(c),
-        "open": np.ones(c, dtype=np.bool_),
-        "gains": np.zeros(c),
-        "places": np.zeros(2, dtype=np.int64),
-        "found": np.zeros(2),
-        "least": 0.0,
-    }
-    follow: dict[str, Any] = {
-        "gram": np.ones(c),
-        "directions": np.zeros((2, c)),
-        "size": 1,
-        "column": 0,
-        "gradient": np.ones(c),
-        "pivot": np.ones(c),
-    }
-    for function, good, wrongs in (
-        (
-            linear_candidates.native.advance,
-            prefixes,
-            {
-                "gram": np.eye(c + 1),
-                "lengths": np.ones(c + 1),
-                "offsets": np.array([0, 2, 1, c]),
-                "positions": np.array([c]),
-                "added": np.zeros(c + 1, dtype=np.bool_),
-                "blocked": np.full(c + 1, 9),
-                "kept": np.zeros(c - 1, dtype=np.int64),
-            },
-        ),
-        (
-            linear_candidates.native.walk,
-            walk,
-            {
-                "gram": np.eye(c + 1),
-                "lengths": np.ones(c + 1),
-                "offsets": np.array([0, 2, 1, c]),
-                "added": np.ones(c, dtype=np.bool_),
-                "features": np.arange(c + 1),
-                "origin": np.array([0, 2, 1]),
-                "sizes": np.zeros(1, dtype=np.int64),
-                "additions": np.zeros(3, dtype=np.int64),
-                "rule": (0.5, 0.0, 0.0, 1e-10),
-            },
-        ),
-        (
-            linear_candidates.native.best,
-            best,
-            {"pivot": np.ones(c + 1), "smallest": np.ones(c - 1), "open": np.ones(c + 1, dtype=np.bool_), "gains": np.ones(c + 1)},
-        ),
-        (
-            linear_candidates.native.grow,
-            grow,
-            {
-                "gram": np.eye(c + 1),
-                "directions": np.zeros((1, c)),
-                "pivot": np.ones(c + 1),
-                "smallest": np.ones(c - 1),
-                "open": np.ones(c + 1, dtype=np.bool_),
-                "gains": np.ones(c + 1),
-                "found": np.ones(3),
-            },
-        ),
-        (
-            linear_candidates.native.follow,
-            follow,
-            {"gram": np.ones(c + 1), "size": 2, "column": c, "pivot": np.ones(c + 1), "directions": np.zeros((1, c))},
-        ),
-    ):
-        for name, wrong in wrongs.items():
-            with pytest.raises(ValueError, match="do not fit"):
-                function(*{**good, name: wrong}.values())
-        function(*good.values())
+@needs_fits
+@pytest.mark.parametrize("given", [True, False])
+def test_compiled_rounds_refuse_arrays_that_do_not_fit(given) -> None:
+    """Lengths, positions and offsets that contradict each other are errors; nothing is read or written."""
+    fit, columns, rounds, extension = a_fit(), some_columns(), some_rounds(given), native.extension
+    wrong: dict[str, list[Any]] = {**WRONG_ROUNDS, "blocked": [np.full(C + 1, 9)]}
+    if given:
+        wrong["added"] = [np.array([C]), np.array([-1]), np.zeros(0, dtype=np.int64)]
+    else:
+        wrong["share"] = [0.0]
+    out, added = np.zeros(C - 1, dtype=np.bool_), np.ones(C, dtype=np.bool_)
+    refused(
+        extension.glm_rounds,
+        (fit, False, columns, np.ones(C), np.zeros(C, dtype=np.bool_), rounds),
+        [
+            *((0, value) for value in spoilt(fit, **WRONG_FITS)),
+            *((2, value) for value in [*spoilt(columns, **WRONG_COLUMNS), columns._replace(rows=np.ones((C, N - 1)))]),
+            *((5, value) for value in [*spoilt(rounds, **wrong), rounds._replace(added=np.zeros(D, dtype=np.int64))]),
+            (3, np.ones(C + 1)),
+            (4, out),
+            *([] if given else [(4, added)]),
+        ],
+    )
+    assert rounds.sizes.tolist() == [[C, 1]]  # one addition, after which too few candidates are left
+    arrays = np.eye(C), np.ones(C), None, np.arange(C + 1), np.zeros(C, dtype=np.bool_), 0.0, 1e-10
+    refused(
+        extension.gram_rounds,
+        (*arrays, some_rounds(given)),
+        [
+            (0, np.eye(C + 1)),
+            (2, np.ones(C + 1)),
+            (3, np.array([0, 2, 1, C])),
+            (3, np.array([0, 1, 2, C + 1])),
+            (4, out),
+            *([] if given else [(4, added)]),
+            *((7, value) for value in spoilt(some_rounds(given), **wrong)),
+        ],
+    )
+
+
+@needs_fits
+def test_compiled_gains_refuse_arrays_that_do_not_fit() -> None:
+    """Lengths and numbers out of range are errors."""
+    three, open_ = (np.ones(C), np.ones(C), np.zeros(C)), np.ones(C, dtype=np.bool_)
+    refused(native.extension.best, (*three, open_), [(1, np.ones(C + 1)), (2, np.ones(C - 1)), (3, np.ones(C + 1, dtype=np.bool_))])
+    refused(
+        native.extension.follow,
+        (np.ones(C), np.zeros((2, C)), 1, 0, np.ones(C), np.ones(C)),
+        [(0, np.ones(C + 1)), (1, np.zeros((1, C))), (2, 2), (2, -1), (3, C), (5, np.ones(C + 1))],
+    )
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -379,7 +269,7 @@ def test_compiled_rounds_refuse_arrays_that_do_not_fit() -> None:
 def test_fits_of_all_but_dependent_columns_reach_the_maximum(monkeypatch, name, compiled, apart) -> None:
     """Curvatures in single precision serve as long as they are of use; where columns are nearly the same, float64 takes over."""
     if not compiled:
-        monkeypatch.setattr(newton, "native", None)
+        monkeypatch.setattr(native, "extension", None)
     n = 300
     rng = np.random.default_rng(11)
     objective = family(name, n, 1e-8, centred=True)

@@ -11,11 +11,13 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 import fastomp_nvm as fo
+from fastomp_nvm import native
+from fastomp_nvm.algorithms.sequence import advance
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.pool import ColumnPool, Columns
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.objectives import linear_candidates, linear_gains, newton
+from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.logistic import Logistic
@@ -140,8 +142,7 @@ def either_way(request, monkeypatch) -> None:
     if request.param == "many columns":
         monkeypatch.setattr("fastomp_nvm.objectives.known_columns.MOST_COLUMNS", 0)
     elif request.param == "not compiled":
-        for module in (newton, linear_candidates, linear_gains):
-            monkeypatch.setattr(module, "native", None)
+        monkeypatch.setattr(native, "extension", None)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -155,7 +156,7 @@ def test_growing_models_equal_refits(name, ridge, weighted, centred) -> None:
     following = model.follow(columns, columns.products(model.residual[:, None])[:, 0])
     order = np.array([2, 7, 0])
     for part in (order[:2], order[2:]):
-        assert following.advance(part, None, 0.0, 0.0) == (len(part), False)
+        assert advance(following, part, None, 0.0, 0.0, False) == (len(part), False)
         fresh = objective.null()
         fresh.add(columns.dense(order[: 2 if part[0] == 2 else 3]))
         assert following.scores() == pytest.approx(scores(columns.products(fresh.residual[:, None]))[:, 0], rel=5e-5, abs=5e-5)
@@ -224,7 +225,7 @@ def test_candidates_advance_as_fits_from_scratch_decide(name, grouped, dtype, bu
         threshold = float(np.quantile(columns.standardisation.scores(gradient[:, None])[:, 0], rng.uniform(0.02, 0.4)))
         enough, skip_weak = float(rng.choice([0.5, 1.5, 2.5, 4.5])), bool(rng.integers(2))
         with_ties = advanced_slowly(objective, columns, sequence.tolist(), blocked, threshold, enough, skip_weak)
-        added, few = following.advance(sequence, blocked, threshold, enough, skip_weak)
+        added, few = advance(following, sequence, blocked, threshold, enough / len(columns.features), skip_weak)
         assert (added, following.features.tolist() if few else None) == with_ties
         found.add((few, added))
         reference = objective.null()
@@ -235,7 +236,7 @@ def test_candidates_advance_as_fits_from_scratch_decide(name, grouped, dtype, bu
         assert following.scores() == pytest.approx(scores, abs=2e-5 * max(scores.max(initial=0.0), 1.0))
         rest = np.flatnonzero(~np.isin(following.features, sequence[:added]))[:2]
         if rest.size:  # and on from there
-            assert following.advance(rest, None, 0.0, 0.0) == (len(rest), False)
+            assert advance(following, rest, None, 0.0, 0.0, False) == (len(rest), False)
             more = np.concatenate((sequence[:added], kept.features[rest]))
             reference = objective.null()
             reference.add(columns.dense(more))
@@ -402,7 +403,7 @@ def test_no_family_gains_less_than_promised_where_a_step_went_past() -> None:
 def test_a_wrong_factor_costs_steps_and_no_digits(monkeypatch, name, compiled, stretch) -> None:
     """A fit handed a factor that is far off, with which steps are much too long or too short, ends at the same maximum."""
     if not compiled:
-        monkeypatch.setattr(newton, "native", None)
+        monkeypatch.setattr(native, "extension", None)
     case = make(name, 0.1, True, True)
     objective = case.objective()
     assert isinstance(objective, GLM)
@@ -417,7 +418,7 @@ def test_a_wrong_factor_costs_steps_and_no_digits(monkeypatch, name, compiled, s
 def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch, name) -> None:
     """Adding columns one by one factors at most two curvatures each; a fit from scratch of the same columns agrees."""
     factored: list[int] = []
-    monkeypatch.setattr(newton, "native", None)
+    monkeypatch.setattr(native, "extension", None)
     monkeypatch.setattr(newton, "curvature_at", lambda design, *rest: factored.append(len(design)) or curvature_at(design, *rest))
     case = make(name, 0.1, False, True)
     model, columns = case.objective().null(), case.columns()
@@ -431,7 +432,7 @@ def test_a_fit_started_from_its_neighbour_needs_about_one_curvature(monkeypatch,
 def fitted(monkeypatch: pytest.MonkeyPatch, case: Case, columns: np.ndarray, *, compiled: bool) -> list[newton.Coefficients]:
     """Return the fits of the first two, three, six and all of ``columns`` (n_obs, d), each started from the one before."""
     if not compiled:
-        monkeypatch.setattr(newton, "native", None)
+        monkeypatch.setattr(native, "extension", None)
     objective = case.objective()
     assert isinstance(objective, GLM)
     found = [objective.null_coefficients]
@@ -441,7 +442,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, case: Case, columns: np.ndarray, *, 
     return found
 
 
-@pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")
+@pytest.mark.skipif(not native.extension, reason="the compiled fits are not built")
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
 @pytest.mark.parametrize("kind", ["plain", "zero weights", "hardly a ridge", "dependent", "far away", "single observation"])
 @pytest.mark.parametrize(("ridge", "weighted", "centred"), SETTINGS)
@@ -479,7 +480,7 @@ def test_compiled_fits_are_those_of_python(monkeypatch, name, kind, ridge, weigh
 def test_a_curvature_that_cannot_be_factored_is_an_error(monkeypatch, compiled) -> None:
     """A penalty below zero, which no request passes on, ends a fit with an error, by C and by Python."""
     if not compiled:
-        monkeypatch.setattr(newton, "native", None)
+        monkeypatch.setattr(native, "extension", None)
     case = make("logistic", -10.0, False, True)
     columns = case.columns().dense(np.arange(3))
     with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm import native
 from fastomp_nvm.objectives import glm_gains, newton
 from fastomp_nvm.objectives.glm_gains import GLMGains
-from tests.selection.test_walks import problem, told
+from tests.selection.test_walks import outcome, problem
 
-pytestmark = [pytest.mark.numerics, pytest.mark.skipif(newton.native is None, reason="the compiled fits are not built")]
+pytestmark = [pytest.mark.numerics, pytest.mark.skipif(not native.extension, reason="the compiled fits are not built")]
 
 
 @pytest.fixture
@@ -62,10 +63,10 @@ def test_at_once_is_step_by_step(objective, dtype, seed, n_features, k, until, r
         weights[:2] = 1.0  # both labels
     with fo.create_store("dram:glm-polish", X, y, dtype=dtype, tier="none", replace=True) as store:
         request: dict[str, Any] = {"k": k, "objective": objective, "seed": seed, "ridge": ridge, "until": until, "weights": weights}
-        at_once = told(fo.select(store, **request))
+        at_once = outcome(fo.select(store, **request))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(GLMGains, "_grow_in_c", one_by_one)
-            assert told(fo.select(store, **request)) == at_once
+            assert outcome(fo.select(store, **request)) == at_once
 
 
 def test_all_of_it_is_done_at_once(grown) -> None:
@@ -86,12 +87,12 @@ def test_what_is_not_near_is_left_to_who_called(grown, monkeypatch) -> None:
     X, y = problem("logistic", 120, 8, 2)
     X = np.tile(X, (1, 5))
     request: dict[str, Any] = {"k": 12, "objective": "logistic", "ridge": 1e-8, "until": "full"}
-    found = told(fo.select(X, y, **request))
+    found = outcome(fo.select(X, y, **request))
     ((count, added),) = grown
     assert count == len(found[0]) == 12
     assert 0 < added < 12
     monkeypatch.setattr(GLMGains, "_grow_in_c", one_by_one)
-    assert told(fo.select(X, y, **request)) == found
+    assert outcome(fo.select(X, y, **request)) == found
 
 
 @pytest.mark.parametrize("objective", ["logistic", "poisson"])
@@ -105,17 +106,17 @@ def test_columns_that_are_read_again_polish_to_the_same_bits(tmp_path: Path, gro
         assert grown == [(20, 20)]
         read = fo.select(store, gather_bytes=gather_bytes, **request)
         assert grown[1:] == [(20, 0)]
-    assert told(read)[:3] == told(held)[:3]
+    assert outcome(read)[:3] == outcome(held)[:3]
 
 
 def test_large_fits_are_step_by_step(grown, monkeypatch) -> None:
     """Where the columns of the model would be large, with the same answer."""
     X, y = problem("poisson", 80, 60, 5)
     request: dict[str, Any] = {"k": 20, "objective": "poisson", "ridge": 0.05}
-    quick = told(fo.select(X, y, **request))
+    quick = outcome(fo.select(X, y, **request))
     monkeypatch.setattr(glm_gains, "MOST_ENTRIES", 80 * 15)
     monkeypatch.setattr(glm_gains, "_fitting", lambda n_obs: glm_gains.MOST_COLUMNS)
-    assert told(fo.select(X, y, **request)) == quick
+    assert outcome(fo.select(X, y, **request)) == quick
     assert grown == [(20, 20), (20, 0)]
 
 

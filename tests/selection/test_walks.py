@@ -1,4 +1,4 @@
-"""FAST_OMP's inner iterations gone through at once, in C, where a constraint only says how many features there may be."""
+"""FAST_OMP's inner iterations run in one compiled call, where only the number of features is constrained."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.objectives import glm_candidates, linear_candidates, newton
-from fastomp_nvm.objectives.base import Candidates
+from fastomp_nvm import native
+from fastomp_nvm.algorithms import sequence
+from fastomp_nvm.objectives import glm_candidates
+from fastomp_nvm.objectives.compiled import Rounds
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates
 from fastomp_nvm.objectives.linear_candidates import FewLinearCandidates
 
 pytestmark = [
     pytest.mark.numerics,
-    pytest.mark.skipif(newton.native is None or linear_candidates.native is None, reason="the compiled rounds are not built"),
+    pytest.mark.skipif(not native.extension, reason="the compiled rounds are not built"),
 ]
 
 KINDS = {"linear": FewLinearCandidates, "logistic": GLMCandidates, "poisson": GLMCandidates}
@@ -37,8 +39,8 @@ def problem(objective: str, n_obs: int, n_features: int, seed: int) -> tuple[np.
     return X, rng.poisson(np.exp(np.clip(signal, -3.0, 2.0)))
 
 
-def told(found: Any) -> tuple[Any, ...]:
-    """Return all that two selections must have in common."""
+def outcome(found: Any) -> tuple[Any, ...]:
+    """Return the fields in which two selections must agree."""
     coef = [np.asarray(each).tolist() for each in found.coef]
     return found.indices.tolist(), coef, found.score, [found.details[name] for name in COUNTS]
 
@@ -62,24 +64,26 @@ def test_at_once_is_one_by_one(objective, grouped, seed, n_features, k, **option
     groups = {"two": [1, 3], "three": [0, 4, 5]} if grouped else None
     with fo.create_store("dram:walks", X, y, groups=groups, tier="none", replace=True) as store:
         request: dict[str, Any] = {"k": k, "objective": objective, "seed": seed, "ridge": 0.05, **options}
-        at_once = told(fo.select(store, **request))
+        at_once = outcome(fo.select(store, **request))
+        run = KINDS[objective].run
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(KINDS[objective], "walk", Candidates.walk)
-            assert told(fo.select(store, **request)) == at_once
+            patch.setattr(KINDS[objective], "run", lambda self, rounds: run(self, rounds) if rounds.given else (0, 0))
+            assert outcome(fo.select(store, **request)) == at_once
 
 
 @pytest.mark.parametrize("objective", KINDS)
 def test_a_constraint_that_says_more_is_asked(monkeypatch, objective) -> None:
-    """Under a partition, and where weak members are skipped, nothing is gone through at once; under a cardinality all of it is."""
+    """Under a partition, and where weak members are skipped, sequences are drawn in Python; under a cardinality none is."""
     walked: list[int] = []
-    walk = KINDS[objective].walk
+    run = KINDS[objective].run
 
-    def watched(self: Any, *arguments: Any) -> Any:
-        found = walk(self, *arguments)
-        walked.append(0 if found is None else len(found.added))
-        return found
+    def watched(self: Any, rounds: Rounds) -> tuple[int, int]:
+        total, iterations = run(self, rounds)
+        if not rounds.given:
+            walked.append(total)
+        return total, iterations
 
-    monkeypatch.setattr(KINDS[objective], "walk", watched)
+    monkeypatch.setattr(KINDS[objective], "run", watched)
     X, y = problem(objective, 60, 50, 3)
     request: dict[str, Any] = {"k": 12, "objective": objective, "ridge": 0.05}
     fo.select(X, y, constraint=fo.constraints.Partition(50, np.arange(50) % 5, [3] * 5), **request)
@@ -94,11 +98,11 @@ def test_a_long_walk_is_watched_and_ended(monkeypatch) -> None:
     X, y = problem("logistic", 80, 60, 4)
     request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
     rounds: list[int] = []
-    quick = told(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request))
+    quick = outcome(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request))
     few = len(rounds)
-    monkeypatch.setattr(glm_candidates, "EFFORT", 0.0)
+    monkeypatch.setattr(sequence, "EFFORT", 0.0)
     rounds.clear()
-    assert told(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request)) == quick
+    assert outcome(fo.select(X, y, observer=lambda progress: rounds.append(progress.selected), **request)) == quick
     assert len(rounds) > few
     assert sorted(rounds) == rounds
 
@@ -111,6 +115,6 @@ def test_a_large_fit_is_not_walked(monkeypatch) -> None:
     """Where the columns of the model would be large, iterations are gone through one by one, with the same answer."""
     X, y = problem("logistic", 80, 60, 5)
     request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
-    quick = told(fo.select(X, y, **request))
+    quick = outcome(fo.select(X, y, **request))
     monkeypatch.setattr(glm_candidates, "MOST_ENTRIES", 100)
-    assert told(fo.select(X, y, **request)) == quick
+    assert outcome(fo.select(X, y, **request)) == quick

@@ -97,9 +97,7 @@ def _kernels() -> list[Finding]:
 def _compiled() -> list[Finding]:
     """Report the compiled parts; Python computes the same without them, slower."""
     parts = {
-        "extension": (bool(native.extension), "sweeps, reads of single columns, the server's guard against truncated files"),
-        "fits": (importlib.util.find_spec("fastomp_nvm.objectives._newton") is not None, "logistic and Poisson models"),
-        "rounds": (importlib.util.find_spec("fastomp_nvm.objectives._gram") is not None, "rounds of linear models"),
+        "extension": (bool(native.extension), "sweeps, inner iterations, GLM fits, reads of single columns, the server's guard"),
     }
     return [
         Finding(f"compiled {name}", built, f"{'built' if built else 'not built'} ({purpose})", _COMPILER)

@@ -1,28 +1,88 @@
-/* Greedy additions to a GLM by gains to second order, fits in between: what glm_gains.py says, in C. Knows no Python. */
+/* Greedy additions to a GLM by second-order gains, with refits in between. The reference is glm_gains.py. */
 
-#include "_greedy.h"
+#include "objectives.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../_filling.h"
-#include "_following.h"
-#include "_quadratic.h"
+/* ---- The quadratic model ---------------------------------------------------------------------------------------------------- */
 
-/* Work space of one quadratic model after the other, for as many columns as the largest may have. */
+/* Square roots of weighted variances, in place; returns the largest weighted variance. */
+WIDE static double roots_of(int n, const double *restrict weights, double *restrict variances)
+{
+    double most = 0.0;
+    for (int i = 0; i < n; i++) {
+        const double weighted = weights[i] * variances[i];
+        most = weighted > most ? weighted : most;
+        variances[i] = sqrt(weighted);
+    }
+    return most;
+}
+
+double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots)
+{
+    moments_at(family, n, eta, mean, roots);
+    return roots_of(n, weights, roots);
+}
+
+WIDE static void scale_row(int n, const double *restrict row, const double *restrict roots, float *restrict out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = (float)(row[i] * roots[i]);
+}
+
+int curvature_left(const struct quadratic *q, float *gram)
+{
+    const float one = 1.0f, nothing = 0.0f;
+    const double whole = 1.0, minus = -1.0;
+    const int all = q->size + q->near;
+    const size_t width = (size_t)all, size = (size_t)q->size, near = (size_t)q->near;
+    int failed = 0;
+    for (size_t j = 0; j < size; j++)
+        scale_row(q->n, q->design + j * (size_t)q->n, q->roots, q->scaled + j * (size_t)q->n);
+    ssyrk("U", "T", &all, &q->n, &one, q->scaled, &q->n, &nothing, gram, &all);
+    for (size_t j = 0; j < size; j++) {
+        for (size_t i = 0; i <= j; i++)
+            q->factor[j * size + i] = (double)gram[j * width + i];
+        q->factor[j * size + j] += j < (size_t)q->intercept ? 0.0 : q->ridge;
+    }
+    for (size_t j = 0; j < near; j++) {
+        const float *column = gram + (size + j) * width;
+        for (size_t i = 0; i < size; i++)
+            q->above[j * size + i] = (double)column[i];
+        for (size_t i = 0; i <= j; i++)
+            q->out[j * near + i] = (double)column[size + i];
+    }
+    if (q->size) {
+        dpotrf("U", &q->size, q->factor, &q->size, &failed);
+        if (failed)
+            return -1;
+        dtrsm("L", "U", "T", "N", &q->size, &q->near, &whole, q->factor, &q->size, q->above, &q->size);
+        dsyrk("U", "T", &q->near, &q->size, &minus, q->above, &q->size, &whole, q->out, &q->near);
+    }
+    for (size_t j = 0; j < near; j++) {
+        for (size_t i = 0; i <= j; i++)
+            q->out[i * near + j] = q->out[j * near + i] = q->out[j * near + i] / q->unit;
+        q->out[j * near + j] += q->ridge / q->unit;
+    }
+    return 0;
+}
+
+/* ---- The greedy ------------------------------------------------------------------------------------------------------------- */
+
+/* Work space, for the largest quadratic model. */
 struct room {
-    double *gradient, *scores, *sorted;                           /* of all candidates */
-    double *roots, *mean;                                         /* n each */
-    double *left, *factor, *above;                                /* of a struct quadratic, as is scaled */
-    double *known;                                                /* factor that the next fit starts with */
-    double *directions, *near_gradient, *pivots, *near_gains;     /* of a struct following, as are smallest and open */
-    double *smallest;
-    double *found;                                                /* gains of what is taken */
+    double *gradient, *scores, *sorted; /* of all candidates */
+    double *roots, *mean;               /* n each */
+    double *left, *factor, *above;      /* of struct quadratic */
+    double *known;                      /* factor that the next fit starts with */
+    double *directions, *near_gradient, *pivots, *smallest, *near_gains;
+    double *found;                      /* gains of the batch */
     float *scaled, *gram;
-    int64_t *near, *places;                                       /* candidates near; of these, what is taken */
-    char *open;
+    int64_t *near, *places;             /* near candidates; the batch, as places among these */
+    char *open;                         /* of the near ones */
 };
 
 static int smaller(int a, int b)
@@ -42,14 +102,14 @@ static double *part(double **next, size_t count)
     return here;
 }
 
-/* Allocates all at once. Returns what to free, or NULL. */
+/* Allocates everything in one block; returns it, or NULL. */
 static void *make_room(struct room *r, size_t n, size_t candidates, size_t near, size_t size, size_t count)
 {
     const size_t most = size + count, all = most + near;
     const size_t doubles = 3 * candidates + 2 * n + near * near + 2 * most * most + near * most + count * near + 4 * near + count;
     const size_t words = near + count, singles = all * n + all * all;
-    /* Twice as much as is needed: glibc keeps what is freed up to twice the largest block that it ever gave back, and gives back what is
-     * beyond. Each selection would have to be given its pages again, which takes longer than to write them. */
+    /* Twice the size: glibc keeps freed memory up to twice the largest block it ever returned to the system. Otherwise the pages would
+     * be mapped again in every selection, which takes longer than writing them. */
     double *block = malloc(2 * (doubles * sizeof(double) + words * sizeof(int64_t) + singles * sizeof(float) + near + 1));
     double *next = block;
     if (!block)
@@ -77,8 +137,8 @@ static void *make_room(struct room *r, size_t n, size_t candidates, size_t near,
     return block;
 }
 
-/* Returns the `rank`-th largest, from 0, of `count` values, which it puts in another order. */
-static double largest_but(double *values, int count, int rank)
+/* Returns the `rank`-th largest value, from 0, and reorders the values. */
+static double nth_largest(double *values, int count, int rank)
 {
     int first = 0, last = count - 1;
     while (first < last) {
@@ -105,13 +165,13 @@ static double largest_but(double *values, int count, int rank)
     return values[rank];
 }
 
-/* Lists the `count` of `all` candidates with the largest scores, the first among equals, ascending. Returns how many there are. */
+/* Lists the `count` of `all` candidates with the largest scores, the first among equals, ascending; returns their number. */
 static int nearest(const struct room *r, int all, int count)
 {
     int found = 0, above = 0;
     memcpy(r->sorted, r->scores, (size_t)all * sizeof(double));
     count = smaller(count, all);
-    const double least = count ? largest_but(r->sorted, all, count - 1) : 0.0;
+    const double least = count ? nth_largest(r->sorted, all, count - 1) : 0.0;
     for (int i = 0; i < all; i++)
         above += r->scores[i] > least;
     for (int i = 0, equal = count - above; i < all && found < count; i++)
@@ -120,18 +180,7 @@ static int nearest(const struct room *r, int all, int count)
     return found;
 }
 
-/* Fills out (n each) with those near, standardised, each observation times its root. */
-static void scale_near(const struct greedy *x, const struct room *r, int near, float *out)
-{
-    const struct columns *c = &x->candidates;
-    Fill *fill = filling(c->kind, 'f');
-    for (int j = 0; j < near; j++, out += c->n) {
-        const int64_t i = r->near[j];
-        fill(c->n, c->rows + c->places[i] * c->stride, c->mean[i], c->scale[i], r->roots, out);
-    }
-}
-
-/* Fills known with the factor of the fit and of the `added` columns at r->places that the quadratic model has followed. */
+/* Fills known with the factor of the fit and of the `added` columns that the quadratic model took. */
 static void extend_factor(const struct room *r, int size, int near, int added, double unit)
 {
     const size_t d = (size_t)(size + added), fitted = (size_t)size;
@@ -147,9 +196,9 @@ static void extend_factor(const struct room *r, int size, int near, int added, d
     }
 }
 
-/* Makes the quadratic model at the fit, and has it take the best `batch`. Returns how many columns it has; what was taken is in r->places,
- * and f says how far they were followed. -1: fewer were taken, or there is none. */
-static int take_batch(const struct greedy *x, const struct problem *p, const struct room *r, int batch, struct following *f, double *unit)
+/* Builds the quadratic model at the fit and takes its best `batch` columns: their places are in r->places. Returns the number of near
+ * columns, or -1 where fewer were taken or there is no model. `directions` is the number of columns that were not dependent. */
+static int take_batch(const struct greedy *x, const struct problem *p, const struct room *r, int batch, int *directions, double *unit)
 {
     const int all = x->candidates.count, wanted = x->by.least_near + x->by.near_per_addition * x->ahead;
     const int most = larger(x->by.most_near, 2 * x->ahead);
@@ -163,24 +212,35 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
         r->scores[i] = x->open[i] ? score : 0.0;
     }
     const int near = nearest(r, all, smaller(wanted, most));
-    scale_near(x, r, near, r->scaled + (size_t)p->d * (size_t)p->n);
-    const struct quadratic q = {p->n,  p->d,    near,   x->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
+    for (int j = 0; j < near; j++)
+        standardised(&x->candidates, r->near[j], r->roots, 'f', r->scaled + (size_t)(p->d + j) * (size_t)p->n);
+    const struct quadratic q = {p->n,  p->d,    near,   p->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
                                 r->left, r->factor, r->above};
     if (!near || curvature_left(&q, r->gram) < 0)
         return -1;
     const double root = sqrt(*unit), others = top * (x->by.not_near / *unit);
+    const double least = 2.0 * (x->least > others ? x->least : others);
     for (int j = 0; j < near; j++) {
         r->near_gradient[j] = r->gradient[r->near[j]] / root;
         r->pivots[j] = r->left[(size_t)j * (size_t)(near + 1)];
         r->smallest[j] = x->by.smallest_pivot;
         r->open[j] = x->open[r->near[j]];
     }
-    *f = (struct following){near, r->left, r->directions, 0, r->near_gradient, r->pivots, r->smallest, r->open, r->near_gains};
-    const double least = 2.0 * (x->least > others ? x->least : others);
-    return take_best(f, batch, least, r->places, r->found) < batch ? -1 : near;
+    *directions = 0;
+    for (int taken = 0; taken < batch; taken++) {
+        const int place = best_of(near, r->near_gradient, r->pivots, r->smallest, r->open, r->near_gains);
+        if (place < 0 || r->near_gains[place] <= least)
+            return -1;
+        r->open[place] = 0;
+        r->places[taken] = place;
+        r->found[taken] = r->near_gains[place];
+        if (r->pivots[place] > r->smallest[place])
+            follow_column(near, r->left + (size_t)place * (size_t)near, r->directions, (*directions)++, place, r->near_gradient, r->pivots);
+    }
+    return near;
 }
 
-/* Decides, after a fit, how many to add before the next one. */
+/* Decides, after a fit, how many candidates to add before the next one. */
 static void judge(struct greedy *x, const struct problem *p, const struct room *r, double promised)
 {
     const double value = penalised_likelihood(p, r->mean), gained = value - x->reached;
@@ -198,30 +258,31 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
     x->reached = penalised_likelihood(p, r->mean);
     while (x->total < x->count) {
         const int size = p->d, batch = smaller(x->ahead, x->count - x->total);
-        struct following f;
         double unit, promised = 0.0;
-        const int near = take_batch(x, p, r, batch, &f, &unit);
+        int directions;
+        const int near = take_batch(x, p, r, batch, &directions, &unit);
         if (near < 0)
             break;
         for (int j = 0; j < batch; j++) {
             const int64_t position = r->near[r->places[j]];
-            standardised(&x->candidates, position, x->design + (size_t)(size + j) * (size_t)p->n);
+            standardised(&x->candidates, position, NULL, 'd', p->design + (size_t)(size + j) * (size_t)p->n);
             p->beta[size + j] = 0.0;
             x->open[position] = 0;
             x->taken[x->total] = position;
             x->gains[x->total++] = 0.5 * r->found[j];
             promised += 0.5 * r->found[j];
         }
-        const int followed = f.size == batch; /* none was dependent */
-        if (followed)
+        const int independent = directions == batch;
+        if (independent)
             extend_factor(r, size, near, batch, unit);
         else if (has_factor)
             memcpy(r->known, p->factor, (size_t)size * (size_t)size * sizeof(double));
         const int last = x->total == x->count;
         p->d = size + batch;
         p->with.tolerance = last ? x->exact : x->passing;
-        moments_of(p->family, p->n, p->eta, p->mean, p->variance);
-        has_factor = climb(p, followed || has_factor ? r->known : NULL, followed ? p->d : size, x->left <= p->with.tolerance ? size : -1);
+        moments_at(p->family, p->n, p->eta, p->mean, p->variance);
+        has_factor =
+            climb(p, independent || has_factor ? r->known : NULL, independent ? p->d : size, x->left <= p->with.tolerance ? size : -1);
         if (has_factor == NOT_DEFINITE)
             break;
         x->left = p->with.tolerance;

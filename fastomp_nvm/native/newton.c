@@ -1,24 +1,15 @@
 /* `_climb` of newton.py in C: the same steps in the same order, without the cost of a hundred small calls.
  *
- * newton.py says what is computed and why; the names are the same. Matrices are as BLAS has them: the design, (d, n_obs) in C
- * order, is n_obs x d here, and a factor is the upper triangle of a d x d matrix. Sums differ from NumPy's in their last bits, so
- * results name which of the two ran. Knows no Python. */
+ * newton.py is the reference; the names are the same. Matrices are in BLAS's order: the design, (d, n_obs) in C order, is n_obs x d
+ * here, and a factor is the upper triangle of a d x d matrix. Sums differ from NumPy's in their last bits, so results name the
+ * implementation that ran. */
 
-#include "_climb.h"
+#include "objectives.h"
 
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-#define BLOCK 256 /* observations scaled at a time for a curvature: with 50 coefficients about what a second-level cache holds */
-
-void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *, const int *,
-              const double *, double *, const int *);
-void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *, const double *,
-              double *, const int *);
-void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *, float *,
-              const int *);
-void (*dpotrf)(const char *, const int *, double *, const int *, int *);
+#define BLOCK 256 /* observations scaled at a time for a curvature: with 50 coefficients they fit a second-level cache */
 
 static const double ZERO = 0.0, ONE = 1.0, MINUS_ONE = -1.0;
 static const int STRIDE = 1;
@@ -31,23 +22,23 @@ struct family {
     void (*partition)(int n, const double *restrict eta, double *restrict out); /* b with b' = mean */
 };
 
-/* The sum of whole and rest log 2s that x is, for x up to 700 in size, what is beyond counts as 700; whole comes as the power of two. */
+/* Range reduction: x = whole * log 2 + rest, |x| clamped to 700; `power` = 2^whole. */
 static inline double reduced(double x, double *power)
 {
     x = x < -700.0 ? -700.0 : x;
     x = x > 700.0 ? 700.0 : x;
-    const double shifted = x * 0x1.71547652b82fep0 + 0x1.8p52; /* the low bits are the nearest whole number to x / log 2 */
+    const double shifted = x * 0x1.71547652b82fep0 + 0x1.8p52; /* the low bits hold the nearest integer to x / log 2 */
     const double whole = shifted - 0x1.8p52;
     uint64_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 1023) << 52; /* 2^whole: nothing but an exponent */
+    bits = (bits + 1023) << 52; /* 2^whole has only exponent bits */
     memcpy(power, &bits, sizeof bits);
     return (x - whole * 0x1.62e42feep-1) - whole * 0x1.a39ef35793c76p-33; /* log 2 in two parts */
 }
 
-/* e^x = 2^whole (even + odd) / (even - odd), to two units in the last place: Pade's approximation of order 6, even and odd powers apart,
- * whose error is below 2e-19 for rests up to log 2 / 2. Without a branch or a call, so that loops around it become vector code: it is
- * most of what a step costs where there are few coefficients. */
+/* e^x = 2^whole (even + odd) / (even - odd), to two units in the last place: Pade's approximation of order 6, even and odd powers
+ * apart, whose error is below 2e-19 for rests up to log 2 / 2. Branch-free, so that loops over it become vector code: with few
+ * coefficients it is most of the cost of a step. */
 static inline void exponential_parts(double x, double *even, double *odd, double *power)
 {
     const double rest = reduced(x, power), square = rest * rest, fourth = square * square;
@@ -72,10 +63,10 @@ WIDE static void logistic_moments(int n, const double *restrict eta, double *res
     }
 }
 
-/* log(1 + x) to a few units in the last place, for x from 0 to 1, as 2 artanh(x / (2 + x)); without a branch or a call, as above. */
+/* log(1 + x) to a few units in the last place, for x from 0 to 1, as 2 artanh(x / (2 + x)); branch-free. */
 static inline double log_of_one_and(double x)
 {
-    const double z = x / (2.0 + x), z2 = z * z, z4 = z2 * z2, z8 = z4 * z4; /* z is at most 1/3: 3^-35 is nothing beside 1 */
+    const double z = x / (2.0 + x), z2 = z * z, z4 = z2 * z2, z8 = z4 * z4; /* z <= 1/3, and 3^-35 is below the rounding error */
     const double a = (1.0 + z2 * (1.0 / 3.0)) + z4 * (1.0 / 5.0 + z2 * (1.0 / 7.0));
     const double b = (1.0 / 9.0 + z2 * (1.0 / 11.0)) + z4 * (1.0 / 13.0 + z2 * (1.0 / 15.0));
     const double c = (1.0 / 17.0 + z2 * (1.0 / 19.0)) + z4 * (1.0 / 21.0 + z2 * (1.0 / 23.0));
@@ -106,12 +97,18 @@ static const struct family FAMILIES[] = {
     {"poisson", poisson_moments, poisson_partition},
 };
 
-const struct family *family_named(const char *name)
+const struct family *family_named(struct arguments *a, const char *name)
 {
-    for (size_t k = 0; k < sizeof FAMILIES / sizeof *FAMILIES; k++)
+    for (size_t k = 0; !a->failed && k < sizeof FAMILIES / sizeof *FAMILIES; k++)
         if (strcmp(FAMILIES[k].name, name) == 0)
             return &FAMILIES[k];
+    require(a, 0, "no family has this name");
     return NULL;
+}
+
+void moments_at(const struct family *family, int n, const double *eta, double *mean, double *variance)
+{
+    family->moments(n, eta, mean, variance);
 }
 
 /* ---- A fit ------------------------------------------------------------------------------------------------------------------ */
@@ -133,35 +130,39 @@ static void along(const struct problem *p, const double *coefficients, double *o
     dgemv("N", &p->n, &p->d, &ONE, p->design, &p->n, coefficients, &STRIDE, &ZERO, out, &STRIDE);
 }
 
-/* Penalised log-likelihood at eta + length * move, up to what does not depend on the coefficients. Overwrites the moments. */
-static double likelihood(const struct problem *p, double length)
+/* Penalised log-likelihood at the predictor `eta` and the coefficients beta + length * step. `room` has n entries. */
+static double likelihood(const struct problem *p, const double *eta, double length, double *room)
 {
     double sum = 0.0, squares = 0.0;
+    p->family->partition(p->n, eta, room);
     for (int i = 0; i < p->n; i++)
-        p->mean[i] = p->eta[i] + length * p->move[i];
-    p->family->partition(p->n, p->mean, p->variance);
-    for (int i = 0; i < p->n; i++)
-        sum += p->weights[i] * (p->response[i] * p->mean[i] - p->variance[i]);
+        sum += p->weights[i] * (p->response[i] * eta[i] - room[i]);
     for (int j = p->with.intercept; j < p->d; j++) {
-        const double coefficient = p->beta[j] + length * p->step[j];
+        const double coefficient = length != 0.0 ? p->beta[j] + length * p->step[j] : p->beta[j];
         squares += coefficient * coefficient;
     }
     return sum - 0.5 * p->with.ridge * squares;
 }
 
-static double growing_length(const struct problem *p)
+double penalised_likelihood(const struct problem *p, double *room)
 {
-    const double value = likelihood(p, 0.0);
-    double length = 1.0;
-    while (!(likelihood(p, length) > value)) {
-        length *= 0.5;
-        if (length < 1e-10)
-            return 0.0;
-    }
-    return length;
+    return likelihood(p, p->eta, 0.0, room);
 }
 
-/* Takes the moments at eta, and the residual. */
+/* Returns 1, 1/2, 1/4, ...: the first length of the step that increases the likelihood; 0 when none does. Overwrites the moments. */
+static double growing_length(const struct problem *p)
+{
+    const double value = likelihood(p, p->eta, 0.0, p->variance);
+    for (double length = 1.0; length >= 1e-10; length *= 0.5) {
+        for (int i = 0; i < p->n; i++)
+            p->mean[i] = p->eta[i] + length * p->move[i];
+        if (likelihood(p, p->mean, length, p->variance) > value)
+            return length;
+    }
+    return 0.0;
+}
+
+/* Computes moments and residual at eta. */
 WIDE static void look(const struct problem *p)
 {
     p->family->moments(p->n, p->eta, p->mean, p->variance);
@@ -169,8 +170,8 @@ WIDE static void look(const struct problem *p)
         p->residual[i] = p->weights[i] * (p->response[i] - p->mean[i]);
 }
 
-/* beta and eta go on by a part of the step. */
-WIDE static void walk(const struct problem *p, double length)
+/* Moves beta and eta along the step. */
+WIDE static void advance(const struct problem *p, double length)
 {
     for (int j = 0; j < p->d; j++)
         p->beta[j] += length * p->step[j];
@@ -178,7 +179,7 @@ WIDE static void walk(const struct problem *p, double length)
         p->eta[i] += length * p->move[i];
 }
 
-/* Fills factor with the products of the columns, each observation times its scale. */
+/* Fills factor with the Gram matrix of the columns, each observation times its scale. */
 WIDE static void scaled_products(const struct problem *p)
 {
     memset(p->factor, 0, (size_t)p->d * (size_t)p->d * sizeof(double));
@@ -193,8 +194,7 @@ WIDE static void scaled_products(const struct problem *p)
     }
 }
 
-/* The same in single precision, in half the time. Needs as many observations as there are coefficients, which BLOCK must be, too:
- * `scaled` then has room for both a block and the products. */
+/* The same in float32, in half the time. Needs d <= n and d <= BLOCK, so that `scaled` has room for a block and the products. */
 WIDE static void scaled_products_in_single(const struct problem *p)
 {
     const float one = 1.0f, nothing = 0.0f;
@@ -215,7 +215,7 @@ WIDE static void scaled_products_in_single(const struct problem *p)
             p->factor[j * d + i] = (double)gram[j * d + i];
 }
 
-/* Fills factor with that of the curvature here. Returns 0, or -1 when it is not positive definite. */
+/* Factors the curvature at eta. Returns 0, or -1 when it is not positive definite. */
 WIDE static int curvature_here(const struct problem *p, int single)
 {
     double trace = 0.0;
@@ -234,7 +234,7 @@ WIDE static int curvature_here(const struct problem *p, int single)
     return failed ? -1 : 0;
 }
 
-/* Sums that do not wait for each other. */
+/* Inner product, in four independent sums. */
 static double inner(int d, const double *a, const double *b)
 {
     double sums[4] = {0.0, 0.0, 0.0, 0.0};
@@ -247,7 +247,7 @@ static double inner(int d, const double *a, const double *b)
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/* x (d) = U'^-1 x, with the upper triangle U of the factor. A few dozen coefficients take BLAS several times as long. */
+/* x (d) = U'^-1 x, with the upper triangle U of the factor. For a few dozen coefficients BLAS takes several times as long. */
 static void solve_transposed(int d, const double *factor, int stride, double *x)
 {
     for (int j = 0; j < d; j++) {
@@ -267,7 +267,7 @@ WIDE static void solve(int d, const double *restrict factor, double *restrict x)
     }
 }
 
-/* Fills factor with `known` (size x size), extended by the other columns of the design. Returns whether it could. */
+/* Fills factor with `known` (size x size), extended by the other columns of the design. Returns 0 where it is not definite. */
 WIDE static int bordered(const struct problem *p, const double *known, int size)
 {
     const int added = p->d - size;
@@ -291,7 +291,7 @@ WIDE static int bordered(const struct problem *p, const double *known, int size)
         below[(size_t)j * (d + 1)] += penalty(p, size + j);
         solve_transposed(size, p->factor, p->d, above + (size_t)j * d);
     }
-    if (added == 1) { /* as it mostly is */
+    if (added == 1) { /* the usual case */
         *below -= inner(size, above, above);
         failed = !(*below > 0.0);
         *below = failed ? 0.0 : sqrt(*below);
@@ -302,7 +302,7 @@ WIDE static int bordered(const struct problem *p, const double *known, int size)
     return !failed;
 }
 
-/* Takes the gradient; the residual is that at beta. */
+/* Computes the gradient from the residual at beta. */
 static void slope(const struct problem *p)
 {
     across(p, p->residual, p->gradient);
@@ -310,7 +310,7 @@ static void slope(const struct problem *p)
         p->gradient[j] -= penalty(p, j) * p->beta[j];
 }
 
-/* Fills step: the inverse of the curvature, corrected by the last step where that is of use, times the gradient. */
+/* Fills step: the inverse of the curvature, corrected by the last step (a BFGS update of one pair), times the gradient. */
 static void corrected(const struct problem *p, int has_last)
 {
     const double product = has_last ? inner(p->d, p->last, p->fall) : 0.0;
@@ -326,22 +326,7 @@ static void corrected(const struct problem *p, int has_last)
     }
 }
 
-double sum_of(int n, const double *vector)
-{
-    double a = 0.0, b = 0.0, c = 0.0, d = 0.0;
-    int i = 0;
-    for (; i + 4 <= n; i += 4) { /* sums that do not wait for each other */
-        a += vector[i];
-        b += vector[i + 1];
-        c += vector[i + 2];
-        d += vector[i + 3];
-    }
-    for (; i < n; i++)
-        a += vector[i];
-    return (a + b) + (c + d);
-}
-
-/* The fit makes the residual's sum vanish up to its tolerance: takes the rest out where it cannot matter. */
+/* Centres the residual: the fit makes its sum vanish up to the tolerance. */
 WIDE static void centre(const struct problem *p)
 {
     const double mean = sum_of(p->n, p->residual) / sum_of(p->n, p->weights);
@@ -349,7 +334,7 @@ WIDE static void centre(const struct problem *p)
         p->residual[i] -= p->weights[i] * mean;
 }
 
-/* The most that the step moves the predictor of an observation that counts. */
+/* The largest move of the predictor of an observation with weight. */
 WIDE static double farthest(const struct problem *p)
 {
     double most = 0.0;
@@ -363,7 +348,7 @@ WIDE static double farthest(const struct problem *p)
 static int climb_uncentred(const struct problem *p, const double *known, int size, int settled)
 {
     double before = INFINITY;
-    int has_factor, has_last = 0, single = 1, made = -2; /* the last: at which step, in single precision */
+    int has_factor, has_last = 0, single = 1, made = -2; /* the last: the step at which a float32 factor was made */
     if (settled >= 0) {
         const int added = p->d - settled;
         memset(p->gradient, 0, (size_t)settled * sizeof(double));
@@ -388,12 +373,12 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
         corrected(p, has_last);
         const double decrement = inner(p->d, p->gradient, p->step);
         if (decrement > p->with.slow * before && !fresh) {
-            single = single && count > made + 1; /* it was of little use: the columns may be all but dependent */
+            single = single && count > made + 1; /* the float32 factor served one step only: the columns may be nearly dependent */
             has_factor = 0;
             continue;
         }
         along(p, p->step, p->move);
-        walk(p, 1.0);
+        advance(p, 1.0);
         look(p);
         if (decrement * (before < INFINITY ? decrement / before : 1.0) <= p->with.tolerance)
             break;
@@ -405,10 +390,10 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
             p->fall[j] -= p->gradient[j];
         const double end = inner(p->d, p->gradient, p->step);
         has_last = end >= 0.0 || (end >= -p->with.overshot * decrement && farthest(p) <= p->with.small);
-        if (!has_last) { /* far past the maximum along the step: did it gain all the same? */
-            walk(p, -1.0);
+        if (!has_last) { /* far past the maximum along the step, which may have lost */
+            advance(p, -1.0);
             const double length = growing_length(p);
-            walk(p, length);
+            advance(p, length);
             look(p);
             slope(p);
             if (length == 0.0) {
@@ -431,43 +416,38 @@ int climb(const struct problem *p, const double *known, int size, int settled)
     return found;
 }
 
-void moments_of(const struct family *family, int n, const double *eta, double *mean, double *variance)
-{
-    family->moments(n, eta, mean, variance);
-}
+/* ---- From Python ------------------------------------------------------------------------------------------------------------ */
 
-double penalised_likelihood(const struct problem *p, double *room)
+void open_fit(struct arguments *a, PyObject *given, struct problem *p)
 {
-    double sum = 0.0, squares = 0.0;
-    take_likelihoods(p->family, p->n, p->eta, p->response, room);
-    for (int i = 0; i < p->n; i++)
-        sum += p->weights[i] * room[i];
-    for (int j = p->with.intercept; j < p->d; j++)
-        squares += p->beta[j] * p->beta[j];
-    return sum - 0.5 * p->with.ridge * squares;
-}
-
-void take_likelihoods(const struct family *family, int n, const double *eta, const double *response, double *out)
-{
-    family->partition(n, eta, out);
-    for (int i = 0; i < n; i++)
-        out[i] = response[i] * eta[i] - out[i];
-}
-
-unsigned long long work_space(int n, int d)
-{
-    return 4ULL * (unsigned)n + (4ULL + (unsigned)(n < BLOCK ? n : BLOCK)) * (unsigned)d;
-}
-
-void lay_out(struct problem *p, double *room)
-{
+    PyObject *design, *response, *weights, *beta, *eta, *residual, *factor;
+    struct settings *with = &p->with;
+    const char *name;
+    if (!PyArg_ParseTuple(given, "s(dddddip)OOOOOOO", &name, &with->ridge, &with->tolerance, &with->slow, &with->small, &with->overshot,
+                          &with->max_steps, &with->intercept, &design, &response, &weights, &beta, &eta, &residual, &factor)) {
+        a->failed = 1;
+        return;
+    }
+    const int n = p->n = length_of(a, response), d = p->d = length_of(a, beta);
+    p->family = family_named(a, name);
+    require(a, n > 0 && d > 0, "there are no observations or no coefficients");
+    p->design = DOUBLES(a, design, (Py_ssize_t)d * n, WRITE);
+    p->response = DOUBLES(a, response, n, READ);
+    p->weights = DOUBLES(a, weights, n, READ);
+    p->beta = DOUBLES(a, beta, d, WRITE);
+    p->eta = DOUBLES(a, eta, n, WRITE);
+    p->residual = DOUBLES(a, residual, n, WRITE);
+    p->factor = DOUBLES(a, factor, (Py_ssize_t)d * d, WRITE);
+    double *room = space(a, 4 * (size_t)n + (4 + (size_t)(n < BLOCK ? n : BLOCK)) * (size_t)d, sizeof(double));
+    if (!room)
+        return;
     p->mean = room;
-    p->variance = p->mean + p->n;
-    p->move = p->variance + p->n;
-    p->scale = p->move + p->n;
-    p->gradient = p->scale + p->n;
-    p->step = p->gradient + p->d;
-    p->last = p->step + p->d;
-    p->fall = p->last + p->d;
-    p->scaled = p->fall + p->d;
+    p->variance = p->mean + n;
+    p->move = p->variance + n;
+    p->scale = p->move + n;
+    p->gradient = p->scale + n;
+    p->step = p->gradient + d;
+    p->last = p->step + d;
+    p->fall = p->last + d;
+    p->scaled = p->fall + d;
 }
