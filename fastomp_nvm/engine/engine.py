@@ -173,8 +173,21 @@ class Engine:
         self._ended = ended
         self._started = time.perf_counter()
 
-    def drive(self, runs: Sequence[Run]) -> None:
-        """Bring every run to its outcome, but for those that are dropped."""
+    def drive(self, runs: Sequence[Run], deadline: Callable[[], bool] | None = None) -> bool:
+        """Drive every run to its outcome, except runs that are dropped.
+
+        Parameters
+        ----------
+        runs : sequence of Run
+        deadline : callable, optional
+            Called after every sweep, once all runs it answered have recorded and committed their round. True: stop here. Never
+            called before the first sweep, so that a call always makes progress.
+
+        Returns
+        -------
+        bool
+            True when every run has ended; False when the deadline came first, in which case runs still waiting have no outcome.
+        """
         places = {id(run): place for place, run in enumerate(runs)}
         latest: list[Progress] = []
 
@@ -212,6 +225,9 @@ class Engine:
                 advanced(run)
             while waiting := [run for run in runs if run.query is not None]:
                 self._answer(waiting, told, advanced)
+                if deadline is not None and deadline() and any(run.query is not None for run in runs):
+                    return False
+            return True
         finally:
             if isinstance(self._matrix, RemoteRows):
                 self._matrix.watch(None)
