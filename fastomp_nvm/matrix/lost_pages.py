@@ -11,14 +11,13 @@ from __future__ import annotations
 import importlib
 import mmap
 import weakref
-from typing import Any
+from types import ModuleType
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import MediumError
-from fastomp_nvm.matrix.pieces import parts
 
 try:
-    native: Any = importlib.import_module("fastomp_nvm._lost_pages")
+    native: ModuleType | None = importlib.import_module("fastomp_nvm._lost_pages")
 except ImportError:  # installed on a machine without a compiler
     native = None
 
@@ -57,8 +56,8 @@ def check_range(address: int, length: int, what: str) -> None:
 
 def check(array: AnyArray) -> None:
     """Raise ``MediumError`` when ``array`` lies in a mapping that lost a page."""
-    for _, part in parts(array):
-        check_range(int(part.__array_interface__["data"][0]), part.nbytes, "the matrix of the store")
+    if _watched:
+        check_range(int(array.__array_interface__["data"][0]), array.nbytes, "the matrix of the store")
 
 
 def _file_length(mapping: mmap.mmap | None) -> int | None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError, StoreURLError
-from fastomp_nvm.matrix.pieces import PiecedRows
+from fastomp_nvm.matrix.rows import PiecedRows
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
 from storage_backends.files import format as store_format
 from storage_backends.opened import OpenedStore, check_range

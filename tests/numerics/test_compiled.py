@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fastomp_nvm.matrix import standardisation
+from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives import linear_candidates, newton
 from fastomp_nvm.objectives.glm import GLM
@@ -106,7 +107,7 @@ def test_products_are_standardised_with_the_bits_of_numpy(monkeypatch, vectors) 
     rng = np.random.default_rng(vectors)
     raw, mean, norm = rng.normal(size=(9, vectors)), rng.normal(size=9), rng.uniform(0.5, 2.0, size=9)
     mean[4] = 1e6
-    one = Standardisation.from_moments(np.arange(10), mean, norm, np.abs(mean) + 9.0, 50.0)
+    one = Standardisation.from_moments(np.arange(10), ColumnStatistics(mean, norm, -np.abs(mean) - 9.0, np.abs(mean) + 9.0), 50.0)
     assert one.wide.tolist() == [column == 4 for column in range(9)]
     sums, wide_sums = rng.normal(size=vectors), rng.normal(size=vectors)
     ours, strided = one.apply(raw.copy(), sums, wide_sums), one.apply(np.array(raw, order="F"), sums, wide_sums)

@@ -16,7 +16,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.gradients import SAMPLE, largest
+from fastomp_nvm.matrix.gradients import SAMPLE, largest
 
 N_OBS, N_FEATURES = 333, 1500
 
@@ -182,7 +182,7 @@ def test_counters_match_an_independent_count(stores) -> None:
     from fastomp_nvm.matrix.sweeper import Sweeper
 
     base = Dataset.of_store(stores["mmap"])
-    low, high = base.matrix.ctypes.data, base.matrix.ctypes.data + base.matrix.nbytes
+    low, high = base.matrix.array.ctypes.data, base.matrix.array.ctypes.data + base.matrix.nbytes
     real = kernel()
     seen = {"bytes": 0}
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, DType, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
 
@@ -140,7 +139,7 @@ def half_table() -> AnyArray:
     return table
 
 
-def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: np.dtype[Any]) -> None:
+def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: DType) -> None:
     """Check shapes, strides and the type of ``out``."""
     if rows.ndim != 2 or residuals.ndim != 2 or rows.shape[1] != residuals.shape[1]:
         raise DataError(f"rows are {rows.shape} and residuals {residuals.shape}: expected two matrices of as many observations")
