@@ -147,7 +147,7 @@ class Dataset:
         traffic : Traffic, optional
             Counts that pass, even where the moments are known already.
         """
-        stats, n_obs, rows = self.statistics, float(self.n_obs), self.matrix.under(standardize, weights)
+        stats, n_obs = self.statistics, float(self.n_obs)
         if not standardize:
             several = np.flatnonzero(np.diff(self.offsets) > 1)
             spans = [slice(int(self.offsets[feature]), int(self.offsets[feature + 1])) for feature in several]
@@ -161,16 +161,18 @@ class Dataset:
                 raise DataError(
                     f"column {name!r} has the norm {size:.0e}, whose square float64 cannot hold: scale or standardise it"
                 )
-            return Design(rows, Standardisation.identity(self.offsets, norm, grams))
+            return Design(self.matrix.under(standardize, weights), Standardisation.identity(self.offsets, norm, grams))
         plain = _unweighted.get(stats)
         if plain is None:
             plain = _unweighted[stats] = Standardisation.from_moments(self.offsets, stats, n_obs)
         if weights is None:
-            return Design(rows, plain)
+            return Design(self.matrix, plain)
         if traffic is not None:
-            traffic.add(self.n_features, rows.nbytes)
+            traffic.add(self.n_features, self.matrix.nbytes)
         known = self.known.get(weights.tobytes())
-        return Design(rows, known if known is not None else self.matrix.standardisations([weights], plain)[0])
+        if known is None:
+            (known,) = self.matrix.standardisations([weights], plain)
+        return Design(self.matrix.under(standardize, weights), known)
 
     def account(self, tier: Tier) -> TierAccount:
         """Return the account that decides, from the bytes of queries so far, whether the next one sweeps ``tier``."""

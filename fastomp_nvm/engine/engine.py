@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Algorithm, Gradients, Journal, Outcome, Problem, Query
+from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Journal, Outcome, Problem, Query
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
@@ -177,7 +177,8 @@ class Engine:
                 self._advance(run, None)
                 if run.journal is not None:
                     self._replay(run, run.journal)
-                self._end(run)
+                if run.query is None and self._ended is not None:
+                    self._ended(place)
             while waiting := [run for run in runs if run.query is not None]:
                 self._answer(waiting)
                 if deadline is not None and deadline() and any(run.query is not None for run in runs):
@@ -214,11 +215,6 @@ class Engine:
         except StopIteration as stop:
             run.outcome = stop.value
 
-    def _end(self, run: Run) -> None:
-        """Report a run that has ended."""
-        if run.query is None and self._ended is not None:
-            self._ended(run.place)
-
     def _report_sweep(self, shares: Sequence[float]) -> None:
         """Report the share of a sweep that each shard has done."""
         if self._cancelled is not None and self._cancelled():
@@ -239,17 +235,26 @@ class Engine:
             self._advance(run, answers)
 
     def _answer(self, waiting: Sequence[Run]) -> None:
-        """Answer as many waiting runs as one sweep may hold."""
-        batch = self._batch(waiting)
-        design, tier = batch[0].problem.design, batch[0].swept
-        queries = [run.query for run in batch if run.query is not None]
-        vectors = Vectors(np.stack([ask.vector for query in queries for ask in query.asks], axis=1), self._matrix.dtype)
+        """Answer the first waiting run, and as many others as can share its sweep: same array, same columns in float64."""
+        design, tier = waiting[0].problem.design, waiting[0].swept
+        rows, wide = design.matrix, design.standardisation.wide
+        width = max(PRODUCT_BYTES // (8 * len(rows)), 1)
+        batch: list[tuple[Run, Query]] = []
+        asks: list[Ask] = []
+        for run in waiting:
+            query, theirs = run.query, run.problem.design.standardisation.wide
+            assert query is not None
+            alike = run.swept is tier and (theirs is wide or np.array_equal(theirs, wide))
+            if not batch or (alike and len(asks) + len(query.asks) <= width):
+                batch.append((run, query))
+                asks += query.asks
+        vectors = Vectors(np.stack([ask.vector for ask in asks], axis=1), rows.dtype)
         swept = Traffic()
-        swept.add(design.n_features, self._matrix.nbytes if tier is None else tier.codes.nbytes, tier=tier is not None)
+        swept.add(design.standardisation.n_features, rows.nbytes if tier is None else tier.codes.nbytes, tier=tier is not None)
         self.traffic.include(swept)
-        sweep = design.matrix.sweep(self._sweeper, vectors, design.standardisation.wide, tier)
+        sweep = rows.sweep(self._sweeper, vectors, wide, tier)
         first = 0
-        for run, query in zip(batch, queries, strict=True):
+        for run, query in batch:
             cost, pool = replace(swept), run.problem.pool
             run.problem.counters.traffic.include(cost)
             if first:
@@ -267,18 +272,5 @@ class Engine:
                 run.account.settle(cost)
             if run.journal is not None:
                 run.journal.commit()
-            self._end(run)
-
-    def _batch(self, waiting: Sequence[Run]) -> list[Run]:
-        """Return the first waiting run and those that can share its sweep: the same array, the same columns in float64."""
-        width = max(PRODUCT_BYTES // (8 * len(self._matrix)), 1)
-        batch: list[Run] = []
-        asked, tier, wide = 0, waiting[0].swept, waiting[0].problem.design.standardisation.wide
-        for run in waiting:
-            assert run.query is not None
-            theirs = run.problem.design.standardisation.wide
-            alike = run.swept is tier and (theirs is wide or np.array_equal(theirs, wide))
-            if not batch or (alike and asked + len(run.query.asks) <= width):
-                batch.append(run)
-                asked += len(run.query.asks)
-        return batch
+            if run.query is None and self._ended is not None:
+                self._ended(run.place)

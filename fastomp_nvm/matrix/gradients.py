@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
-from fastomp_nvm.matrix.tier import Tier, TierAccount, TierSweep
+from fastomp_nvm.matrix.tier import TierAccount, TierSweep
 from fastomp_nvm.matrix.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -96,51 +96,66 @@ class Sweep(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
 class ExactSweep(Sweep):
-    """A sweep of the exact rows."""
+    """A sweep of the exact rows.
 
-    def __init__(self, rows: LocalRows, sweeper: Sweeper, vectors: Vectors, wide: BoolArray) -> None:
-        self._vectors = vectors
-        self._raw = sweeper.dots(rows, vectors, wide)
+    Attributes
+    ----------
+    raw : (n_columns, m) float64
+        Raw products of the rows and ``vectors``.
+    vectors : Vectors
+    """
+
+    raw: Float64Array
+    vectors: Vectors
 
     def answer(
         self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None
     ) -> Sequence[LocalGradients]:
         """Return the answers, from the gradient of every column."""
-        standardisation, vectors = pool.design.standardisation, self._vectors
-        here = slice(first, first + len(asks))
-        products = standardisation.apply(np.ascontiguousarray(self._raw[:, here]), vectors.sums[here], vectors.wide_sums[here])
+        standardisation, vectors, here = pool.design.standardisation, self.vectors, slice(first, first + len(asks))
+        products = standardisation.apply(np.ascontiguousarray(self.raw[:, here]), vectors.sums[here], vectors.wide_sums[here])
         return [
             ExactGradients(np.ascontiguousarray(products[:, place]), standardisation, ask.candidates)
             for place, ask in enumerate(asks)
         ]
 
 
+@dataclass(frozen=True, slots=True)
 class CertifiedSweep(Sweep):
-    """A sweep of the tier of ``rows``."""
+    """A sweep of the tier of ``rows``.
 
-    def __init__(self, rows: LocalRows, sweeper: Sweeper, vectors: Vectors, tier: Tier) -> None:
-        self._rows = rows
-        self._sweeper = sweeper
-        self._vectors = vectors
-        self._swept = TierSweep(sweeper, tier, vectors)
+    Attributes
+    ----------
+    swept : TierSweep
+    rows : LocalRows
+        The exact rows.
+    sweeper : Sweeper
+    vectors : Vectors
+    """
+
+    swept: TierSweep
+    rows: LocalRows
+    sweeper: Sweeper
+    vectors: Vectors
 
     def answer(
         self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None
     ) -> Sequence[LocalGradients]:
         """Return the answers, from intervals; where these decide too little, from one exact sweep for all ``asks``."""
+        rows, standardisation = self.rows, pool.design.standardisation
         exact: list[Gradients] = []
 
         def exactly(place: int, columns: int) -> Gradients | None:
             if not exact and account is not None and account.too_much(columns * rows.shape[1] * rows.itemsize):
                 pool.glanced(Traffic(1, standardisation.n_features, rows.nbytes))
-                vectors = self._vectors.part(first, len(asks))
-                exact.extend(ExactSweep(rows, self._sweeper, vectors, standardisation.wide).answer(asks, 0, pool))
+                sweep = rows.sweep(self.sweeper, self.vectors.part(first, len(asks)), standardisation.wide)
+                exact.extend(sweep.answer(asks, 0, pool))
             return exact[place] if exact else None
 
-        rows, standardisation = self._rows, pool.design.standardisation
         return [
-            TierGradients(ask, *self._swept.scores(first + place, standardisation), pool, partial(exactly, place))
+            TierGradients(ask, *self.swept.scores(first + place, standardisation), pool, partial(exactly, place))
             for place, ask in enumerate(asks)
         ]
 

@@ -150,8 +150,7 @@ class ColumnPool:
         self._asked = np.zeros(len(self._widths), dtype=np.bool_)
         self._state = np.zeros(len(self._widths), dtype=np.uint8)
         self._kept = self._glanced = 0  # columns in either state
-        self._resident = matrix.array if resident else None
-        self._held = _HeldRows(matrix, sweeper, 0 if resident else self._capacity)
+        self._held = None if resident else _HeldRows(matrix, sweeper, self._capacity)
         self._glances = Traffic()  # bytes read for questions, less columns gathered afterwards
         self.drops = 0  # how often columns were released
 
@@ -241,7 +240,10 @@ class ColumnPool:
     def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Return an array and the rows of it that hold the columns of ``features``, which must be held."""
         columns = column_index(self._offsets, features)
-        return (self._held.array, self._held.places(columns)) if self._resident is None else (self._resident, columns)
+        if self._held is None:
+            assert self.design.matrix.array is not None, "a resident matrix is one array"
+            return self.design.matrix.array, columns
+        return self._held.array, self._held.places(columns)
 
     def _chunks(self, features: IndexArray, positions: IndexArray) -> list[IndexArray]:
         """Split ``positions`` in ``features`` into runs whose columns fit ``READ_BYTES`` and half the budget."""
@@ -253,17 +255,17 @@ class ColumnPool:
         """Read ``features`` for one product, counted."""
         columns = column_index(self._offsets, features)
         self.traffic.add(len(features), len(columns) * self._row_bytes)
-        return self._held.passing(columns), np.arange(len(columns))
+        return self.located(features) if self._held is None else self._held.passing(columns)
 
     def _glance(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = column_index(self._offsets, features)
         self._glances.add(len(features), len(columns) * self._row_bytes)
         if self._kept + self._glanced + len(columns) > self._capacity:
-            return self._held.passing(columns), np.arange(len(columns))
+            return self.located(features) if self._held is None else self._held.passing(columns)
         self._glanced += len(columns)
         self._state[features] = _GLANCED
-        if self._resident is None:
+        if self._held is not None:
             self._held.load(columns)
         return self.located(features)
 
@@ -288,7 +290,7 @@ class ColumnPool:
         self._kept, self._glanced = self._kept + needed, self._glanced - columns
         if self._glanced and self._kept + self._glanced > self._capacity:
             self._drop_glances()
-        if self._resident is None and unread.size:
+        if self._held is not None and unread.size:
             self._held.load(column_index(self._offsets, unread))
 
     def _forget(self, wanted: IndexArray, columns: int) -> int:
@@ -311,7 +313,7 @@ class ColumnPool:
         """Release the memory of ``features``."""
         self.drops += 1
         self._state[features] = _ABSENT
-        if self._resident is None:
+        if self._held is not None:
             self._held.drop(column_index(self._offsets, features))
 
 
@@ -335,11 +337,11 @@ class _HeldRows:
         self._free = np.empty(0, dtype=np.int64)
         self._used = 0
 
-    def passing(self, columns: IndexArray) -> AnyArray:
-        """Return ``columns`` in memory that the next call uses again, because fresh pages cost more than reading into them."""
+    def passing(self, columns: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Return an array that holds ``columns`` until the next call, and their rows: fresh pages would cost more than reading."""
         if len(self._scratch) < len(columns):
             self._scratch = aligned_empty((len(columns), self._rows.shape[1]), self._rows.dtype)
-        return self._sweeper.gather(self._rows, columns, self._scratch[: len(columns)])
+        return self._sweeper.gather(self._rows, columns, self._scratch[: len(columns)]), np.arange(len(columns))
 
     def places(self, columns: IndexArray) -> IndexArray:
         """Return the rows of ``columns``, which must all be here."""
@@ -351,7 +353,7 @@ class _HeldRows:
         step = max(min(READ_BYTES // max(self.array.shape[1] * self.array.itemsize, 1), len(self.array) // 2), 1)
         for first in range(0, len(again), step):
             rows = again[first : first + step]
-            self.array[rows] = self.passing(columns[first : first + len(rows)])
+            self.array[rows], _ = self.passing(columns[first : first + len(rows)])
         self._place[columns[: len(again)]] = again + 1
         fresh = columns[len(again) :]
         if fresh.size:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -22,10 +23,10 @@ from fastomp_nvm.matrix.gradients import CertifiedSweep, ExactSweep, Sweep
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
 from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.matrix.tier import Tier, TierSweep
 
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-    from fastomp_nvm.matrix.tier import Tier
 
 __all__ = ["ArrayRows", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
 
@@ -139,7 +140,15 @@ class Rows(ABC):
 
 
 class LocalRows(Rows):
-    """Rows that this process can address."""
+    """Rows that this process can address.
+
+    Attributes
+    ----------
+    arrays : sequence of (rows, n_obs) arrays
+        The arrays that hold the rows, in order.
+    """
+
+    arrays: Sequence[AnyArray]
 
     @abstractmethod
     def visit(
@@ -161,17 +170,22 @@ class LocalRows(Rows):
 
     def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> ExactSweep | CertifiedSweep:
         """Multiply all rows, or those of the tier, with ``vectors``."""
-        return ExactSweep(self, sweeper, vectors, wide) if tier is None else CertifiedSweep(self, sweeper, vectors, tier)
+        if tier is None:
+            return ExactSweep(sweeper.dots(self, vectors, wide), vectors)
+        return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
 
     def moments(self, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:
         """Return the moments of every column under each of ``weights``; a block is read once for all of them."""
         found = np.empty((len(weights), 4, len(self)))
-        for first in range(0, len(self), _MOMENT_COLUMNS):
-            block = self[first : first + _MOMENT_COLUMNS]
-            for place, each in enumerate(weights):
-                part = moments(block, each)
-                found[place, :, first : first + len(block)] = part.mean, part.norm, part.minimum, part.maximum
-        return [ColumnStatistics(*each) for each in found]
+        done = 0
+        for array in self.arrays:
+            for first in range(0, len(array), _MOMENT_COLUMNS):
+                block = array[first : first + _MOMENT_COLUMNS]
+                for place, each in enumerate(weights):
+                    part = moments(block, each)
+                    found[place, :, done : done + len(block)] = part.mean, part.norm, part.minimum, part.maximum
+                done += len(block)
+        return list(starmap(ColumnStatistics, found))
 
     def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:
         """Return the standardisation under each of ``weights``, in one pass."""
@@ -183,7 +197,7 @@ class LocalRows(Rows):
             weighted = Standardisation.from_moments(offsets, replace(stats, grams=grams), float(each.sum()))
             # Which columns are accumulated in float64 is a property of the matrix, not of the weights: merged sweeps share it.
             found.append(Standardisation(offsets, stats.mean, weighted.scale, plain.wide, weighted.whiteners))
-        for array in self.arrays():
+        for array in self.arrays:
             lost_pages.check(array)
         return found
 
@@ -203,10 +217,6 @@ class LocalRows(Rows):
         copy.setflags(write=False)
         return ArrayRows(copy)
 
-    @abstractmethod
-    def arrays(self) -> Sequence[AnyArray]:
-        """Return the arrays that hold the rows, in order."""
-
 
 class ArrayRows(LocalRows):
     """Rows in one array.
@@ -221,6 +231,7 @@ class ArrayRows(LocalRows):
     def __init__(self, array: AnyArray) -> None:
         super().__init__((array.shape[0], array.shape[1]), array.dtype)
         self.array = array
+        self.arrays = (array,)
 
     def visit(
         self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
@@ -236,10 +247,6 @@ class ArrayRows(LocalRows):
         """Copy the rows ``columns`` into ``out``."""
         sweeper.kernel.gather(self.array, columns, out)
         lost_pages.check(self.array)
-
-    def arrays(self) -> Sequence[AnyArray]:
-        """Return the array."""
-        return (self.array,)
 
     def __getitem__(self, index: RowIndex) -> AnyArray:
         found: AnyArray = self.array[index]
@@ -259,17 +266,17 @@ class PiecedRows(LocalRows):
     """
 
     def __init__(self, pieces: Sequence[AnyArray]) -> None:
-        self.pieces = tuple(piece[:] for piece in pieces)
-        for piece in self.pieces:
+        self.arrays = tuple(piece[:] for piece in pieces)
+        for piece in self.arrays:
             piece.flags.writeable = False
-        self._starts: IndexArray = np.cumsum([0, *map(len, self.pieces)])
-        super().__init__((int(self._starts[-1]), self.pieces[0].shape[1]), self.pieces[0].dtype)
+        self._starts: IndexArray = np.cumsum([0, *map(len, self.arrays)])
+        super().__init__((int(self._starts[-1]), self.arrays[0].shape[1]), self.arrays[0].dtype)
 
     def visit(
         self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
     ) -> None:
         """Call ``use`` for blocks of one piece after the other; pieces end at edges."""
-        for start, piece in zip(self._starts.tolist(), self.pieces, strict=False):
+        for start, piece in zip(self._starts.tolist(), self.arrays, strict=False):
             inside = None if edges is None else [edge - start for edge in edges if 0 <= edge - start <= len(piece)]
 
             def shifted(block: AnyArray, first: int, last: int, start: int = start) -> None:
@@ -282,10 +289,6 @@ class PiecedRows(LocalRows):
         for here, piece, local in self._located(columns):
             out[here] = sweeper.gather(piece, local)
 
-    def arrays(self) -> Sequence[AnyArray]:
-        """Return the pieces."""
-        return self.pieces
-
     def __getitem__(self, index: RowIndex) -> AnyArray:
         columns = np.arange(len(self))[index]
         if columns.ndim == 0:
@@ -294,14 +297,14 @@ class PiecedRows(LocalRows):
         if isinstance(index, slice) and index.step in (None, 1) and len(columns):
             place = int(np.searchsorted(self._starts, columns[0], side="right")) - 1
             if columns[-1] < self._starts[place + 1]:  # all in one piece: a view
-                return self.pieces[place][columns[0] - self._starts[place] :][: len(columns)]
+                return self.arrays[place][columns[0] - self._starts[place] :][: len(columns)]
         out = np.empty((len(columns), self.shape[1]), dtype=self.dtype)
         for here, piece, local in self._located(columns):
             out[here] = piece[local]
         return out
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
-        whole: AnyArray = np.concatenate(self.pieces)
+        whole: AnyArray = np.concatenate(self.arrays)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def _located(self, columns: IndexArray) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
@@ -309,7 +312,7 @@ class PiecedRows(LocalRows):
         owners = np.searchsorted(self._starts, columns, side="right") - 1
         for place in np.unique(owners):
             here = np.flatnonzero(owners == place)
-            yield here, self.pieces[place], columns[here] - self._starts[place]
+            yield here, self.arrays[place], columns[here] - self._starts[place]
 
 
 def local_rows(rows: AnyArray | Rows) -> LocalRows:

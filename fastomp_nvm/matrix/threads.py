@@ -21,7 +21,7 @@ from threading import Event, Lock, Thread, get_native_id
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from threadpoolctl import LibController, ThreadpoolController
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["blas_libraries", "one_blas_thread", "ranges", "together", "unless_others_fail"]
 
@@ -140,44 +140,43 @@ def _controller() -> ThreadpoolController | None:
     """Return the controller of the BLAS libraries loaded by NumPy and SciPy, or None without threadpoolctl."""
     try:
         from threadpoolctl import ThreadpoolController
-    except ImportError:  # the core promises to run with numpy and scipy alone; then BLAS does as it likes
+    except ImportError:  # the core promises to run with numpy and scipy alone; then BLAS is not limited
         return None
     return ThreadpoolController().select(user_api="blas")
 
 
-_lock = Lock()
-_inside: list[list[int]] = []  # one entry per block that is open: how many threads each library had
+_blas_lock = Lock()
+_blas_before: list[list[int]] = []  # one entry per open block: how many threads each library had before the first of them
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread inside the block, and until the last of several that are open at once is left."""
+    """Limit BLAS to one thread inside the block, and until the last of several that are open at once is left.
+
+    The big products run in our own kernel, on our own threads. The products left for BLAS are small: the barriers of its threads
+    cost more than the work (ten times, on a busy machine), and their number changes the last bits of a result.
+    """
     controller = _controller()
     if controller is None:
         yield
         return
-    with _lock:
-        # The limit is the process's: the first to leave must not lift it for the others, whose bits it would change.
-        _inside.append(_inside[0] if _inside else [library.num_threads for library in controller.lib_controllers])
-        for library in controller.lib_controllers:  # one by one: its own limiter takes ten times as long
-            _limit(library, 1)
+    with _blas_lock:
+        before = _blas_before[0] if _blas_before else []
+        for library in controller.lib_controllers:  # one by one: threadpoolctl's own limiter takes ten times as long
+            if not _blas_before:
+                before.append(library.num_threads)
+            # From 3.8 on, threadpoolctl ignores every thread but the first that set a limit.
+            getattr(library, "_real_set_num_threads", library.set_num_threads)(1)
+        # The limit is the process's: the first block to end must not lift it for the others, whose bits it would change.
+        _blas_before.append(before)
     try:
         yield
     finally:
-        with _lock:
-            before = _inside.pop()
-            if not _inside:
+        with _blas_lock:
+            before = _blas_before.pop()
+            if not _blas_before:
                 for library, threads in zip(controller.lib_controllers, before, strict=True):
-                    _limit(library, threads)
-
-
-def _limit(library: LibController, threads: int) -> None:
-    """Set the threads of a BLAS, whichever thread calls.
-
-    From 3.8 on threadpoolctl does nothing, without a word, for any thread but the first that set a limit. Who may set one here is
-    up to ``_inside``.
-    """
-    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)
+                    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)
 
 
 def blas_libraries() -> list[str]:
