@@ -58,10 +58,10 @@ def noted() -> Iterator[dict[str, int]]:
     gradients = driver._ShardedGradients
     sweep, at_least, top_mean, argmax = ShardedRows.sweep, gradients.at_least, gradients.top_mean, gradients.argmax
 
-    def swept(self: ShardedRows, vectors: Any, tiered: bool) -> Any:
+    def swept(self: ShardedRows, sweeper: Any, vectors: Any, *rest: Any) -> Any:
         seen["rounds"] += 1
-        seen["vectors"] += len(vectors)
-        return sweep(self, vectors, tiered)
+        seen["vectors"] += len(vectors.wide)
+        return sweep(self, sweeper, vectors, *rest)
 
     def survived(self: Any, threshold: float) -> Any:
         found = at_least(self, threshold)

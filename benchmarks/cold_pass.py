@@ -51,13 +51,12 @@ def cold_sweep(folder: Path, io: str) -> tuple[float, float]:
     if stayed > 0.05:
         raise MediumError(f"{100 * stayed:.0f} % of {file} stayed in memory: it cannot be made cold here")
     with fo.open_store(f"mmap://{folder}") as store:
-        dataset = Dataset.of_store(store)
+        dataset = Dataset.of_store(store, io)
         vectors = Vectors(np.random.default_rng(0).standard_normal((dataset.n_obs, 1)), dataset.matrix.dtype)
-        sweeper = Sweeper(files=dataset.files, io=io)
+        sweeper = Sweeper()
         started = time.perf_counter()
         sweeper.dots(dataset.matrix, vectors, np.zeros(len(dataset.matrix), np.bool_))
         seconds = time.perf_counter() - started
-        sweeper.close()
         return dataset.matrix.nbytes / seconds, resident_share(file)
 
 

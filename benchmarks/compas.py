@@ -20,7 +20,7 @@ from fastomp_nvm.analysis.group_fairness import classification_figures, outcome_
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints import Fairness
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.objectives.logistic import Logistic
 
 __all__ = ["JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]

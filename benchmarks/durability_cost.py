@@ -44,7 +44,7 @@ from benchmarks.machine import fingerprint
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.matrix import reader
-from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.runs import directory
 from fastomp_nvm.runs import drive as durable_runs
 from fastomp_nvm.runs.journal import DecisionJournal

@@ -79,7 +79,6 @@ def sweeps(rows: int, n_obs: int, repeats: int) -> dict[str, float]:
         repeats,
         statistics.median,
     )
-    sweeper.close()
     return seconds
 
 
@@ -103,7 +102,6 @@ def after_a_pause(rows: int, n_obs: int, repeats: int) -> dict[str, float]:
         seconds, _ = interleaved(ways, repeats, statistics.median)
     finally:
         helpers._keep_off = keeping_off
-        sweeper.close()
     return seconds
 
 

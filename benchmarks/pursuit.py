@@ -49,7 +49,6 @@ def sweep_ratios(rows: int, n_obs: int, repeats: int) -> list[dict[str, Any]]:
             },
             repeats,
         )
-        sweeper.close()
         out.append(
             {
                 "dtype": np.dtype(dtype).name,

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AnyArray", "BoolArray", "Float32Array", "Float64Array", "IndexArray", "first_missing", "is_missing"]
+__all__ = [
+    "AnyArray",
+    "BoolArray",
+    "DType",
+    "Float32Array",
+    "Float64Array",
+    "IndexArray",
+    "RowIndex",
+    "first_missing",
+    "is_missing",
+]
 
 AnyArray = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
+
+DType = np.dtype[Any]
+
+#: Rows by number, slice, list or mask.
+RowIndex = int | slice | Sequence[int] | IndexArray | BoolArray
 
 
 def is_missing(value: Any) -> bool:

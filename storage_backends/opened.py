@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -18,13 +16,12 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
-from fastomp_nvm.matrix import lost_pages
-from fastomp_nvm.matrix.checksum import QUICK, crc32
+from fastomp_nvm.matrix.checksum import QUICK, Seal, crc32
+from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.reader import Reader, refuse_beyond_memory
-from fastomp_nvm.matrix.seal import Seal
-from fastomp_nvm.matrix.sweeper import aligned_empty
-from fastomp_nvm.matrix.tier import Tier
+from fastomp_nvm.matrix.reader import rows_of
+from fastomp_nvm.matrix.rows import Rows
+from fastomp_nvm.matrix.tier import Tier, TierSidecar
 from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Sidecars, StoreLayout, Target
 from fastomp_nvm.stores.url import StoreURL
 
@@ -42,21 +39,23 @@ class OpenedStore(FeatureStore):
     url : str
         Address that opens the store again, from any working directory.
     traits : MediumTraits
-    matrix : (n_columns, n_obs) array
+    matrix : (n_columns, n_obs) array or Rows
         Read-only, not owning its data.
     sidecars : Sidecars
         Their arrays are made read-only here.
-    codes : (n_columns, n_obs) int8 array, optional
+    codes : (n_columns, n_obs) int8 array or Rows, optional
         Of the tier, read-only.
     """
 
     #: Whether the first sweep of the tier compares it with its checksums, which opening it does not: where that costs nothing.
     _seals_tier = QUICK
 
-    def __init__(self, url: str, traits: MediumTraits, matrix: AnyArray, sidecars: Sidecars, codes: AnyArray | None = None) -> None:
+    def __init__(
+        self, url: str, traits: MediumTraits, matrix: AnyArray | Rows, sidecars: Sidecars, codes: AnyArray | Rows | None = None
+    ) -> None:
         self._url = url
         self._traits = traits
-        self._matrix: AnyArray | None = matrix
+        self._matrix: AnyArray | Rows | None = matrix
         self._sidecars = sidecars
         layout, statistics = sidecars.layout, sidecars.statistics
         for array in (layout.offsets, layout.blocks, sidecars.checksums, *(target.values for target in sidecars.targets.values())):
@@ -69,9 +68,7 @@ class OpenedStore(FeatureStore):
             kept = sidecars.tier
             for array in (kept.scale, kept.error, kept.norm, kept.checksums):
                 array.flags.writeable = False
-            seal = None
-            if self._seals_tier:
-                seal = Seal(layout.blocks, kept.checksums, functools.partial(_damaged, url, layout, of=_OF_TIER))
+            seal = self._seal(kept) if self._seals_tier else None
             self._tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm, seal)
 
     @property
@@ -91,10 +88,10 @@ class OpenedStore(FeatureStore):
 
     @property
     def matrix(self) -> AnyArray:
-        """(n_columns, n_obs) read-only view of the medium."""
+        """(n_columns, n_obs) read-only view of the medium; ``Rows``, indexed alike, where the medium has no single array."""
         if self._matrix is None:
             raise StoreError(f"the store {self._url} is closed: open it again")
-        return self._matrix
+        return self._matrix  # type: ignore[return-value]
 
     @property
     def statistics(self) -> ColumnStatistics:
@@ -112,30 +109,9 @@ class OpenedStore(FeatureStore):
             super().load_tier()
             return
         refuse_beyond_memory(self._tier.codes.nbytes, "a copy of the tier", "leave --tier-load out")
-        codes, blocks, checksums = aligned_empty(self._tier.codes.shape, np.int8), self.layout.blocks, self._sidecars.tier.checksums
-        source = self._tier.codes
-
-        def fill(read: AnyArray, first: int, last: int) -> None:
-            codes[first:last] = read
-
-        reader = Reader(self.files(), "auto", len(os.sched_getaffinity(0)))
-        copied = reader.sweep(source, fill, again=False)
-        reader.close()
-
-        def copy(block: int) -> None:
-            first, last = int(blocks[block]), int(blocks[block + 1])
-            if not copied:
-                codes[first:last] = source[first:last]
-            if crc32(codes[first:last].reshape(-1).view(np.uint8).data) != checksums[block]:
-                raise _damaged(self._url, self.layout, block, _OF_TIER)
-
-        # Both the copy and the checksum release the interpreter lock.
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-            for _ in workers.map(copy, range(len(checksums))):
-                pass
-        lost_pages.check(source)
-        codes.flags.writeable = False
-        self._tier = dataclasses.replace(self._tier, codes=codes, seal=None)
+        seal = self._seal(self._sidecars.tier)
+        codes = rows_of(self._tier.codes, self.files()).in_memory(seal)
+        self._tier = dataclasses.replace(self._tier, codes=codes[:], seal=None)
 
     @property
     def names(self) -> Sequence[str]:
@@ -177,6 +153,10 @@ class OpenedStore(FeatureStore):
     def close(self) -> None:
         """Let go of matrix and tier; views handed out before keep their memory alive."""
         self._matrix = self._tier = None
+
+    def _seal(self, tier: TierSidecar) -> Seal:
+        """Return the checksums of the tier, to be compared when its codes are next read."""
+        return Seal(self.layout.blocks, tier.checksums, functools.partial(_damaged, self._url, self.layout, of=_OF_TIER))
 
     def _checksum(self, first: int, last: int) -> int:
         """Return the CRC-32 of columns ``first:last`` as the medium holds them now."""

@@ -7,13 +7,13 @@ than arrays. The number of queries is the adaptivity of the paper. This module d
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.matrix.gradients import Ask, Gradients
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.standardisation import Design
 from fastomp_nvm.matrix.traffic import Traffic
@@ -84,22 +84,6 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request for the gradient at one model.
-
-    Attributes
-    ----------
-    vector : (n_obs,) float64
-        The model's residual.
-    candidates : (c,) int64
-        Features to decide about, ascending.
-    """
-
-    vector: Float64Array
-    candidates: IndexArray
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """A boundary between rounds.
 
@@ -125,26 +109,6 @@ class Query(Round):
     """A round that needs a sweep; the answer is one ``Gradients`` per ask."""
 
     asks: Sequence[Ask]
-
-
-class Gradients(ABC):
-    """The answer to one ask: decisions about the candidates from the gradient at a model."""
-
-    @abstractmethod
-    def top_mean(self, count: int) -> float:
-        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
-
-    @abstractmethod
-    def at_least(self, threshold: float) -> IndexArray:
-        """Return the candidates whose score reaches ``threshold``, ascending."""
-
-    @abstractmethod
-    def argmax(self) -> int:
-        """Return the candidate with the largest score, the lowest index among equals."""
-
-    @abstractmethod
-    def of(self, features: IndexArray) -> Float64Array:
-        """Return the gradient of the columns of ``features``, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,19 +23,22 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray, RowIndex
 from fastomp_nvm.cluster.candidate_sets import Bits, ShardedCandidates, Slot, packed
 from fastomp_nvm.cluster.shard import Answer, ForgottenError, ShardAddress, SweepRequest, View
-from fastomp_nvm.engine.gradients import largest
+from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.gradients import Ask, Gradients, Sweep, largest
 from fastomp_nvm.matrix.pool import ColumnPool
-from fastomp_nvm.matrix.remote_rows import RemoteRows
+from fastomp_nvm.matrix.rows import Network, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation, Whitener, column_index
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.stores.contract import Sidecars
 
 __all__ = ["ShardedRows", "Transport", "payload_bytes"]
@@ -67,7 +70,7 @@ class Transport(Protocol):
         ...
 
 
-class ShardedRows(RemoteRows):
+class ShardedRows(Rows):
     """The matrix of a sharded store.
 
     Parameters
@@ -80,32 +83,34 @@ class ShardedRows(RemoteRows):
         Returns the transport; called when the first question is asked.
     """
 
+    on_device = True
+    network: Network
+
     def __init__(
         self,
         addresses: Sequence[ShardAddress],
         shape: tuple[int, int],
-        dtype: np.dtype[Any],
+        dtype: DType,
         connect: Callable[[], Transport],
     ) -> None:
         super().__init__(shape, dtype)
+        self.network = Network()  # shared by all views of the same rows
         self.addresses = tuple(addresses)
         self._features = np.array([0, *(address.features[1] for address in addresses)], dtype=np.int64)
         self._columns = np.array([0, *(address.columns[1] for address in addresses)], dtype=np.int64)
-        self._connection = _Connection(connect)
-        self._view = View("plain")
-        self._shared_view: Any = None
+        self.connection = _Connection(connect)
+        self.connection.views[self] = View("plain")
 
     def under(self, standardize: bool, weights: Float64Array | None) -> ShardedRows:
         """Return these rows under another standardisation."""
         if standardize and weights is None:
             return self
         other = copy.copy(self)
-        other._view = View("raw") if not standardize else _weighted_view(weights)
-        other._shared_view = None
+        self.connection.views[other] = View("raw") if not standardize else _weighted_view(weights)
         return other
 
-    def gather(self, columns: IndexArray, out: AnyArray) -> None:
-        """Copy ``columns``, in their order, into ``out``."""
+    def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper | None = None) -> None:
+        """Copy the rows ``columns``, in their order, into ``out``."""
         step = max(GATHER_BYTES // max(self.shape[1] * self.itemsize, 1), 1)
         waiting = [
             (shard, here[first : first + step]) for shard, here in self._owned(columns) for first in range(0, len(here), step)
@@ -130,29 +135,30 @@ class ShardedRows(RemoteRows):
         shared = self._share(views)
         parts = self._call("standardisations", dict.fromkeys(range(len(self.addresses)), (shared,)))
         for shard in parts:
-            self._connection.sent[shard] |= {view.key for view in views}
+            self.connection.sent[shard] |= {view.key for view in views}
         found = []
         for place in range(len(views)):
             mean, scale = (np.concatenate([parts[shard][place][kind] for shard in sorted(parts)]) for kind in (0, 1))
             found.append(Standardisation(plain.offsets, mean, scale, plain.wide, self._whiteners(plain, parts, place)))
         return found
 
-    def sweep(self, vectors: Float64Array, tiered: bool) -> Callable[[Query, int, ColumnPool], Sequence[Gradients]]:
+    def in_memory(self, seal: Seal | None = None) -> NoReturn:
+        """Refuse: the matrix may be larger than one machine."""
+        raise RequestError("the matrix of a cluster stays with its shards and is not copied to one machine: leave --load out")
+
+    def __getitem__(self, index: RowIndex) -> AnyArray:
+        columns = np.arange(len(self))[index]
+        out = np.empty((columns.size, self.shape[1]), dtype=self.dtype)
+        self.gather(np.atleast_1d(columns), out)
+        return out[0] if columns.ndim == 0 else out
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        self.in_memory()
+
+    def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> Sweep:
         """Hand the vectors over; the shards sweep with them when the first decision is asked for."""
-        request = SweepRequest(secrets.token_hex(8), vectors, tiered, self._view.standardize)
-        shared = _Named(request.key, self._share(request), replace(request, vectors=None))
-        shares = self._connection.shares = _Shares(self._connection.shares.lowest)
-
-        def answer(query: Query, first: int, pool: ColumnPool) -> Sequence[Gradients]:
-            rows = pool.design.matrix
-            assert isinstance(rows, ShardedRows)
-            slots = self._connection.slots(pool, len(query.asks))
-            return [
-                _ShardedGradients(rows, shared, first + place, ask, pool, shares, slots[place])
-                for place, ask in enumerate(query.asks)
-            ]
-
-        return answer
+        request = SweepRequest(secrets.token_hex(8), vectors.wide, tier is not None, self.connection.views[self].standardize)
+        return _ShardedSweep(self, _Named(request.key, self._share(request), replace(request, vectors=None)))
 
     def decide(
         self,
@@ -164,9 +170,11 @@ class ShardedRows(RemoteRows):
         pool: ColumnPool,
     ) -> dict[int, Answer]:
         """Have shards take a decision, each with its own argument; add what they read to the account of the run."""
-        if self._shared_view is None:
-            self._shared_view = _Named(self._view.key, self._share(self._view), View(self._view.key))
-        view, sent = self._shared_view, self._connection.sent
+        asked_under, sent = self.connection.views[pool.design.matrix], self.connection.sent
+        view = self.connection.shared_views.get(pool.design.matrix)
+        if view is None:
+            view = _Named(asked_under.key, self._share(asked_under), View(asked_under.key))
+            self.connection.shared_views[pool.design.matrix] = view
 
         def asked(again: bool) -> dict[int, tuple[Any, ...]]:
             """Name what a shard was given before, and give it what it was not."""
@@ -209,11 +217,11 @@ class ShardedRows(RemoteRows):
 
     def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
         """Have ``told`` called with the share of its sweep that each shard has done."""
-        self._connection.watch(told)
+        self.connection.watch(told)
 
     def close(self) -> None:
         """Let go of the shards."""
-        self._connection.close()
+        self.connection.close()
 
     def _whiteners(self, plain: Standardisation, parts: Mapping[int, Any], place: int) -> tuple[Whitener, ...]:
         """Put the whitening matrices of the shards together, in the grouping of the whole store."""
@@ -237,13 +245,13 @@ class ShardedRows(RemoteRows):
 
     def _share(self, value: Any) -> Any:
         """Hand a value over, counted once per shard; one that travels with the calls instead is counted there."""
-        shared = self._connection.transport.share(value)
+        shared = self.connection.transport.share(value)
         self.network.sent += payload_bytes(value) * len(self.addresses) if shared is not value else 0
         return shared
 
     def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call shards, counted."""
-        results = self._connection.transport.call(method, arguments)
+        results = self.connection.transport.call(method, arguments)
         self.network.calls += 1
         self.network.sent += sum(map(payload_bytes, arguments.values()))
         self.network.received += sum(map(payload_bytes, results.values()))
@@ -276,6 +284,8 @@ class _Connection:
         self._told: Callable[[Sequence[float]], None] | None = None
         self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of what each shard was given
         self.shares = _Shares()
+        self.views: WeakKeyDictionary[Rows, View] = WeakKeyDictionary()  # the standardisation behind each view of the rows
+        self.shared_views: WeakKeyDictionary[Rows, _Named] = WeakKeyDictionary()  # those handed over to the shards
         self._slots: WeakKeyDictionary[ColumnPool, list[Slot]] = WeakKeyDictionary()  # of runs in flight, by their pools
 
     @property
@@ -307,7 +317,26 @@ class _Connection:
             self._transport.close()
             self._transport = None
             self.sent.clear()
+            self.shared_views.clear()
             self._slots.clear()
+
+
+class _ShardedSweep(Sweep):
+    """One sweep on all shards."""
+
+    def __init__(self, rows: ShardedRows, request: _Named) -> None:
+        self._rows = rows
+        self._request = request
+        self._shares = rows.connection.shares = _Shares(rows.connection.shares.lowest)
+
+    def answer(self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None) -> Sequence[Gradients]:
+        """Return the answers, decided by the shards under the standardisation of the run."""
+        rows = self._rows
+        slots = rows.connection.slots(pool, len(asks))
+        return [
+            _ShardedGradients(rows, self._request, first + place, ask, pool, self._shares, slots[place])
+            for place, ask in enumerate(asks)
+        ]
 
 
 class _ShardedGradients(Gradients):

@@ -15,19 +15,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Ask, Gradients
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.cluster.candidate_sets import NOTHING, USABLE, Bits, CandidateSet, digest, features_of, unpacked
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.gradients import ExactGradients, TierGradients
 from fastomp_nvm.engine.identity import sweep_build
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
-from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.matrix.gradients import Ask, CertifiedSweep, ExactSweep, LocalGradients
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.rows import local_rows
 from fastomp_nvm.matrix.standardisation import Design
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-from fastomp_nvm.matrix.tier import TierSweep
+from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.stores.contract import FeatureStore, Sidecars
 from fastomp_nvm.version import __version__
@@ -161,12 +160,12 @@ class Shard:
         self._store = store
         self._dataset = Dataset.of_store(self._store)
         self._swept_columns = 0  # of the sweep going on, over both kinds of kernel
-        self._sweeper = Sweeper(threads, _counting(kernel(), self._count), files=self._dataset.files)
+        self._sweeper = Sweeper(threads, _counting(kernel(), self._count))
         self._views: OrderedDict[str, Design] = OrderedDict()
         self._most_views = _VIEWS
-        self._sweep: tuple[str, Any] = ("", None)
+        self._sweep: tuple[str, Vectors, ExactSweep | CertifiedSweep] | None = None  # the last one, by its key
         self._sets: dict[int, tuple[bytes, Bits]] = {}  # candidates by slot: their key and themselves
-        self._gradients: dict[tuple[str, int, bytes], tuple[Gradients, ColumnPool]] = {}
+        self._gradients: dict[tuple[str, int, bytes], tuple[LocalGradients, ColumnPool]] = {}
         self._lock = threading.Lock()
 
     def hello(self) -> dict[str, str]:
@@ -258,51 +257,38 @@ class Shard:
 
     def close(self) -> None:
         """Let go of the store."""
-        self._sweeper.close()
         self._store.close()
 
-    def _answers(self, request: SweepRequest, view: View, place: int, candidates: CandidateSet) -> tuple[Any, ColumnPool]:
-        """Return what answers decisions about one ask, from memory where it was asked about before."""
-        design = self._design(view)  # before the sweep, which is not to be repeated for what was forgotten
+    def _answers(
+        self, request: SweepRequest, view: View, place: int, candidates: CandidateSet
+    ) -> tuple[LocalGradients, ColumnPool]:
+        """Return the answer to one ask, from memory where it was asked about before, and the pool that it reads through."""
+        design = self._design(view)  # before the sweep, which must not be repeated because a view was forgotten
         members = self._members(candidates, design)
-        vectors, swept = self._swept(request)
+        vectors, sweep = self._swept(request)
         key = (view.key, place, candidates.key)
         if key not in self._gradients:
-            standardisation = design.standardisation
-            among = features_of(members, self._dataset.n_features)
+            ask = Ask(vectors.wide[place], features_of(members, self._dataset.n_features))
             pool = ColumnPool(design, self._sweeper, Traffic(), _GLANCE_BYTES)
-            gradients: Gradients
-            if request.tiered:
-                below, above = swept.scores(place, standardisation)
-                gradients = TierGradients(Ask(vectors.wide[place], among), below, above, pool)
-            else:
-                here = slice(place, place + 1)
-                raw = np.ascontiguousarray(swept[:, here])
-                products = standardisation.apply(raw, vectors.sums[here], vectors.wide_sums[here])
-                gradients = ExactGradients(products[:, 0], standardisation, among)
-            self._gradients[key] = gradients, pool
+            self._gradients[key] = sweep.answer([ask], place, pool)[0], pool
         return self._gradients[key]
 
-    def _swept(self, request: SweepRequest) -> tuple[Vectors, Any]:
-        """Return the products of a sweep, which is run unless it was the last one."""
-        if self._sweep[0] != request.key:
+    def _swept(self, request: SweepRequest) -> tuple[Vectors, ExactSweep | CertifiedSweep]:
+        """Return the vectors and products of a sweep, which is run unless it was the last one."""
+        if self._sweep is None or self._sweep[0] != request.key:
             if request.vectors is None:
                 raise ForgottenError(f"{self._address.name} does not remember the sweep {request.key}")
             self._gradients.clear()
-            self._sweep = ("", None)
+            self._sweep = None
             self._swept_columns = 0
+            tier = self._dataset.tier if request.tiered else None
+            if request.tiered and tier is None:
+                raise RequestError(f"{self._address.name} has no int8 tier: select with tier exact")
             vectors = Vectors(request.vectors.T, self._dataset.matrix.dtype)
-            if request.tiered:
-                if self._dataset.tier is None:
-                    raise RequestError(f"{self._address.name} has no int8 tier: select with tier exact")
-                swept: Any = TierSweep(self._sweeper, self._dataset.tier, vectors)
-            else:
-                swept = self._sweeper.dots(
-                    self._dataset.matrix, vectors, self._dataset.design(request.standardize).standardisation.wide
-                )
-            self._sweep = request.key, (vectors, swept)
-        found: tuple[Vectors, Any] = self._sweep[1]
-        return found
+            wide = self._dataset.design(request.standardize).standardisation.wide
+            sweep = local_rows(self._dataset.matrix).sweep(self._sweeper, vectors, wide, tier)
+            self._sweep = request.key, vectors, sweep
+        return self._sweep[1:]
 
     def _members(self, candidates: CandidateSet, design: Design) -> Bits:
         """Return a set of candidates, made from what it is a change of unless it is in its slot."""

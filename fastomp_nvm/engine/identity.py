@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.matrix.blas import blas_libraries
+from fastomp_nvm.matrix.threads import blas_libraries
 from fastomp_nvm.objectives import compiled
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
 

@@ -15,7 +15,6 @@ import weakref
 from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import MediumError
-from fastomp_nvm.matrix.pieces import parts
 
 __all__ = ["check", "check_range", "install_guard", "unwatch", "watch"]
 
@@ -57,9 +56,9 @@ def check_range(address: int, length: int, what: str) -> None:
 
 
 def check(array: AnyArray) -> None:
-    """Raise ``MediumError`` when ``array`` is in a mapping that lost a page."""
-    for _, part in parts(array):
-        check_range(int(part.__array_interface__["data"][0]), part.nbytes, "the matrix of the store")
+    """Raise ``MediumError`` when ``array`` lies in a mapping that lost a page."""
+    if _watched:
+        check_range(int(array.__array_interface__["data"][0]), array.nbytes, "the matrix of the store")
 
 
 def _file_length(mapping: mmap.mmap | None) -> int | None:

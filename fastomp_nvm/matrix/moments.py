@@ -58,18 +58,23 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     weight = float(n_obs) if weights is None else float(weights.sum())
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, n_obs, _STEP):
-            total += _weighted(_piece(columns, first), weights, first).sum(axis=1)
+            piece = np.array(columns[:, first : first + _STEP], dtype=np.float64, order="C")  # sums run row by row
+            if weights is not None:
+                _weigh(piece, weights, first)
+            total += piece.sum(axis=1)
         mean = np.where(minimum == maximum, minimum, total / weight)
         # Scaling by a power of two is exact, and keeps the squares of very large and very small values in range.
         _, exponent = np.frexp(np.maximum(maximum - mean, mean - minimum))
         exponent = np.clip(exponent, -1000, 1000)
         scale = np.ldexp(1.0, -exponent)
         for first in range(0, n_obs, _STEP):
-            piece = _piece(columns, first)
+            piece = np.array(columns[:, first : first + _STEP], dtype=np.float64, order="C")
             piece -= mean[:, np.newaxis]
             piece *= scale[:, np.newaxis]
             np.multiply(piece, piece, out=piece)
-            squares += _weighted(piece, weights, first).sum(axis=1)
+            if weights is not None:
+                _weigh(piece, weights, first)
+            squares += piece.sum(axis=1)
         norm = np.where(minimum == maximum, 0.0, np.ldexp(np.sqrt(squares), exponent))
     return ColumnStatistics(mean, norm, minimum, maximum)
 
@@ -91,24 +96,20 @@ def gram(columns: AnyArray, mean: Float64Array, weights: Float64Array | None = N
     total = np.zeros((width, width))
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, n_obs, _GRAM_STEP):
-            piece = _piece(columns, first, _GRAM_STEP)
+            piece = np.array(columns[:, first : first + _GRAM_STEP], dtype=np.float64, order="C")
             piece -= mean[:, np.newaxis]
             # Row by row and not as a matrix product: the last bits of BLAS depend on threads and alignment.
             for row in range(width):
-                total[row, row:] += _weighted(piece[row:] * piece[row], weights, first).sum(axis=1)
+                products = piece[row:] * piece[row]
+                if weights is not None:
+                    _weigh(products, weights, first)
+                total[row, row:] += products.sum(axis=1)
     upper = np.triu(total, 1)
     return np.asarray(upper + upper.T + np.diag(np.diag(total)))
 
 
-def _weighted(piece: Float64Array, weights: Float64Array | None, first: int) -> Float64Array:
+def _weigh(piece: Float64Array, weights: Float64Array, first: int) -> None:
     """Scale the observations from ``first`` onward by their weights, in place."""
-    if weights is not None:
-        here = weights[first : first + piece.shape[1]]
-        piece *= here
-        piece[:, here == 0.0] = 0.0  # what has no weight may have overflowed
-    return piece
-
-
-def _piece(columns: AnyArray, first: int, count: int = _STEP) -> Float64Array:
-    """Return ``count`` observations of the columns as a fresh C-ordered float64 array, so that sums run row by row."""
-    return np.array(columns[:, first : first + count], dtype=np.float64, order="C")
+    here = weights[first : first + piece.shape[1]]
+    piece *= here
+    piece[:, here == 0.0] = 0.0  # observations without weight may have overflowed

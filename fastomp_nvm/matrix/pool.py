@@ -7,15 +7,16 @@ in memory as a whole is multiplied where it lies, and only counted as if it were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
-from fastomp_nvm.matrix.reader import fillable_memory
+from fastomp_nvm.matrix.memory import aligned_empty, fillable_memory
+from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.matrix.standardisation import Design, Standardisation, column_index
-from fastomp_nvm.matrix.sweeper import Sweeper, Vectors, aligned_empty
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.traffic import Traffic
 
 __all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
@@ -48,7 +49,7 @@ def automatic_budget(needed: int, pools: int = 1) -> int:
 
 
 class Columns:
-    """The columns of some features, at hand for repeated products.
+    """The columns of some features, ready for repeated products.
 
     Attributes
     ----------
@@ -56,27 +57,24 @@ class Columns:
         Which features, in the order of the rows.
     standardisation : Standardisation
         Of these features, by position.
+    dtype : dtype
+        Element type of the raw columns.
+    exact : bool
+        True when products are accumulated in float64 throughout.
+    budget : int
+        Bytes of memory that columns may take.
+    share_out : callable
+        Calls each of a sequence of tasks once, on the threads that sweep.
     """
 
     def __init__(self, pool: ColumnPool, features: IndexArray, standardisation: Standardisation | None = None) -> None:
         self.features = features
         self.standardisation = pool.design.standardisation.subset(features) if standardisation is None else standardisation
+        self.dtype = pool.design.matrix.dtype
+        self.exact = bool(self.dtype == np.float64)
+        self.budget = pool.budget
+        self.share_out = pool.sweeper.share_out
         self._pool = pool
-
-    @property
-    def exact(self) -> bool:
-        """True when products are accumulated in float64 throughout."""
-        return bool(self.dtype == np.float64)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type of the raw columns."""
-        return self._pool.design.matrix.dtype
-
-    @property
-    def budget(self) -> int:
-        """Bytes of memory that columns may take."""
-        return self._pool.budget
 
     @property
     def held(self) -> bool:
@@ -85,35 +83,31 @@ class Columns:
 
     @property
     def drops(self) -> int:
-        """How often columns were let go of: what was ``located`` is where it was as long as this does not change."""
+        """How often the pool released columns: rows returned by ``located`` stay where they are while this does not change."""
         return self._pool.drops
 
     def products(self, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): these standardised columns times ``vectors`` (n_obs, m)."""
         return self._pool.multiply(self.features, self.standardisation, vectors)
 
-    def share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Have every one of ``tasks`` called once, by the threads that sweep."""
-        self._pool.sweeper.share_out(tasks)
-
     def pieces(self) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
-        """Yield which columns come next, an array, and the rows of it that these are until the following piece, raw."""
+        """Yield which columns come next, an array, and the rows of it that hold them, raw, until the following piece."""
         return self._pool.pieces(self.features, self.standardisation)
 
     def dense(self, positions: IndexArray) -> Float64Array:
         """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64, Fortran order."""
         some = self.only(positions)
-        rows = np.empty((int(some.standardisation.offsets[-1]), self._pool.design.n_obs))
+        rows = np.empty((int(some.standardisation.offsets[-1]), self._pool.design.matrix.shape[1]))
         some.fill(rows)
         return rows.T
 
     def fill(self, out: AnyArray, factors: Float64Array | None = None) -> None:
         """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,)."""
-        self._pool.fill(self.features, self.standardisation, out, factors)
+        self.standardisation.fill(*self._pool.raw(self.features), out, factors)
 
     def located(self) -> tuple[AnyArray, IndexArray] | None:
-        """Return an array and the rows of it that are these columns, raw; None unless all are in memory."""
-        return self._pool.located(self.features)
+        """Return an array and the rows of it that hold these columns, raw; None unless all are in memory."""
+        return self._pool.located(self.features) if self.held else None
 
     def keep(self, positions: IndexArray) -> Columns:
         """Return the features at ``positions`` alone; those that had no room may have it now."""
@@ -129,42 +123,40 @@ class ColumnPool:
     """Columns a run has gathered so far, each read from the medium once, within a byte budget.
 
     A column read only to answer a question (``products``) is held until the question is ``settle``d, and not read again if it is
-    gathered before. It never joins ``features``: those are what the algorithm asked for, whichever way it was answered.
+    gathered before. It never joins ``features``, the features that the algorithm itself gathered.
 
     Parameters
     ----------
     design : Design
     sweeper : Sweeper
     traffic : Traffic
-        Counts what is taken from the medium.
+        Counts bytes read from the medium.
     budget : int
-        Bytes of columns to keep in memory; what does not fit is re-read when needed, with the same answer.
+        Bytes of columns to keep in memory; columns beyond it are read again when needed, with the same answer.
     resident : bool
-        True where the matrix is in memory as a whole: its columns are multiplied there.
+        True where the matrix is one array in memory: its columns are multiplied there.
     """
 
     def __init__(self, design: Design, sweeper: Sweeper, traffic: Traffic, budget: int, *, resident: bool = False) -> None:
+        matrix = design.matrix
         self.design = design
         self.sweeper = sweeper
         self.traffic = traffic
         self.budget = budget
-        self._row_bytes = max(design.n_obs * design.matrix.itemsize, 1)
+        self._row_bytes = max(matrix.shape[1] * matrix.itemsize, 1)
         self._capacity = budget // self._row_bytes
         self._offsets = design.standardisation.offsets
         self._widths = np.diff(self._offsets)
-        self._asked = np.zeros(design.n_features, dtype=np.bool_)
-        self._state = np.zeros(design.n_features, dtype=np.uint8)
+        self._asked = np.zeros(len(self._widths), dtype=np.bool_)
+        self._state = np.zeros(len(self._widths), dtype=np.uint8)
         self._kept = self._glanced = 0  # columns in either state
-        self._passing = _PassingRows(design.n_obs, design.matrix.dtype)
-        self._held = (
-            None if resident else _HeldRows(len(design.matrix), design.n_obs, design.matrix.dtype, self._capacity, self._passing)
-        )
-        self._glances = Traffic()  # what questions took, less what was gathered afterwards
-        self.drops = 0  # how often columns were let go of
+        self._held = None if resident else _HeldRows(matrix, sweeper, self._capacity)
+        self._glances = Traffic()  # bytes read for questions, less columns gathered afterwards
+        self.drops = 0  # how often columns were released
 
     @property
     def features(self) -> IndexArray:
-        """Features asked for so far, ascending, held or not."""
+        """Features gathered so far, ascending, held or not."""
         return np.flatnonzero(self._asked)
 
     def columns(self, features: IndexArray) -> Columns:
@@ -179,77 +171,14 @@ class ColumnPool:
         """Tell whether all of ``features`` are in memory."""
         return bool((self._state[features] != _ABSENT).all())
 
-    def multiply(self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array) -> Float64Array:
-        """Return (n_columns, m): ``features``, whose ``standardisation`` this is, times ``vectors`` (n_obs, m)."""
-        return self._products(features, standardisation, vectors, self._streamed)
-
     def products(self, features: IndexArray, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): the standardised columns of ``features`` times ``vectors`` (n_obs, m), to answer a question."""
-        return self._products(features, self.design.standardisation.subset(features), vectors, self._glance)
+        return self.multiply(features, self.design.standardisation.subset(features), vectors, self._glance)
 
-    def sweep(self, vectors: Float64Array) -> Float64Array:
-        """Return (n_columns, m): all standardised columns times ``vectors`` (n_obs, m), in one sweep, to answer a question."""
-        self._glances.add(self.design.n_features, self.design.matrix.nbytes)
-        return self.sweeper.products(self.design.matrix, self.design.standardisation, vectors)
-
-    def settle(self) -> Traffic:
-        """Let go of what only a question read; return what questions took since the last time and nobody gathered."""
-        glances, self._glances = self._glances, Traffic()
-        self._drop_glances()
-        return glances
-
-    def glanced(self, traffic: Traffic) -> None:
-        """Count what a question took elsewhere."""
-        self._glances.include(traffic)
-
-    def fill(
-        self, features: IndexArray, standardisation: Standardisation, out: AnyArray, factors: Float64Array | None = None
-    ) -> None:
-        """Fill ``out`` (n_columns, n_obs) with ``features``, standardised; those that are not held are read, and counted."""
-        held = self._state[features] != _ABSENT
-        if held.all():
-            rows, places = self._located(features)
-        else:
-            rows = aligned_empty((int(standardisation.offsets[-1]), self.design.n_obs), self.design.matrix.dtype)
-            columns, places = np.repeat(held, self._widths[features]), np.arange(len(rows))
-            if held.any():
-                array, here = self._located(features[held])
-                rows[columns] = array[here]
-            rows[~columns] = self.read(features[~held])
-        standardisation.fill(rows, places, out, factors)
-
-    def read(self, features: IndexArray) -> AnyArray:
-        """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
-        columns = column_index(self._offsets, features)
-        self.traffic.add(len(features), len(columns) * self._row_bytes)
-        return self.sweeper.gather(self.design.matrix, columns)
-
-    def _read_in_passing(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
-        """Return rows that are ``features`` until the next ones pass, and their places."""
-        columns = column_index(self._offsets, features)
-        rows = self.sweeper.gather(self.design.matrix, columns, self._passing.room(len(columns)))
-        return rows, np.arange(len(rows))
-
-    def pieces(
-        self, features: IndexArray, standardisation: Standardisation, read: _Read | None = None
-    ) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
-        """Yield the columns of ``features``: what is held where it lies, and the rest as ``read`` brings it in.
-
-        Yields
-        ------
-        (c,) int64, array, (c,) int64
-            Which columns of ``standardisation``; an array, and which of its rows they are until the next piece.
-        """
-        held = self._state[features] != _ABSENT
-        here = np.flatnonzero(held)
-        if here.size:
-            yield column_index(standardisation.offsets, here), *self._located(features[here])
-        if len(here) < len(features):
-            for chunk in self._chunks(features, np.flatnonzero(~held)):
-                yield column_index(standardisation.offsets, chunk), *(read or self._streamed)(features[chunk])
-
-    def _products(self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array, read: _Read) -> Float64Array:
-        """Multiply the pieces of ``features``."""
+    def multiply(
+        self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array, read: _Read | None = None
+    ) -> Float64Array:
+        """Return (n_columns, m): ``features``, whose ``standardisation`` this is, times ``vectors`` (n_obs, m)."""
         prepared = Vectors(vectors, self.design.matrix.dtype)
         raw = np.empty((int(standardisation.offsets[-1]), vectors.shape[1]))
         for local, array, places in self.pieces(features, standardisation, read):
@@ -260,14 +189,61 @@ class ColumnPool:
                 raw[local] = found
         return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
 
-    def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray] | None:
-        """Return an array and the rows of it that are the columns of ``features``; None unless all are held."""
-        return self._located(features) if self.holds(features) else None
+    def pieces(
+        self, features: IndexArray, standardisation: Standardisation, read: _Read | None = None
+    ) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
+        """Yield the columns of ``features``: held ones where they lie, the others as ``read`` brings them in.
 
-    def _located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
-        """Return an array and the rows of it that are the columns of ``features``, which are held."""
+        Yields
+        ------
+        (c,) int64, array, (c,) int64
+            Which columns of ``standardisation``; an array, and the rows of it that hold them until the next piece.
+        """
+        held = self._state[features] != _ABSENT
+        here = np.flatnonzero(held)
+        if here.size:
+            yield column_index(standardisation.offsets, here), *self.located(features[here])
+        if len(here) < len(features):
+            for chunk in self._chunks(features, np.flatnonzero(~held)):
+                yield column_index(standardisation.offsets, chunk), *(read or self._stream)(features[chunk])
+
+    def settle(self) -> Traffic:
+        """Release columns that only a question read; return the bytes that questions took since the last call."""
+        glances, self._glances = self._glances, Traffic()
+        if self._glanced:
+            self._drop_glances()
+        return glances
+
+    def glanced(self, traffic: Traffic) -> None:
+        """Count bytes that a question took elsewhere."""
+        self._glances.include(traffic)
+
+    def raw(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Return an array and the rows of it that hold ``features``; columns that are not held are read, and counted."""
+        held = self._state[features] != _ABSENT
+        if held.all():
+            return self.located(features)
+        inside = np.repeat(held, self._widths[features])
+        rows = aligned_empty((len(inside), self.design.matrix.shape[1]), self.design.matrix.dtype)
+        if held.any():
+            array, here = self.located(features[held])
+            rows[inside] = array[here]
+        rows[~inside] = self.read(features[~held])
+        return rows, np.arange(len(rows))
+
+    def read(self, features: IndexArray) -> AnyArray:
+        """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
         columns = column_index(self._offsets, features)
-        return (self.design.matrix, columns) if self._held is None else (self._held.array, self._held.places(columns))
+        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        return self.sweeper.gather(self.design.matrix, columns)
+
+    def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Return an array and the rows of it that hold the columns of ``features``, which must be held."""
+        columns = column_index(self._offsets, features)
+        if self._held is None:
+            assert self.design.matrix.array is not None, "a resident matrix is one array"
+            return self.design.matrix.array, columns
+        return self._held.array, self._held.places(columns)
 
     def _chunks(self, features: IndexArray, positions: IndexArray) -> list[IndexArray]:
         """Split ``positions`` in ``features`` into runs whose columns fit ``READ_BYTES`` and half the budget."""
@@ -275,24 +251,26 @@ class ColumnPool:
         bins = np.cumsum(self._widths[features[positions]] * self._row_bytes) // limit
         return np.split(positions, np.flatnonzero(np.diff(bins)) + 1)
 
-    def _streamed(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+    def _stream(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for one product, counted."""
-        self.traffic.add(len(features), int(self._widths[features].sum()) * self._row_bytes)
-        return self._read_in_passing(features)
+        columns = column_index(self._offsets, features)
+        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        return self.located(features) if self._held is None else self._held.passing(columns)
 
     def _glance(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
-        columns = int(self._widths[features].sum())
-        self._glances.add(len(features), columns * self._row_bytes)
-        if self._kept + self._glanced + columns > self._capacity:
-            return self._read_in_passing(features)
-        self._glanced += columns
+        columns = column_index(self._offsets, features)
+        self._glances.add(len(features), len(columns) * self._row_bytes)
+        if self._kept + self._glanced + len(columns) > self._capacity:
+            return self.located(features) if self._held is None else self._held.passing(columns)
+        self._glanced += len(columns)
         self._state[features] = _GLANCED
-        self._load(features)
-        return self._located(features)
+        if self._held is not None:
+            self._held.load(columns)
+        return self.located(features)
 
     def _gather(self, missing: IndexArray, wanted: IndexArray) -> None:
-        """Hold the features ``missing`` of ``wanted`` as far as the budget goes, whatever questions have read of them."""
+        """Hold the features ``missing`` of ``wanted`` as far as the budget goes, including those read for a question."""
         widths = self._widths[missing]
         needed, room = int(widths.sum()), self._capacity - self._kept
         if needed > room:
@@ -304,24 +282,19 @@ class ColumnPool:
         self.traffic.add(len(missing), needed * self._row_bytes)
         known = missing[self._state[missing] == _GLANCED]
         columns = int(self._widths[known].sum())
-        # Counted as a glance, and as gathered from now on: one of the two must go.
+        # Counted as read for a question before, and as gathered from now on: counted once.
         self._glances.features_visited -= len(known)
         self._glances.bytes_read -= columns * self._row_bytes
         unread = missing[self._state[missing] == _ABSENT]
         self._state[missing] = _KEPT
         self._kept, self._glanced = self._kept + needed, self._glanced - columns
-        if self._kept + self._glanced > self._capacity:
+        if self._glanced and self._kept + self._glanced > self._capacity:
             self._drop_glances()
-        self._load(unread)
-
-    def _load(self, features: IndexArray) -> None:
-        """Bring the columns of ``features`` into memory."""
-        if self._held is not None and features.size:
-            matrix, gather = self.design.matrix, self.sweeper.gather
-            self._held.load(column_index(self._offsets, features), lambda columns, out: gather(matrix, columns, out))
+        if self._held is not None and unread.size:
+            self._held.load(column_index(self._offsets, unread))
 
     def _forget(self, wanted: IndexArray, columns: int) -> int:
-        """Let go of kept features that are not ``wanted``, until ``columns`` of them are free; return how many were."""
+        """Release kept features that are not ``wanted``, until ``columns`` columns are free; return how many were freed."""
         unwanted = np.setdiff1d(np.flatnonzero(self._state == _KEPT), wanted, assume_unique=True)
         freed = np.cumsum(self._widths[unwanted])
         gone = unwanted[: int(np.searchsorted(freed, columns)) + 1]
@@ -332,75 +305,60 @@ class ColumnPool:
         return int(freed[len(gone) - 1])
 
     def _drop_glances(self) -> None:
-        """Let go of what only questions read."""
-        if self._glanced:
-            self._drop(np.flatnonzero(self._state == _GLANCED))
-            self._glanced = 0
+        """Release columns that only questions read."""
+        self._drop(np.flatnonzero(self._state == _GLANCED))
+        self._glanced = 0
 
     def _drop(self, features: IndexArray) -> None:
-        """Give the memory of ``features`` back."""
+        """Release the memory of ``features``."""
         self.drops += 1
         self._state[features] = _ABSENT
         if self._held is not None:
             self._held.drop(column_index(self._offsets, features))
 
 
-class _PassingRows:
-    """Memory for rows that are used once: the same every time, because fresh pages cost more than what is read into them.
-
-    Parameters
-    ----------
-    n_obs : int
-    dtype : dtype
-    """
-
-    def __init__(self, n_obs: int, dtype: np.dtype[Any]) -> None:
-        self._rows = aligned_empty((0, n_obs), dtype)
-
-    def room(self, count: int) -> AnyArray:
-        """Return ``count`` rows; what they held is gone."""
-        if len(self._rows) < count:
-            self._rows = aligned_empty((count, self._rows.shape[1]), self._rows.dtype)
-        return self._rows[:count]
-
-
 class _HeldRows:
-    """Rows of columns in memory; a row given back is used again.
+    """Columns of a matrix in memory; a row that is released is used again.
 
     Parameters
     ----------
-    n_columns, n_obs : int
-    dtype : dtype
+    rows : Rows
+    sweeper : Sweeper
     capacity : int
-        Most rows there can be. Their addresses are taken at once, and only pages that are written take memory: nothing is copied to
-        grow.
-    passing : _PassingRows
-        Where rows are read that take places here and there.
+        Most rows there can be. Their addresses are reserved at once and only written pages take memory: nothing is copied to grow.
     """
 
-    def __init__(self, n_columns: int, n_obs: int, dtype: np.dtype[Any], capacity: int, passing: _PassingRows) -> None:
-        self.array = aligned_empty((min(capacity, n_columns), n_obs), dtype)
-        self._passing = passing
-        self._place = np.zeros(n_columns, dtype=np.int32)  # 1 + the row of a column; zeros that nobody touches take no memory
+    def __init__(self, rows: Rows, sweeper: Sweeper, capacity: int) -> None:
+        self.array = aligned_empty((min(capacity, len(rows)), rows.shape[1]), rows.dtype)
+        self._rows = rows
+        self._sweeper = sweeper
+        self._scratch = self.array[:0]
+        self._place = np.zeros(len(rows), dtype=np.int32)  # 1 + the row of a column; untouched zeros take no memory
         self._free = np.empty(0, dtype=np.int64)
         self._used = 0
 
+    def passing(self, columns: IndexArray) -> tuple[AnyArray, IndexArray]:
+        """Return an array that holds ``columns`` until the next call, and their rows: fresh pages would cost more than reading."""
+        if len(self._scratch) < len(columns):
+            self._scratch = aligned_empty((len(columns), self._rows.shape[1]), self._rows.dtype)
+        return self._sweeper.gather(self._rows, columns, self._scratch[: len(columns)]), np.arange(len(columns))
+
     def places(self, columns: IndexArray) -> IndexArray:
-        """Return the rows of ``columns``, which are all here."""
+        """Return the rows of ``columns``, which must all be here."""
         return self._place[columns].astype(np.int64) - 1
 
-    def load(self, columns: IndexArray, gather: Callable[[IndexArray, AnyArray], AnyArray]) -> None:
-        """Have ``gather(columns, out)`` bring in ``columns``, which are not here."""
+    def load(self, columns: IndexArray) -> None:
+        """Read ``columns``, none of which is here."""
         again, self._free = self._free[: len(columns)], self._free[len(columns) :]
         step = max(min(READ_BYTES // max(self.array.shape[1] * self.array.itemsize, 1), len(self.array) // 2), 1)
         for first in range(0, len(again), step):
             rows = again[first : first + step]
-            self.array[rows] = gather(columns[first : first + len(rows)], self._passing.room(len(rows)))
+            self.array[rows], _ = self.passing(columns[first : first + len(rows)])
         self._place[columns[: len(again)]] = again + 1
         fresh = columns[len(again) :]
         if fresh.size:
             first, self._used = self._used, self._used + len(fresh)
-            gather(fresh, self.array[first : self._used])
+            self._sweeper.gather(self._rows, fresh, self.array[first : self._used])
             self._place[fresh] = np.arange(first + 1, self._used + 1)
 
     def drop(self, columns: IndexArray) -> None:

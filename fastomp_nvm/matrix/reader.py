@@ -24,23 +24,25 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import MediumError, RequestError
+from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.pacing import DeviceProfile, Pace
+from fastomp_nvm.matrix.rows import ArrayRows, Rows, Use
+from fastomp_nvm.matrix.threads import ranges, unless_others_fail
 
-__all__ = ["WAYS", "MatrixFile", "Reader", "fillable_memory", "ranges", "refuse_beyond_memory", "unless_others_fail"]
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.sweeper import Sweeper
+
+__all__ = ["WAYS", "FileRows", "MatrixFile", "rows_of"]
 
 #: How the files of a matrix may be read: as the rule says, or always one way.
 WAYS = ("auto", "mmap", "direct")
@@ -74,9 +76,6 @@ _PAGE = mmap.PAGESIZE
 _CUT_OFF = "the matrix of the store lost its end: its file was cut off while in use"
 
 _LIBRARY = ctypes.CDLL(None)
-
-#: Where the kernel shows control groups, and which are this process's.
-_GROUPS, _MY_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class MatrixFile:
@@ -173,9 +172,9 @@ class MatrixFile:
                 if error.errno != errno.EINVAL:
                     raise MediumError(f"the matrix of the store cannot be read: {error.strerror}; check its device") from error
         most = (len(buffer) - _PAGE) // self.column_bytes
-        for piece in _pieces(columns, most, max(NEAR_BYTES // self.column_bytes, 1)):
-            first, last = int(columns[piece.start]), int(columns[piece.stop - 1]) + 1
-            out[places[piece]] = self.read(first, last, buffer)[columns[piece] - first]
+        for begin, end in _pieces(columns, most, max(NEAR_BYTES // self.column_bytes, 1)):
+            first, last = int(columns[begin]), int(columns[end - 1]) + 1
+            out[places[begin:end]] = self.read(first, last, buffer)[columns[begin:end] - first]
 
     def _read_some(self, target: memoryview, position: int) -> int:
         """Read into ``target`` from ``position`` on; return how many bytes came."""
@@ -191,125 +190,86 @@ class MatrixFile:
             raise MediumError(f"the matrix of the store cannot be read: {error.strerror}; check its device") from error
 
 
-class Reader:
-    """Reads matrices from their files where that is better than through their mappings.
+class FileRows(ArrayRows):
+    """Rows of a mapped file, read from the file where that is better than through the mapping.
 
     Parameters
     ----------
-    files : sequence of MatrixFile
-        An array that is not among theirs is never read here.
+    file : MatrixFile
     io : {"auto", "mmap", "direct"}
-    threads : int
-        Threads that compute.
     """
 
-    def __init__(self, files: Sequence[MatrixFile], io: str, threads: int) -> None:
+    on_device = True
+
+    def __init__(self, file: MatrixFile, io: str = "auto") -> None:
         if io not in WAYS:
             raise RequestError(f"unknown way {io!r} to read a store: expected one of {', '.join(WAYS)}")
-        self._files = tuple(files)
-        paced = [file.profile for file in self._files if file.profile is not None]
-        self._pace = Pace(paced[0]) if paced else None  # the files of a store are on one device
+        super().__init__(file.array)
+        self.file = file
         self._io = io
-        self._threads = threads + WAITING_THREADS
-        self._executor: ThreadPoolExecutor | None = None
+        self._pace = None if file.profile is None else Pace(file.profile)
         self._buffers: dict[int, list[mmap.mmap]] = {}  # by size
 
-    def close(self) -> None:
-        """End the threads and let go of files and buffers."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-        self._files, self._buffers = (), {}
+    def visit(
+        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
+    ) -> None:
+        """Call ``use`` for blocks of the file, read directly or through the mapping."""
+        file, pace = self.file, self._pace
 
-    def pace(self, rows: AnyArray) -> Pace | None:
-        """Return the pace of the device that ``rows`` are meant to be on, or None where they come as quickly as they can."""
-        file = next((each for each in self._files if each.array is rows), None)
-        return self._pace if file is not None and file.profile is not None else None
+        def paced(block: AnyArray, first: int, last: int) -> None:
+            use(block, first, last)
+            if pace is not None:
+                pace.wait(block.nbytes)
 
-    def sweep(
-        self, rows: AnyArray, use: Callable[[AnyArray, int, int], None], *, again: bool = True, edges: Sequence[int] | None = None
-    ) -> bool:
-        """Have ``use(block, first, last)`` called once for every block of columns of ``rows``, on several threads.
-
-        Parameters
-        ----------
-        rows : (n_columns, n_obs) array
-        use : callable
-        again : bool
-            Whether there will be more sweeps, for which pages are worth keeping in memory.
-        edges : sequence of int, optional
-            See ``ranges``.
-
-        Returns
-        -------
-        bool
-            False, and nothing was done, where ``rows`` is better read through its mapping.
-        """
-        file = self._file_to_read(rows, again=again)
-        if file is None:
-            return False
+        if not self.reads_directly(again=again):
+            super().visit(sweeper, use if pace is None else paced, products, edges=edges)
+            return
         step = max(BLOCK_BYTES // file.column_bytes, 1)
-        waiting = ranges(len(rows), step, edges)
+        waiting = ranges(len(self), step, edges)
 
         def work() -> None:
             with self._buffer(file.room(step)) as buffer:
-                for first, last in waiting:
-                    for start in range(first, last, step):
-                        end = min(start + step, last)
-                        use(file.read(start, end, buffer), start, end)
+                for begin, end in waiting:
+                    for first in range(begin, end, step):
+                        last = min(first + step, end)
+                        paced(file.read(first, last, buffer), first, last)
 
-        self._run(work, waiting, min(self._threads, -(-len(rows) // step)))
-        return True
+        _run(work, waiting, min(sweeper.threads + WAITING_THREADS, -(-len(self) // step)))
+        lost_pages.check(self.array)
 
-    def gather(self, rows: AnyArray, columns: IndexArray, out: AnyArray) -> bool:
-        """Copy ``columns`` of ``rows`` into ``out`` (n, n_obs), reading them in the order of the file and near ones together.
+    def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
+        """Copy the rows ``columns`` into ``out``, reading them in the order of the file and near ones together."""
+        if len(columns) and self.reads_directly(again=False):
+            file = self.file
+            order = np.argsort(columns, kind="stable")
+            wanted = columns[order]
+            step = max(PICKED_BYTES // file.column_bytes, 1)
+            waiting = ranges(len(columns), step)
 
-        Returns
-        -------
-        bool
-            False, and nothing was done, where ``rows`` is better read through its mapping.
-        """
-        file = self._file_to_read(rows, again=False) if len(columns) else None
-        if file is None:
+            def work() -> None:
+                with self._buffer(file.room(step) + _PAGE) as buffer:
+                    for first, last in waiting:
+                        file.gather(wanted[first:last], order[first:last], out, buffer)
+
+            # In the interpreter, threads would wait for each other and not for the device.
+            threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
+            _run(work, waiting, min(threads, -(-len(columns) // step)))
+        else:
+            super().gather(columns, out, sweeper)
+        if self._pace is not None:
+            self._pace.wait(out.nbytes, len(columns))
+
+    def reads_directly(self, *, again: bool) -> bool:
+        """Tell whether the next visit or gather goes past the mapping; ``again``: whether there will be more of them."""
+        if self._io != "auto":
+            return self._io == "direct"
+        if self.nbytes < SMALL_BYTES or (share := self.file.resident_share()) >= RESIDENT_SHARE:
             return False
-        order = np.argsort(columns, kind="stable")
-        wanted = columns[order]
-        step = max(PICKED_BYTES // file.column_bytes, 1)
-        waiting = ranges(len(columns), step)
-
-        def work() -> None:
-            with self._buffer(file.room(step) + _PAGE) as buffer:
-                for first, last in waiting:
-                    file.gather(wanted[first:last], order[first:last], out, buffer)
-
-        # In the interpreter, threads would wait for each other and not for the device.
-        threads = PICKING_THREADS if native.extension and step > 1 else self._threads
-        self._run(work, waiting, min(threads, -(-len(columns) // step)))
-        return True
-
-    def _file_to_read(self, rows: AnyArray, *, again: bool) -> MatrixFile | None:
-        """Return the file to read ``rows`` from directly, or None where the mapping is to be used."""
-        file = next((each for each in self._files if each.array is rows), None)
-        if file is None or self._io == "direct":
-            return file
-        if self._io == "mmap" or rows.nbytes < SMALL_BYTES or (share := file.resident_share()) >= RESIDENT_SHARE:
-            return None
-        return None if again and (1.0 - share) * rows.nbytes <= fillable_memory() / 2 else file
-
-    def _run(self, work: Callable[[], None], waiting: Iterator[Any], threads: int) -> None:
-        """Run ``work``, which takes from ``waiting``, on several threads; raise what one of them raised."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(max(self._threads, PICKING_THREADS), "fastomp-read")
-        helpers: list[Future[None]] = [self._executor.submit(unless_others_fail(work, waiting)) for _ in range(threads)]
-
-        def ended() -> None:
-            for helper in helpers:
-                helper.result()
-
-        unless_others_fail(ended, waiting)()  # Ctrl-C comes here
+        return not (again and (1.0 - share) * self.nbytes <= fillable_memory() / 2)
 
     @contextlib.contextmanager
     def _buffer(self, size: int) -> Iterator[mmap.mmap]:
-        """Lend a page-aligned buffer of ``size`` bytes."""
+        """Lend a page-aligned buffer of ``size`` bytes; it is used again, because fresh pages cost time."""
         waiting = self._buffers.setdefault(size, [])
         try:
             buffer = waiting.pop()
@@ -319,110 +279,35 @@ class Reader:
         waiting.append(buffer)
 
 
-def ranges(count: int, step: int, edges: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Return ranges that make up ``range(count)``, for threads to take one after the other.
-
-    They have ``step`` entries each; with ``edges`` (ascending, from 0 to ``count``) they begin and end there, and may be longer.
-    """
-    starts = list(range(0, count, step))
-    if edges is not None:
-        starts = sorted({edges[bisect_right(edges, start) - 1] for start in starts})
-    return iter(list(pairwise([*starts, count])))  # next() on it is atomic under the interpreter lock
+def rows_of(matrix: AnyArray | Rows, files: Sequence[MatrixFile] = (), io: str = "auto") -> Rows:
+    """Return the rows of a matrix that a store hands out, read from the one of ``files`` that holds it, if any."""
+    if isinstance(matrix, Rows):
+        return matrix
+    file = next((each for each in files if each.array is matrix), None)
+    return ArrayRows(matrix) if file is None else FileRows(file, io)
 
 
-def unless_others_fail(work: Callable[[], None], waiting: Iterator[Any]) -> Callable[[], None]:
-    """Return ``work``, which takes from ``waiting`` as other threads do; when it fails they find nothing more there to take."""
+def _run(work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: int) -> None:
+    """Run ``work``, which takes from ``waiting``, on several threads; raise what one of them raised."""
+    with ThreadPoolExecutor(threads, "fastomp-read") as executor:
+        helpers = [executor.submit(unless_others_fail(work, waiting)) for _ in range(threads)]
 
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException:
-            deque(waiting, maxlen=0)
-            raise
+        def ended() -> None:
+            for helper in helpers:
+                helper.result()
 
-    return guarded
-
-
-def fillable_memory() -> float:
-    """Return the bytes of memory this process may still fill, the page cache counted as free; infinity where nothing tells."""
-    return min(_available_memory(), _group_room(), _allowed_addresses())
+        unless_others_fail(ended, waiting)()  # Ctrl-C arrives here
 
 
-def refuse_beyond_memory(size: int, what: str, instead: str) -> None:
-    """Raise ``MediumError`` when this process may not fill ``size`` bytes more: the kernel would end it without a word."""
-    room = fillable_memory()
-    if size > room:
-        raise MediumError(f"{what} needs {size / 1e9:.2f} GB of memory, and {room / 1e9:.2f} GB may be filled: {instead}")
-
-
-def _pieces(columns: IndexArray, most: int, near: int) -> list[slice]:
+def _pieces(columns: IndexArray, most: int, near: int) -> list[tuple[int, int]]:
     """Split ascending ``columns`` into runs that span at most ``most`` columns, with less than ``near`` left out between two."""
     pieces, start = [], 0
     places = columns.tolist()
     for place in range(1, len(places) + 1):
         if place == len(places) or places[place] - places[place - 1] > near or places[place] - places[start] >= most:
-            pieces.append(slice(start, place))
+            pieces.append((start, place))
             start = place
     return pieces
-
-
-def _available_memory() -> float:
-    """Return what the kernel could hand out without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return float("inf")
-
-
-def _allowed_addresses() -> float:
-    """Return what the resource limits of this process leave of its data and of its address space."""
-    room = float("inf")
-    for limit, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
-        most = resource.getrlimit(limit)[0]
-        if most != resource.RLIM_INFINITY:
-            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-            used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{name}:"))
-            room = min(room, max(most - used, 0))
-    return room
-
-
-def _group_room() -> float:
-    """Return what the memory control group of this process leaves it: its limit less what cannot be dropped."""
-    room = float("inf")
-    try:
-        groups = [line.split(":", 2) for line in _MY_GROUPS.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return room
-    for _, controllers, path in groups:
-        if "memory" in controllers.split(","):
-            folder = _group_folder(_GROUPS / "memory", path)
-            stat = _numbers(folder / "memory.stat")
-            limit = stat.get("hierarchical_memory_limit", room)
-            room = min(room, limit - stat.get("total_rss", 0) - stat.get("total_shmem", 0))
-        elif not controllers:  # version 2: the limit of every group above holds too
-            folder = _group_folder(_GROUPS, path)
-            while folder != _GROUPS.parent:
-                stat = _numbers(folder / "memory.stat")
-                with contextlib.suppress(OSError, ValueError):  # no limit is written as "max"
-                    limit = int((folder / "memory.max").read_text(encoding="ascii"))
-                    room = min(room, limit - stat.get("anon", 0) - stat.get("shmem", 0))
-                folder = folder.parent
-    return max(room, 0.0)
-
-
-def _group_folder(mount: Path, path: str) -> Path:
-    """Return the folder of a control group; inside a container the group may itself be the mount."""
-    folder = mount / path.lstrip("/")
-    return folder if folder.is_dir() else mount
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    """Return the lines ``name number`` of a file of the kernel's; empty where there is none."""
-    try:
-        return {name: int(value) for name, value in map(str.split, file.read_text(encoding="ascii").splitlines())}
-    except (OSError, ValueError):
-        return {}
 
 
 def _system_call(name: str, address: int, length: int, argument: object) -> int:

@@ -13,12 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.linalg import lapack
 
 from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.matrix.moments import ColumnStatistics
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.rows import Rows
 
 __all__ = ["Design", "Standardisation", "Whitener", "column_index", "whitener_of_gram"]
 
@@ -105,27 +110,19 @@ class Standardisation:
     whiteners: Sequence[Whitener] = ()
 
     @classmethod
-    def from_moments(
-        cls,
-        offsets: IndexArray,
-        mean: Float64Array,
-        norm: Float64Array,
-        largest: Float64Array,
-        weight: float,
-        grams: Sequence[Float64Array] = (),
-    ) -> Standardisation:
-        """Build it from moments.
+    def from_moments(cls, offsets: IndexArray, statistics: ColumnStatistics, weight: float) -> Standardisation:
+        """Return the standardisation that moments make.
 
         Parameters
         ----------
         offsets : (n_features + 1,) int64
-        mean, norm, largest : (n_columns,) float64
-            Mean, norm of the centred column, largest absolute entry.
+        statistics : ColumnStatistics
+            With the Gram matrix of each feature of several columns.
         weight : float
             Sum of the observation weights (the number of observations when unweighted).
-        grams : sequence of (d, d) float64
-            Centred Gram matrix of each feature of several columns, in feature order.
         """
+        mean, norm = statistics.mean, statistics.norm
+        largest = np.maximum(np.abs(statistics.minimum), np.abs(statistics.maximum))
         root = np.sqrt(weight)
         # The inverse of a subnormal norm is infinite.
         constant = ~((norm > CONSTANT_RELATIVE_NORM * root * largest) & (norm >= np.finfo(np.float64).tiny))
@@ -139,7 +136,7 @@ class Standardisation:
             members = np.flatnonzero(counts[several] == width)
             features = several[members]
             columns = offsets[features][:, None] + np.arange(width)
-            matrices = np.stack([whitener_of_gram(grams[member]) for member in members.tolist()])
+            matrices = np.stack([whitener_of_gram(statistics.grams[member]) for member in members.tolist()])
             scale[columns] = 1.0
             whiteners.append(Whitener(features, columns, matrices))
         return cls(offsets, mean, scale, wide & (scale > 0), tuple(whiteners))
@@ -147,7 +144,7 @@ class Standardisation:
     @classmethod
     def identity(cls, offsets: IndexArray, norm: Float64Array, grams: Sequence[Float64Array] = ()) -> Standardisation:
         """Build the one that neither centres nor scales; ``norm`` (n_columns,) only tells which columns are zero."""
-        plain = cls.from_moments(offsets, np.zeros(len(norm)), norm, norm, 1.0, grams)
+        plain = cls.from_moments(offsets, ColumnStatistics(np.zeros(len(norm)), norm, -norm, norm, grams), 1.0)
         return cls(offsets, plain.mean, np.where(plain.scale > 0, 1.0, 0.0), plain.wide, plain.whiteners)
 
     @property
@@ -275,20 +272,19 @@ class Design:
 
     Attributes
     ----------
-    matrix : (n_columns, n_obs)
-        Read-only view of a medium.
+    matrix : Rows
     standardisation : Standardisation
     """
 
-    matrix: AnyArray
+    matrix: Rows
     standardisation: Standardisation
 
     @property
     def n_obs(self) -> int:
-        """Observations."""
-        return int(self.matrix.shape[1])
+        """Number of observations."""
+        return self.matrix.shape[1]
 
     @property
     def n_features(self) -> int:
-        """Features."""
+        """Number of features."""
         return self.standardisation.n_features

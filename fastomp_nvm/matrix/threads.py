@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import pairwise
 from queue import SimpleQueue
-from threading import Event, Thread, get_native_id
+from threading import Event, Lock, Thread, get_native_id
+from typing import TYPE_CHECKING
 
-__all__ = ["together"]
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+__all__ = ["blas_libraries", "one_blas_thread", "ranges", "together", "unless_others_fail"]
 
 #: Returns the number of the processor that the calling thread runs on; None where the C library cannot tell.
 _processor: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
@@ -102,3 +109,82 @@ def _keep_off(helpers: Sequence[_Helper]) -> None:
     elsewhere = allowed - {_processor()} if _processor is not None else allowed
     for helper in helpers:
         helper.keep_to(elsewhere or allowed)
+
+
+def ranges(count: int, step: int, edges: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+    """Return ranges that make up ``range(count)``, for threads to take one after the other.
+
+    They have ``step`` entries each; with ``edges`` (ascending, from 0 to ``count``) they begin and end there, and may be longer.
+    """
+    starts = list(range(0, count, step))
+    if edges is not None:
+        starts = sorted({edges[bisect_right(edges, start) - 1] for start in starts})
+    return iter(list(pairwise([*starts, count])))  # next() on it is atomic under the interpreter lock
+
+
+def unless_others_fail(work: Callable[[], None], waiting: Iterator[tuple[int, int]]) -> Callable[[], None]:
+    """Return ``work``, which takes from ``waiting`` as other threads do; when it fails they find nothing more there to take."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException:
+            deque(waiting, maxlen=0)
+            raise
+
+    return guarded
+
+
+@lru_cache(maxsize=1)
+def _controller() -> ThreadpoolController | None:
+    """Return the controller of the BLAS libraries loaded by NumPy and SciPy, or None without threadpoolctl."""
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:  # the core promises to run with numpy and scipy alone; then BLAS is not limited
+        return None
+    return ThreadpoolController().select(user_api="blas")
+
+
+_blas_lock = Lock()
+_blas_before: list[list[int]] = []  # one entry per open block: how many threads each library had before the first of them
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread inside the block, and until the last of several that are open at once is left.
+
+    The big products run in our own kernel, on our own threads. The products left for BLAS are small: the barriers of its threads
+    cost more than the work (ten times, on a busy machine), and their number changes the last bits of a result.
+    """
+    controller = _controller()
+    if controller is None:
+        yield
+        return
+    with _blas_lock:
+        before = _blas_before[0] if _blas_before else []
+        for library in controller.lib_controllers:  # one by one: threadpoolctl's own limiter takes ten times as long
+            if not _blas_before:
+                before.append(library.num_threads)
+            # From 3.8 on, threadpoolctl ignores every thread but the first that set a limit.
+            getattr(library, "_real_set_num_threads", library.set_num_threads)(1)
+        # The limit is the process's: the first block to end must not lift it for the others, whose bits it would change.
+        _blas_before.append(before)
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            before = _blas_before.pop()
+            if not _blas_before:
+                for library, threads in zip(controller.lib_controllers, before, strict=True):
+                    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)
+
+
+def blas_libraries() -> list[str]:
+    """Return name, release and processor type of each BLAS loaded, sorted; empty without threadpoolctl."""
+    controller = _controller()
+    if controller is None:
+        return []
+    described = (
+        f"{library['internal_api']} {library['version']} {library.get('architecture', '')}" for library in controller.info()
+    )
+    return sorted(each.strip() for each in described)

@@ -20,16 +20,20 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
 from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.seal import Seal
 from fastomp_nvm.matrix.standardisation import Standardisation
-from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.traffic import Traffic
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.rows import Rows
+    from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 __all__ = [
     "Quantised",
@@ -102,7 +106,7 @@ class Tier:
     nobody has looked before; the others are those of ``TierSidecar``.
     """
 
-    codes: AnyArray
+    codes: AnyArray | Rows
     mean: Float64Array
     scale: Float64Array
     error: Float64Array
@@ -120,7 +124,7 @@ class Quantised:
     norm: Float64Array
 
 
-def worthwhile(matrix: AnyArray, algorithm: str, medium: str) -> bool:
+def worthwhile(matrix: Rows, algorithm: str, medium: str) -> bool:
     """Tell whether an algorithm is expected to gain from sweeping the tier of ``matrix`` (n_columns, n_obs) instead of it."""
     on_device, in_memory = WORTHWHILE_BYTES.get(algorithm, (math.inf, math.inf))
     return matrix.nbytes >= (in_memory if medium == "dram" else on_device)

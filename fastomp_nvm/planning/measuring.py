@@ -21,9 +21,8 @@ import psutil
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.partition import Partition
-from fastomp_nvm.errors import MediumError
 from fastomp_nvm.matrix.kernels import kernel
-from fastomp_nvm.matrix.reader import MatrixFile, Reader
+from fastomp_nvm.matrix.reader import FileRows, MatrixFile
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.planning.machine_profiles import Machine, Medium, Network, Profile
 from fastomp_nvm.planning.measuring_shards import measure_shards
@@ -118,7 +117,6 @@ def _sweeps(cores: int) -> tuple[dict[str, float], float]:
         for threads in {1, cores}:
             sweeper = Sweeper(threads)
             seconds = _best(lambda: _sweep_once(sweeper, rows, vector, codes, wide))  # noqa: B023
-            sweeper.close()
             if threads == 1:
                 rates[name] = rows.size / seconds
             if threads == cores:
@@ -151,7 +149,7 @@ def _products() -> tuple[float, float]:
 
 def _dense_rate() -> float:
     """Return multiply-adds per second of a float64 product on the one BLAS thread that a selection leaves."""
-    from fastomp_nvm.matrix.blas import one_blas_thread
+    from fastomp_nvm.matrix.threads import one_blas_thread
 
     square = np.random.default_rng(0).standard_normal((512, 512))
     with one_blas_thread():
@@ -199,16 +197,8 @@ def _device(place: Path) -> float:
         out.flush()
         os.fsync(out.fileno())
     rows = np.memmap(file, np.float32, "r").reshape(-1, OBSERVATIONS)
-    reader = Reader([MatrixFile(rows, 0, lambda flags: os.open(file, flags))], "direct", len(os.sched_getaffinity(0)))
-
-    def read() -> None:
-        if not reader.sweep(rows, lambda block, first, last: None):
-            raise MediumError(f"the files in {place} cannot be read directly: choose --folder on a disk")
-
-    try:
-        return rows.nbytes / _best(read)
-    finally:
-        reader.close()
+    mapped = FileRows(MatrixFile(rows, 0, lambda flags: os.open(file, flags)), "direct")
+    return rows.nbytes / _best(lambda: mapped.visit(Sweeper(), lambda block, first, last: None))
 
 
 def _driver(products_per_second: float) -> tuple[float, float, float, float]:

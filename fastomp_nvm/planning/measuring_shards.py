@@ -22,7 +22,6 @@ import psutil
 
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.matrix.remote_rows import RemoteRows
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.selection.select import select
 from fastomp_nvm.stores.contract import FeatureStore
@@ -78,7 +77,7 @@ def best_selection(store: FeatureStore, repeats: int, **request: Any) -> dict[st
     first = 0.0
     for attempt in range(repeats + 1):
         waited, started = _waiting(), time.perf_counter()
-        data: Any = Dataset.of_store(store) if isinstance(store.matrix, RemoteRows) else store.url
+        data: Any = Dataset.of_store(store) if store.traits.medium == "cluster" else store.url
         details = select(data, **request).details
         clock = time.perf_counter() - started
         seconds = clock - (_waiting() - waited)

@@ -22,12 +22,11 @@ from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError
-from fastomp_nvm.matrix.blas import one_blas_thread
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, Columns, automatic_budget
-from fastomp_nvm.matrix.remote_rows import RemoteRows, network_figures, restart_network_figures
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
-from fastomp_nvm.matrix.tier import Tier, TierAccount, worthwhile
+from fastomp_nvm.matrix.threads import one_blas_thread
+from fastomp_nvm.matrix.tier import Tier, worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.base import Fit
 from fastomp_nvm.objectives.table import OBJECTIVES
@@ -154,33 +153,31 @@ def select_shared(
     opened = open_store(data) if isinstance(data, str) else None
     try:
         dataset = as_dataset(opened if opened is not None else data, names)
-        restart_network_figures(dataset.matrix)
-        sweeper = Sweeper(threads, files=dataset.files, io=dataset.io)
-        try:
-            with one_blas_thread():
-                weights = [each for request in wanted if (each := _moment_weights(dataset, request)) is not None]
-                if len(weights) > 1:
-                    dataset = dataset.knowing(weights)
-                budget = LARGEST_BUDGET
-                if not _resident(dataset):
-                    budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
-                runs = [_prepare(dataset, request, y, sweeper, budget) for request in wanted]
-                for (run, _), journal in zip(runs, journals, strict=False):
-                    run.journal = journal
+        if dataset.matrix.network is not None:
+            dataset.matrix.network.restart()
+        sweeper = Sweeper(threads)
+        with one_blas_thread():
+            weights = [each for request in wanted if (each := _moment_weights(dataset, request)) is not None]
+            if len(weights) > 1:
+                dataset = dataset.knowing(weights)
+            budget = LARGEST_BUDGET
+            if not dataset.resident:
+                budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
+            runs = [_prepare(dataset, request, y, sweeper, budget) for request in wanted]
+            for (run, _), journal in zip(runs, journals, strict=False):
+                run.journal = journal
 
-                def hand_over(place: int) -> None:
-                    run, target = runs[place]
-                    assert ended is not None
-                    found = None if run.outcome is None else _finish(dataset, wanted[place], run, target, sweeper, started)
-                    ended(place, found)
+            def hand_over(place: int) -> None:
+                run, target = runs[place]
+                assert ended is not None
+                found = None if run.outcome is None else _finish(dataset, wanted[place], run, target, sweeper, started)
+                ended(place, found)
 
-                engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
-                engine.drive([run for run, _ in runs])
-                left = [] if ended is not None else zip(wanted, runs, strict=True)
-                selections = [_finish(dataset, request, run, target, sweeper, started) for request, (run, target) in left]
-                return selections, _shared_traffic(dataset, engine, [run for run, _ in runs], len(weights))
-        finally:
-            sweeper.close()
+            engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
+            engine.drive([run for run, _ in runs])
+            left = [] if ended is not None else zip(wanted, runs, strict=True)
+            selections = [_finish(dataset, request, run, target, sweeper, started) for request, (run, target) in left]
+            return selections, _shared_traffic(dataset, engine, [run for run, _ in runs], len(weights))
     finally:
         if opened is not None:
             opened.close()
@@ -191,8 +188,7 @@ def _shared_traffic(dataset: Dataset, engine: Engine, runs: Sequence[Run], weigh
     shared = Traffic()
     for run in runs:
         shared.include(run.problem.counters.traffic)
-    shared = shared.without(engine.alone)
-    shared.include(engine.traffic)
+    shared = shared.without(engine.saved)
     again = max(weighted - 1, 0)
     return shared.without(Traffic(again, again * dataset.n_features, again * dataset.matrix.nbytes))
 
@@ -243,18 +239,14 @@ def _prepare(
     objective = OBJECTIVES.load(request.objective)(response, request.weights, centred=request.standardize, **options)
     parameters = Parameters(request.epsilon, request.tau, int(request.seed), request.until, request.polish, request.skip_weak)
     budget = budget if request.gather_bytes is None else request.gather_bytes
-    pool = ColumnPool(design, sweeper, counters.traffic, budget, resident=_resident(dataset))
+    pool = ColumnPool(design, sweeper, counters.traffic, budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, usable, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     tier = _tier(dataset, request)
-    return Run(problem, algorithm, tier=tier, account=_account(dataset, tier) if request.tier == "auto" else None), target
-
-
-def _resident(dataset: Dataset) -> bool:
-    """Tell whether the matrix is in memory as a whole, so that gathering a column takes none."""
-    return dataset.traits.medium == "dram" and isinstance(dataset.matrix, np.ndarray)
+    account = dataset.account(tier) if request.tier == "auto" and tier is not None else None
+    return Run(problem, algorithm, tier=tier, account=account), target
 
 
 def _tier(dataset: Dataset, request: SelectionRequest) -> Tier | None:
@@ -266,15 +258,6 @@ def _tier(dataset: Dataset, request: SelectionRequest) -> Tier | None:
     if request.tier == "int8" or worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
         return dataset.tier
     return None
-
-
-def _account(dataset: Dataset, tier: Tier | None) -> TierAccount | None:
-    """Return what tells whether a tier goes on to pay."""
-    if tier is None:
-        return None
-    in_files = [any(file.array is array for file in dataset.files) for array in (dataset.matrix, tier.codes)]
-    apart = isinstance(dataset.matrix, RemoteRows) or in_files == [True, False]  # shards are there to hold tiers in memory
-    return TierAccount(dataset.matrix.nbytes, tier.codes.nbytes, apart=apart)
 
 
 def _training_weights(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:
@@ -454,7 +437,7 @@ def _finish(
         "bytes_read": traffic.bytes_read,
         "bytes_read_tier": traffic.bytes_read_tier,
         "bytes_read_exact": traffic.bytes_read - traffic.bytes_read_tier,
-        **network_figures(dataset.matrix),
+        **({} if dataset.matrix.network is None else dataset.matrix.network.figures()),
         "seconds": time.perf_counter() - started,
         "medium": dataset.traits.medium,
         "durability": dataset.traits.durability,

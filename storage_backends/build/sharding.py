@@ -25,7 +25,6 @@ import numpy as np
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
-from fastomp_nvm.matrix.remote_rows import RemoteRows
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.stores.contract import FeatureStore, Sidecars, StoreLayout
@@ -98,7 +97,7 @@ def cut(
     scheme, final = _destination(out, replace_existing)
     with contextlib.ExitStack() as stack:
         store: Any = stack.enter_context(open_store(source)) if isinstance(source, str) else source
-        if isinstance(store.matrix, RemoteRows):
+        if store.traits.medium == "cluster":
             raise RequestError(f"{store.url} consists of shards, which are not cut again: cut the store that they were cut from")
         sidecars: Sidecars = store.sidecars
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)

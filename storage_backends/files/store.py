@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
+
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import crc32
@@ -291,7 +293,7 @@ class FileStore(OpenedStore):
         """Open the files of the matrix and, unless it was loaded, of the tier."""
         mapped = [(self.matrix, (self._alive(), store_format.MATRIX, self._access))]
         if self._tier is not None and not self._tier_loaded:
-            mapped.append((self._tier.codes, self._tier_copy or (self._alive(), store_format.TIER, self._access)))
+            mapped.append((np.asarray(self._tier.codes), self._tier_copy or (self._alive(), store_format.TIER, self._access)))
         with device_errors(f"open {self._url}"):
             return tuple(
                 MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, directory, name), self._profile)

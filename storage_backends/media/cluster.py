@@ -22,6 +22,7 @@ import numpy as np
 from fastomp_nvm.cluster.driver import ShardedRows, Transport
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError
+from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
@@ -149,9 +150,8 @@ class ClusterStore(OpenedStore):
         except BaseException:
             self._rows.close()
             raise
-        codes: Any = _Codes(shape) if sidecars.tier is not None else None
-        rows: Any = self._rows
-        super().__init__(f"cluster://{urllib.parse.quote(str(path))}", self._make_traits(), rows, sidecars, codes)
+        codes = _Codes(shape, np.dtype(np.int8)) if sidecars.tier is not None else None
+        super().__init__(f"cluster://{urllib.parse.quote(str(path))}", self._make_traits(), self._rows, sidecars, codes)
 
     @property
     def shards(self) -> list[dict[str, Any]]:
@@ -258,16 +258,13 @@ class ClusterStore(OpenedStore):
         return DirectoryRegions(directory)
 
 
-class _Codes:
-    """Stands for the codes of the tier, which are with the shards: only their size is known here."""
+class _Codes(Rows):
+    """Stands for the codes of the tier, which stay with the shards: only their size is known here."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = shape
-        self.dtype = np.dtype(np.int8)
-        self.nbytes = shape[0] * shape[1]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise RequestError("the tier of a cluster stays with its shards")
+
+    sweep = gather = standardisations = in_memory = __getitem__ = __array__ = _refuse
 
 
 def _same_targets(part: Sidecars, other: Sidecars) -> bool:

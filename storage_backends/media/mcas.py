@@ -23,7 +23,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError, StoreURLError
-from fastomp_nvm.matrix.pieces import PiecedRows
+from fastomp_nvm.matrix.rows import PiecedRows
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
 from storage_backends.files import format as store_format
 from storage_backends.opened import OpenedStore, check_range
@@ -237,7 +237,7 @@ def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, in
     if not pieces or edges[0] != 0 or edges[-1] != n_columns:
         raise StoreError(f"the pieces of the store {key!r} do not make up its {n_columns} columns: put the store again")
     rows = PiecedRows(pieces)
-    return rows.pieces[0] if len(pieces) == 1 else rows
+    return rows.arrays[0] if len(pieces) == 1 else rows
 
 
 def _check_grid(sidecars: Sidecars, edges: Sequence[int], key: str) -> None:

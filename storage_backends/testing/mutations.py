@@ -19,9 +19,9 @@ import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Ask, Query
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.gradients import ExactGradients
 from fastomp_nvm.errors import FastompError
 from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.matrix.gradients import ExactGradients
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.runs import directory, drive
 from fastomp_nvm.runs import log as checkpoint

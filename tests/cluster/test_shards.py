@@ -29,7 +29,7 @@ from fastomp_nvm.cluster import shard
 from fastomp_nvm.cluster.candidate_sets import NOTHING, USABLE, described, digest, features_of, packed, unpacked
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
-from fastomp_nvm.matrix.remote_rows import RemoteRows
+from fastomp_nvm.matrix.rows import LocalRows
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.manifest import read_manifest
@@ -198,15 +198,15 @@ def test_a_shard_remembers_the_moments_of_every_subsample(
 ) -> None:
     """However many were asked for at once, no question afterwards has them computed again."""
     computed: list[int] = []
-    weighted = Dataset._weighted
+    moments = LocalRows.moments
 
-    def counting(self: Dataset, weights: Sequence[Any]) -> Any:
-        computed.extend([len(weights)] if not isinstance(self.matrix, RemoteRows) else [])
-        return weighted(self, weights)
+    def counting(self: LocalRows, weights: Sequence[Any]) -> Any:
+        computed.append(len(weights))
+        return moments(self, weights)
 
     monkeypatch.setattr(shard, "_VIEWS", 3)
     with open_in_process(uneven) as sharded:
-        monkeypatch.setattr(Dataset, "_weighted", counting)
+        monkeypatch.setattr(LocalRows, "moments", counting)
         found = stability(sharded, subsamples=8, k=3, target="y", tier="exact")
     assert computed == [8, 8, 8]  # once on each of the three shards
     assert found.frequencies.tobytes() == stability(store, subsamples=8, k=3, target="y").frequencies.tobytes()

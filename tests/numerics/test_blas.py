@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.matrix.threads import one_blas_thread
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
 

@@ -16,7 +16,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.gradients import SAMPLE, largest
+from fastomp_nvm.matrix.gradients import SAMPLE, largest
 
 N_OBS, N_FEATURES = 333, 1500
 
@@ -132,6 +132,36 @@ def test_merged_runs_share_their_passes() -> None:
 
 
 @pytest.mark.numerics
+def test_a_deadline_stops_between_sweeps() -> None:
+    """With a deadline that is always past, every call answers one sweep, and the last of them ends with the same selection."""
+    from fastomp_nvm.engine.dataset import Dataset
+    from fastomp_nvm.engine.engine import Engine
+    from fastomp_nvm.matrix.sweeper import Sweeper
+    from fastomp_nvm.runs.journal import DecisionJournal
+    from fastomp_nvm.selection.request import SelectionRequest
+    from fastomp_nvm.selection.select import _prepare
+    from storage_backends.testing.memory_log import MemoryLog
+
+    design = PaperDesign(100, 300, seed=2)
+    dataset, sweeper = Dataset.of_array(design.matrix().T), Sweeper(1)
+    records: list[bytes] = []
+    done, calls = False, 0
+    while not done:
+        log = MemoryLog(records)
+        run, _ = _prepare(dataset, SelectionRequest(k=20), design.response(), sweeper)
+        run.journal = journal = DecisionJournal(log, {})
+        engine = Engine(dataset.matrix, sweeper)
+        done = engine.drive([run], deadline=lambda: True)
+        journal.close()
+        records += log.records[len(records) :]
+        calls += 1
+        assert engine.traffic.sweeps == 1
+        assert (run.outcome is not None) == done
+    assert calls > 1
+    assert run.outcome.selected.tolist() == fo.select(design.matrix().T, design.response(), k=20).indices.tolist()
+
+
+@pytest.mark.numerics
 def test_a_selection_can_be_watched_and_cancelled() -> None:
     """Every round is reported, and a cancelled selection ends with CancelledError."""
     design = PaperDesign(100, 300, seed=2)
@@ -152,7 +182,7 @@ def test_counters_match_an_independent_count(stores) -> None:
     from fastomp_nvm.matrix.sweeper import Sweeper
 
     base = Dataset.of_store(stores["mmap"])
-    low, high = base.matrix.ctypes.data, base.matrix.ctypes.data + base.matrix.nbytes
+    low, high = base.matrix.array.ctypes.data, base.matrix.array.ctypes.data + base.matrix.nbytes
     real = kernel()
     seen = {"bytes": 0}
 

@@ -74,7 +74,7 @@ def test_shared_bytes_are_what_a_counting_kernel_saw(data, tmp_path: Path, monke
     X, y = data
     dataset = Dataset.of_store(fo.create_store(f"mmap://{tmp_path}/s", X))
     real, seen = kernel(), {"bytes": 0}
-    low, high = dataset.matrix.ctypes.data, dataset.matrix.ctypes.data + dataset.matrix.nbytes
+    low, high = dataset.matrix.array.ctypes.data, dataset.matrix.array.ctypes.data + dataset.matrix.nbytes
 
     class Counting:
         id = real.id

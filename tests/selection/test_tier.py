@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import fastomp_nvm as fo
 from fastomp_nvm.algorithms.protocol import Ask
 from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.gradients import ExactGradients, TierGradients
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix.gradients import ExactGradients, TierGradients
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, available, kernel
 from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.pool import ColumnPool
@@ -69,11 +68,9 @@ class Bench:
 
 
 @pytest.fixture(scope="module", params=KERNELS)
-def sweeper(request) -> Iterator[Sweeper]:
+def sweeper(request) -> Sweeper:
     """Every kernel that loads here."""
-    made = Sweeper(1, kernel(request.param))
-    yield made
-    made.close()
+    return Sweeper(1, kernel(request.param))
 
 
 @st.composite
@@ -564,7 +561,7 @@ def test_a_loaded_tier_is_apart_from_a_matrix_in_a_file(
         seen.append(apart)
         return TierAccount(*sizes, apart=apart)
 
-    monkeypatch.setattr("fastomp_nvm.selection.select.TierAccount", account)
+    monkeypatch.setattr("fastomp_nvm.engine.dataset.TierAccount", account)
     with fo.open_store(f"{noise.url}?tier=dram") as loaded:
         for data in (loaded, noise, store):
             fo.select(data, k=2)

@@ -33,7 +33,7 @@ from ado_plugin.mcas.message import array_prefix, data_of, invoke_message, read_
 from ado_plugin.mcas.session import McasSession
 from ado_plugin.mcas.stub import fastomp_slice
 from fastomp_nvm.errors import InputError, LockedError, ServerError, StoreURLError, UnavailableError, UnreachableError
-from fastomp_nvm.matrix.pieces import PiecedRows
+from fastomp_nvm.matrix.rows import PiecedRows
 from storage_backends.media.mcas import RunRegions
 
 ROOT = Path(__file__).parents[2]

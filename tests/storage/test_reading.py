@@ -20,10 +20,12 @@ from fastomp_nvm import native
 from fastomp_nvm.cli import main
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError
+from fastomp_nvm.matrix import memory as filling
 from fastomp_nvm.matrix import pool as columns
 from fastomp_nvm.matrix import reader as reading
+from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.pool import automatic_budget
-from fastomp_nvm.matrix.reader import MatrixFile, Reader, fillable_memory
+from fastomp_nvm.matrix.reader import FileRows, MatrixFile
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 
@@ -54,18 +56,18 @@ def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str
     monkeypatch.setattr(reading, "PICKED_BYTES", 10_000)
     monkeypatch.setattr(reading, "NEAR_BYTES", 5_000)
     with build(str(tmp_path / "store"), n_obs, n_columns, dtype) as store:
-        dataset = Dataset.of_store(store)
+        ways = [Dataset.of_store(store, io) for io in ("mmap", "direct")]
+        dataset = ways[0]
         vectors = Vectors(np.random.default_rng(1).normal(size=(n_obs, 3)), dataset.matrix.dtype)
         wide = dataset.design().standardisation.wide
         columns = np.random.default_rng(2).integers(0, n_columns, size=40)
         codes = np.arange(2 * n_obs, dtype=np.int16).reshape(2, n_obs) % 100
         answers = []
-        for io in ("mmap", "direct"):
-            sweeper = Sweeper(2, files=dataset.files, io=io)
+        sweeper = Sweeper(2)
+        for dataset in ways:
             dots = sweeper.dots(dataset.matrix, vectors, wide)
             assert dataset.tier is not None
             answers.append((dots, sweeper.dots_int8(dataset.tier.codes, codes), sweeper.gather(dataset.matrix, columns)))
-            sweeper.close()
         for mapped, direct in zip(*answers, strict=True):
             assert mapped.tobytes() == direct.tobytes()
 
@@ -74,8 +76,7 @@ def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str
 def test_a_selection_is_the_same_read_directly(tmp_path: Path, tier: str) -> None:
     """Indices, coefficients and counted bytes do not depend on the way to the file."""
     with build(str(tmp_path / "store"), 333, 2000) as store:
-        dataset = Dataset.of_store(store)
-        found = [fo.select(dataclasses.replace(dataset, io=io), k=15, tier=tier) for io in ("mmap", "direct", "auto")]
+        found = [fo.select(Dataset.of_store(store, io), k=15, tier=tier) for io in ("mmap", "direct", "auto")]
     for other in found[1:]:
         assert other.indices.tolist() == found[0].indices.tolist()
         assert np.concatenate(other.coef).tobytes() == np.concatenate(found[0].coef).tobytes()
@@ -92,7 +93,6 @@ def test_direct_reads_ask_the_device_for_every_byte(tmp_path: Path, monkeypatch:
         return preadv(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", noted)
-    monkeypatch.setattr(reading, "native", None)
     opened: dict[bool, int] = {}
 
     def open_file(flags: int) -> int:
@@ -101,14 +101,12 @@ def test_direct_reads_ask_the_device_for_every_byte(tmp_path: Path, monkeypatch:
         return opened[bool(flags & os.O_DIRECT)]
 
     with build(str(tmp_path / "store"), 2000, 1500, tier="none") as store:
-        files = (MatrixFile(store.matrix, 4096, open_file),)
+        file = MatrixFile(store.matrix, 4096, open_file)
         vectors = Vectors(np.ones((2000, 1)), store.matrix.dtype)
         answers = []
         for io in ("mmap", "direct"):
             assert not reads
-            sweeper = Sweeper(2, files=files, io=io)
-            answers.append(sweeper.dots(store.matrix, vectors, np.zeros(1500, bool)).tobytes())
-            sweeper.close()
+            answers.append(Sweeper(2).dots(FileRows(file, io), vectors, np.zeros(1500, bool)).tobytes())
         assert answers[0] == answers[1]
         page = mmap.PAGESIZE
         assert all(descriptor == opened[True] and size % page == offset % page == 0 for descriptor, size, offset in reads)
@@ -142,9 +140,8 @@ def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: st
         monkeypatch.setattr(os, "preadv", refuse)
         if native.extension:
             monkeypatch.setattr(native.extension, "read_columns", refuse_columns)
-        reader = Reader([file], "direct", 2)
         out, columns = np.empty((60, 1001), np.float32), np.arange(90, 30, -1)
-        assert reader.gather(store.matrix, columns, out)
+        FileRows(file, "direct").gather(columns, out, Sweeper(2))
         assert np.array_equal(out, store.matrix[columns])
         assert file.direct == (refusal == "read")
 
@@ -157,8 +154,7 @@ def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
     path = shared / f"fastomp-test-{os.getpid()}"
     try:
         with build(str(path), 200, 150) as store:
-            dataset = Dataset.of_store(store)
-            direct, mapped = (fo.select(dataclasses.replace(dataset, io=io), k=5) for io in ("direct", "mmap"))
+            direct, mapped = (fo.select(Dataset.of_store(store, io), k=5) for io in ("direct", "mmap"))
             assert direct.indices.tolist() == mapped.indices.tolist()
     finally:
         for file in sorted(path.glob("**/*"), reverse=True):
@@ -189,13 +185,12 @@ def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> No
 def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
     """A direct read past the new end of a file raises instead of computing with what the buffer held before."""
     with build(str(tmp_path / "store"), 1000, 50) as store:
-        dataset = Dataset.of_store(store)
+        rows = FileRows(store.files()[0], "direct")
         os.truncate(tmp_path / "store" / "matrix.npy", 4096 + 60_123)
-        reader = Reader(dataset.files, "direct", 1)
         with pytest.raises(MediumError, match="cut off"):
-            reader.sweep(dataset.matrix, lambda block, first, last: None)
+            rows.visit(Sweeper(1), lambda block, first, last: None)
         with pytest.raises(MediumError, match="cut off"):
-            reader.gather(dataset.matrix, np.arange(5, 45, 3), np.empty((14, 1000), np.float32))
+            rows.gather(np.arange(5, 45, 3), np.empty((14, 1000), np.float32), Sweeper(1))
 
 
 def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,12 +200,12 @@ def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     with build(str(tmp_path / "store"), 1000, 50) as store:
-        files = Dataset.of_store(store).files
-        if not (files[0].direct and native.extension):
+        file = store.files()[0]
+        if not (file.direct and native.extension):
             pytest.skip("no direct reads on this file system, or the extension was not built")
         monkeypatch.setattr(native.extension, "read_columns", fail)
         with pytest.raises(MediumError, match="cannot be read: Input/output error; check its device"):
-            Reader(files, "direct", 1).gather(store.matrix, np.arange(9), np.empty((9, 1000), np.float32))
+            FileRows(file, "direct").gather(np.arange(9), np.empty((9, 1000), np.float32), Sweeper(1))
 
 
 def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,21 +257,18 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
     monkeypatch.setattr(reading, "fillable_memory", lambda: memory[0])
     with build(str(tmp_path / "store"), 100, 50) as store:
-        dataset = Dataset.of_store(store)
-        reader, out = Reader(dataset.files, "auto", 2), np.empty((3, 100), np.float32)
+        rows = FileRows(store.files()[0])
 
         def ways() -> tuple[bool, bool]:
-            swept = reader.sweep(dataset.matrix, lambda block, first, last: None)
-            return swept, reader.gather(dataset.matrix, np.array([5, 1, 30]), out)
+            return rows.reads_directly(again=True), rows.reads_directly(again=False)
 
         assert ways() == (False, False)
         share[0] = 0.2
         assert ways() == (False, True)
-        memory[0] = dataset.matrix.nbytes
+        memory[0] = rows.nbytes
         assert ways() == (True, True)
         monkeypatch.setattr(reading, "SMALL_BYTES", 1 << 40)
         assert ways() == (False, False)
-        assert not reader.sweep(np.zeros((4, 4)), lambda block, first, last: None), "an array without a file is not read here"
 
 
 @pytest.mark.parametrize("io", ["direct", "mmap"])
@@ -286,8 +278,8 @@ def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.TASK_BYTES", 4096)
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.INLINE_PRODUCTS", 0)
     with build(str(tmp_path / "store"), 500, 4000, tier="none") as store:
-        dataset = Dataset.of_store(store)
-        sweeper = Sweeper(2, files=dataset.files, io=io)
+        dataset = Dataset.of_store(store, io)
+        sweeper = Sweeper(2)
         used: list[int] = []
 
         def failing(block: np.ndarray, vectors: np.ndarray, out: np.ndarray) -> None:
@@ -299,14 +291,13 @@ def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.Mo
         sweeper.kernel = dataclasses.replace(sweeper.kernel, dots=failing)
         with pytest.raises(KeyboardInterrupt):
             sweeper.dots(dataset.matrix, Vectors(np.ones((500, 1)), np.dtype(np.float32)), np.zeros(4000, bool))
-        sweeper.close()
         assert len(used) < 250  # of 500 or more
 
 
 def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) -> None:
     """Before anything is read, with both sizes in the sentence: the kernel would end the process without one."""
     with build(str(tmp_path / "store"), 500, 80) as store:
-        monkeypatch.setattr(reading, "fillable_memory", lambda: 1000.0)
+        monkeypatch.setattr(filling, "fillable_memory", lambda: 1000.0)
         with pytest.raises(fo.MediumError, match=r"a copy of the matrix needs .* GB of memory, and 0\.00 GB may be filled"):
             Dataset.of_store(store).loaded(store.url)
         with pytest.raises(fo.MediumError, match="a copy of the tier needs"):
@@ -347,8 +338,8 @@ def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch, lines: str,
     for name, text in {**files, "cgroup": lines}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(reading, "_GROUPS", tmp_path)
-    monkeypatch.setattr(reading, "_MY_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(filling, "_GROUPS", tmp_path)
+    monkeypatch.setattr(filling, "_MY_GROUPS", tmp_path / "cgroup")
     assert fillable_memory() == room
 
 
@@ -357,9 +348,9 @@ def test_pieces_cover_every_column_once(columns: list[int], most: int, near: int
     """Batches of a gather follow each other, miss nothing and span no more than a buffer holds."""
     wanted = np.array(sorted(columns))
     pieces = reading._pieces(wanted, most, near)
-    assert [place for piece in pieces for place in range(piece.start, piece.stop)] == list(range(len(wanted)))
-    assert all(wanted[piece.stop - 1] - wanted[piece.start] < most for piece in pieces)
-    assert all(np.diff(wanted[piece]).max(initial=0) <= near for piece in pieces)
+    assert [place for begin, end in pieces for place in range(begin, end)] == list(range(len(wanted)))
+    assert all(wanted[end - 1] - wanted[begin] < most for begin, end in pieces)
+    assert all(np.diff(wanted[begin:end]).max(initial=0) <= near for begin, end in pieces)
 
 
 def test_descriptors_are_returned(tmp_path: Path) -> None:
@@ -368,7 +359,7 @@ def test_descriptors_are_returned(tmp_path: Path) -> None:
 
     def once() -> int:
         with fo.open_store(str(tmp_path / "store")) as store:
-            fo.select(dataclasses.replace(Dataset.of_store(store), io="direct"), k=3)
+            fo.select(Dataset.of_store(store, "direct"), k=3)
         return len(os.listdir("/proc/self/fd"))
 
     once()
@@ -385,5 +376,5 @@ def test_the_command_line_chooses_the_way(tmp_path: Path, capsys: pytest.Capture
     assert printed[0]["indices"] == printed[1]["indices"]
     assert main.main(["select", str(tmp_path / "store"), "--k", "4", "--io", "direct", "--run", "nightly"]) == 2
     assert "--io" in capsys.readouterr().err
-    with pytest.raises(RequestError, match="sideways"):
-        Reader((), "sideways", 1)
+    with fo.open_store(str(tmp_path / "store")) as store, pytest.raises(RequestError, match="sideways"):
+        Dataset.of_store(store, "sideways")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import MediumError, RequestError, StoreError, StoreURLError
-from fastomp_nvm.matrix import checksum, reader, seal
+from fastomp_nvm.matrix import checksum, reader
 from fastomp_nvm.matrix import sweeper as sweep
 from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.tier import quantise
@@ -175,21 +175,18 @@ def test_the_first_sweep_compares_every_block(
             assert opened.tier is not None
             assert opened.tier.seal is not None
             expected = opened.tier.codes.sum(axis=1, dtype=np.int64)[:, None]
-            sweeper = sweep.Sweeper(threads, files=opened.files(), io=io)
-            try:
-                if place is not None:
-                    _flip(store / "tier.npy", place)
-                    with pytest.raises(
-                        StoreError, match=f"block {np.searchsorted(opened.layout.blocks, place // 60, 'right') - 1} "
-                    ):
-                        sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal)
-                    _flip(store / "tier.npy", place)
-                assert np.array_equal(sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal), expected)
-                with monkeypatch.context() as patch:
-                    patch.setattr(seal, "crc32", None)
-                    assert np.array_equal(sweeper.dots_int8(opened.tier.codes, vectors, opened.tier.seal), expected)
-            finally:
-                sweeper.close()
+            codes, seal = reader.rows_of(opened.tier.codes, opened.files(), io), opened.tier.seal
+            sweeper = sweep.Sweeper(threads)
+            if place is not None:
+                _flip(store / "tier.npy", place)
+                block = np.searchsorted(opened.layout.blocks, place // 60, "right") - 1
+                with pytest.raises(StoreError, match=f"block {block} "):
+                    sweeper.dots_int8(codes, vectors, seal)
+                _flip(store / "tier.npy", place)
+            assert np.array_equal(sweeper.dots_int8(codes, vectors, seal), expected)
+            with monkeypatch.context() as patch:
+                patch.setattr(checksum, "crc32", None)
+                assert np.array_equal(sweeper.dots_int8(codes, vectors, seal), expected)
 
 
 def _flip(path: Path, place: int) -> None:

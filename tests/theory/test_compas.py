@@ -10,7 +10,7 @@ import pytest
 import fastomp_nvm as fo
 from benchmarks import compas
 from fastomp_nvm.constraints import Fairness
-from fastomp_nvm.matrix.blas import one_blas_thread
+from fastomp_nvm.matrix.threads import one_blas_thread
 
 pytestmark = pytest.mark.slow
 

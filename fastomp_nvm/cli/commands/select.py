@@ -10,7 +10,6 @@ import urllib.parse
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,7 @@ def opened_dataset(arguments: argparse.Namespace) -> Iterator[Dataset]:
             store.verify()
         if arguments.tier_load == "dram" or (arguments.load == "dram" and store.tier is not None):
             store.load_tier()
-        dataset = replace(Dataset.of_store(store), io=arguments.io or "auto")
+        dataset = Dataset.of_store(store, arguments.io or "auto")
         yield dataset.loaded(store.url) if arguments.load == "dram" else dataset
 
 

@@ -8,11 +8,10 @@ because its bits change with width, position and threads. Sums of integers are e
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, DType, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 
 __all__ = ["INT8_RESIDUAL_LIMIT", "KERNEL_ID", "dots", "dots_at", "dots_int8", "gather"]
@@ -132,7 +131,7 @@ def _half_table() -> AnyArray:
     return table
 
 
-def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: np.dtype[Any]) -> None:
+def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: DType) -> None:
     """Check shapes, strides and the type of ``out``."""
     if rows.ndim != 2 or residuals.ndim != 2 or rows.shape[1] != residuals.shape[1]:
         raise DataError(f"rows are {rows.shape} and residuals {residuals.shape}: expected matrices of equal width")

@@ -1,57 +1,179 @@
-"""Answers to a query as decisions: from exact gradients, or from certified intervals and the columns these leave open."""
+"""Answers to the asks of a sweep as decisions: from exact gradients, or from certified intervals and the columns they leave open.
+
+A :class:`Sweep` holds the products of one pass for several runs; given the asks of a run it returns one :class:`Gradients` each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
-from fastomp_nvm.matrix.tier import TierAccount
+from fastomp_nvm.matrix.tier import TierAccount, TierSweep
+from fastomp_nvm.matrix.traffic import Traffic
 
 if TYPE_CHECKING:
-    pass
+    from fastomp_nvm.matrix.pool import ColumnPool
+    from fastomp_nvm.matrix.rows import LocalRows
+    from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
-__all__ = ["ExactGradients", "ExactSweep", "TierGradients", "largest"]
+__all__ = [
+    "Ask",
+    "CertifiedSweep",
+    "ExactGradients",
+    "ExactSweep",
+    "Gradients",
+    "LocalGradients",
+    "Sweep",
+    "TierGradients",
+    "largest",
+]
 
 
-#: About how many scores are looked at first, to tell which of all may be among the largest.
+#: Scores sampled first, to find which of all may be among the largest.
 SAMPLE = 1024
 
 
-class ExactSweep:
-    """The exact sweep of a query of which the intervals decide too little: when first needed, for all its asks at once.
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One model asked about.
 
-    Parameters
+    Attributes
     ----------
-    query : Query
-    pool : ColumnPool
-    account : TierAccount
-        Tells what is too much to pick.
+    vector : (n_obs,) float64
+        Its sweep vector.
+    candidates : (c,) int64
+        Features the decisions are about, ascending.
     """
 
-    def __init__(self, query: Query, pool: ColumnPool, account: TierAccount) -> None:
-        self._query = query
-        self._pool = pool
-        self._account = account
-        self._products: Float64Array | None = None
-
-    def gradient(self, place: int, columns: int) -> Float64Array | None:
-        """Return the gradient (n_columns,) of the ask at ``place``, or None where picking ``columns`` of them is quicker."""
-        if self._products is None:
-            matrix = self._pool.design.matrix
-            if not self._account.too_much(columns * matrix.shape[1] * matrix.itemsize):
-                return None
-            self._products = self._pool.sweep(np.stack([ask.vector for ask in self._query.asks], axis=1))
-        return self._products[:, place]
+    vector: Float64Array
+    candidates: IndexArray
 
 
-class TierGradients(Gradients):
+class Gradients(ABC):
+    """The answer to one ask: the gradient at a model, as decisions about the candidates."""
+
+    @abstractmethod
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+
+    @abstractmethod
+    def at_least(self, threshold: float) -> IndexArray:
+        """Return the candidates whose score reaches ``threshold``, ascending."""
+
+    @abstractmethod
+    def argmax(self) -> int:
+        """Return the candidate with the largest score; the lowest index among equals."""
+
+    @abstractmethod
+    def of(self, features: IndexArray) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order."""
+
+
+class Sweep(ABC):
+    """One pass over a matrix with the vectors of several runs."""
+
+    @abstractmethod
+    def answer(self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None) -> Sequence[Gradients]:
+        """Return the answer to each of the ``asks`` of a run; a place is answered once.
+
+        Parameters
+        ----------
+        asks : sequence of Ask
+        first : int
+            Place of their first vector among those of the sweep.
+        pool : ColumnPool
+            Of the run: its standardisation, and the columns that must be known exactly.
+        account : TierAccount, optional
+            Decides when reading single columns costs more than another sweep.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSweep(Sweep):
+    """A sweep of the exact rows.
+
+    Attributes
+    ----------
+    raw : (n_columns, m) float64
+        Raw products of the rows and ``vectors``.
+    vectors : Vectors
+    """
+
+    raw: Float64Array
+    vectors: Vectors
+
+    def answer(
+        self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None
+    ) -> Sequence[LocalGradients]:
+        """Return the answers, from the gradient of every column."""
+        standardisation, vectors, here = pool.design.standardisation, self.vectors, slice(first, first + len(asks))
+        products = standardisation.apply(np.ascontiguousarray(self.raw[:, here]), vectors.sums[here], vectors.wide_sums[here])
+        return [
+            ExactGradients(np.ascontiguousarray(products[:, place]), standardisation, ask.candidates)
+            for place, ask in enumerate(asks)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedSweep(Sweep):
+    """A sweep of the tier of ``rows``.
+
+    Attributes
+    ----------
+    swept : TierSweep
+    rows : LocalRows
+        The exact rows.
+    sweeper : Sweeper
+    vectors : Vectors
+    """
+
+    swept: TierSweep
+    rows: LocalRows
+    sweeper: Sweeper
+    vectors: Vectors
+
+    def answer(
+        self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None
+    ) -> Sequence[LocalGradients]:
+        """Return the answers, from intervals; where these decide too little, from one exact sweep for all ``asks``."""
+        rows, standardisation = self.rows, pool.design.standardisation
+        exact: list[Gradients] = []
+
+        def exactly(place: int, columns: int) -> Gradients | None:
+            if not exact and account is not None and account.too_much(columns * rows.shape[1] * rows.itemsize):
+                pool.glanced(Traffic(1, standardisation.n_features, rows.nbytes))
+                sweep = rows.sweep(self.sweeper, self.vectors.part(first, len(asks)), standardisation.wide)
+                exact.extend(sweep.answer(asks, 0, pool))
+            return exact[place] if exact else None
+
+        return [
+            TierGradients(ask, *self.swept.scores(first + place, standardisation), pool, partial(exactly, place))
+            for place, ask in enumerate(asks)
+        ]
+
+
+class LocalGradients(Gradients):
+    """Decisions that this process takes itself."""
+
+    @abstractmethod
+    def largest(self, count: int) -> Float64Array:
+        """Return the ``count`` largest scores (all, when there are fewer), in no order."""
+
+    def top_mean(self, count: int) -> float:
+        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
+        scores = self.largest(count)
+        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
+
+
+class TierGradients(LocalGradients):
     """Decisions taken from intervals, and from the exact columns where intervals do not decide.
 
     Parameters
@@ -62,7 +184,7 @@ class TierGradients(Gradients):
     pool : ColumnPool
         Reads the columns that must be known exactly.
     exactly : callable, optional
-        Given how many columns must be known, returns the gradient of all of them, or None where these few are to be read.
+        Given how many columns must be known exactly, returns the exact answer to this ask, or None where reading them costs less.
     """
 
     def __init__(
@@ -71,7 +193,7 @@ class TierGradients(Gradients):
         below: Float64Array,
         above: Float64Array,
         pool: ColumnPool,
-        exactly: Callable[[int], Float64Array | None] | None = None,
+        exactly: Callable[[int], Gradients | None] | None = None,
     ) -> None:
         self._candidates = ask.candidates
         self._vector = ask.vector[:, None]
@@ -81,11 +203,6 @@ class TierGradients(Gradients):
         self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of exact candidates
         self._pool = pool
         self._exactly = exactly
-
-    def top_mean(self, count: int) -> float:
-        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
-        scores = self.largest(count)
-        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""
@@ -128,8 +245,8 @@ class TierGradients(Gradients):
         features = self._candidates[positions]
         standardisation = self._pool.design.standardisation
         columns = column_index(standardisation.offsets, features)
-        gradient = None if self._exactly is None else self._exactly(len(columns))
-        products = self._pool.products(features, self._vector) if gradient is None else gradient[columns, None]
+        exact = None if self._exactly is None else self._exactly(len(columns))
+        products = self._pool.products(features, self._vector) if exact is None else exact.of(features)[:, None]
         scores = standardisation.subset(features).scores(products)[:, 0]
         self._gradient[columns] = products[:, 0]
         self._below[positions] = self._above[positions] = scores
@@ -141,7 +258,7 @@ def _largest(values: Float64Array, count: int) -> IndexArray:
     return np.argpartition(values, len(values) - count)[len(values) - count :]
 
 
-class ExactGradients(Gradients):
+class ExactGradients(LocalGradients):
     """Decisions taken from the gradient of every column.
 
     Parameters
@@ -159,11 +276,6 @@ class ExactGradients(Gradients):
         self._candidates = candidates
         scores = standardisation.scores(products[:, None])[:, 0]
         self._scores = scores if len(candidates) == len(scores) else scores[candidates]  # ascending: as many are all
-
-    def top_mean(self, count: int) -> float:
-        """Return the mean of the ``count`` largest scores (of all, when there are fewer)."""
-        scores = self.largest(count)
-        return math.fsum(scores.tolist()) / len(scores) if len(scores) else 0.0
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""

@@ -1,0 +1,322 @@
+"""The contract of the big matrix, ``Rows``, and its implementations for rows that lie in arrays of this process.
+
+A matrix has one row per column of the design and one entry per observation. Whether it is one array, several arrays, a file colder
+than memory (:mod:`fastomp_nvm.matrix.reader`) or spread over shards (:mod:`fastomp_nvm.cluster.driver`), it answers the same
+questions: a sweep over all rows, a gather of some, and standardisations under observation weights. No other code asks which kind
+of matrix it has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray, RowIndex
+from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.gradients import CertifiedSweep, ExactSweep, Sweep
+from fastomp_nvm.matrix.memory import aligned_empty
+from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
+from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.matrix.tier import Tier, TierSweep
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+
+__all__ = ["ArrayRows", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
+
+#: Columns whose moments are computed at a time; the result does not depend on it.
+_MOMENT_COLUMNS = 256
+
+#: Called with a block of rows, the number of its first row and that of the row after its last; several threads call at once.
+Use: TypeAlias = Callable[[AnyArray, int, int], None]
+
+
+@dataclass(slots=True)
+class Network:
+    """Payload bytes that crossed the network.
+
+    Attributes
+    ----------
+    sent : int
+        Bytes to the shards; a value given to all shards counts once per shard.
+    received : int
+        Bytes from the shards, gathered columns included.
+    received_columns : int
+        Bytes of gathered columns.
+    calls : int
+        Rounds of calls to the shards.
+    """
+
+    sent: int = 0
+    received: int = 0
+    received_columns: int = 0
+    calls: int = 0
+
+    def restart(self) -> None:
+        """Set all counts to zero."""
+        self.sent = self.received = self.received_columns = self.calls = 0
+
+    def figures(self) -> dict[str, int]:
+        """Return the counts by the names that results use."""
+        return {
+            "bytes_sent": self.sent,
+            "bytes_received": self.received,
+            "bytes_received_columns": self.received_columns,
+            "shard_calls": self.calls,
+        }
+
+
+class Rows(ABC):
+    """A read-only matrix (n_columns, n_obs).
+
+    Attributes
+    ----------
+    shape : (int, int)
+    dtype : dtype
+    itemsize, nbytes : int
+    array : (n_columns, n_obs) array, optional
+        The rows, where they are one array of this process.
+    on_device : bool
+        True where a sweep may have to wait for a device or a network.
+    network : Network, optional
+        Traffic with other machines, where the rows lie there.
+    """
+
+    array: AnyArray | None = None
+    on_device = False
+    network: Network | None = None
+
+    def __init__(self, shape: tuple[int, int], dtype: DType) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.itemsize = dtype.itemsize
+        self.nbytes = shape[0] * shape[1] * dtype.itemsize
+
+    @abstractmethod
+    def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> Sweep:
+        """Multiply all rows with ``vectors`` in one pass.
+
+        Parameters
+        ----------
+        sweeper : Sweeper
+        vectors : Vectors
+        wide : (n_columns,) bool
+            Columns to accumulate in float64.
+        tier : Tier, optional
+            Sweep this instead, and read only columns that it leaves undecided; the answers are the same.
+        """
+
+    @abstractmethod
+    def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
+        """Copy the rows ``columns``, in their order, into ``out`` (n, n_obs)."""
+
+    @abstractmethod
+    def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:
+        """Return the standardisation under each of ``weights``, in one pass; ``plain`` is the unweighted one."""
+
+    @abstractmethod
+    def in_memory(self, seal: Seal | None = None) -> ArrayRows:
+        """Return a copy in memory, compared with the checksums of ``seal`` where there is one."""
+
+    @abstractmethod
+    def __getitem__(self, index: RowIndex) -> AnyArray:
+        """Return rows by number, slice, list or mask, as NumPy does."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def under(self, standardize: bool, weights: Float64Array | None) -> Rows:
+        """Return these rows for questions under another standardisation."""
+        return self
+
+    def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:  # noqa: B027
+        """Have ``report`` called during a sweep with the share that each shard has done; rows of this machine do not report."""
+
+
+class LocalRows(Rows):
+    """Rows that this process can address.
+
+    Attributes
+    ----------
+    arrays : sequence of (rows, n_obs) arrays
+        The arrays that hold the rows, in order.
+    """
+
+    arrays: Sequence[AnyArray]
+
+    @abstractmethod
+    def visit(
+        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
+    ) -> None:
+        """Call ``use(block, first, last)`` for blocks that make up all rows, on the calling thread and the workers.
+
+        Parameters
+        ----------
+        sweeper : Sweeper
+        use : callable
+        products : int
+            Multiply-adds per entry: decides whether other threads are worth waking.
+        edges : sequence of int, optional
+            Ascending, from 0 to n_columns: rows between two edges are visited in order and on one thread.
+        again : bool
+            Whether there will be more visits, for which pages of a file are worth keeping in memory.
+        """
+
+    def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> ExactSweep | CertifiedSweep:
+        """Multiply all rows, or those of the tier, with ``vectors``."""
+        if tier is None:
+            return ExactSweep(sweeper.dots(self, vectors, wide), vectors)
+        return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
+
+    def moments(self, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:
+        """Return the moments of every column under each of ``weights``; a block is read once for all of them."""
+        found = np.empty((len(weights), 4, len(self)))
+        done = 0
+        for array in self.arrays:
+            for first in range(0, len(array), _MOMENT_COLUMNS):
+                block = array[first : first + _MOMENT_COLUMNS]
+                for place, each in enumerate(weights):
+                    part = moments(block, each)
+                    found[place, :, done : done + len(block)] = part.mean, part.norm, part.minimum, part.maximum
+                done += len(block)
+        return list(starmap(ColumnStatistics, found))
+
+    def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:
+        """Return the standardisation under each of ``weights``, in one pass."""
+        offsets = plain.offsets
+        several = [slice(int(offsets[feature]), int(offsets[feature + 1])) for feature in np.flatnonzero(np.diff(offsets) > 1)]
+        found = []
+        for each, stats in zip(weights, self.moments(weights), strict=True):
+            grams = tuple(gram(self[span], stats.mean[span], each) for span in several)
+            weighted = Standardisation.from_moments(offsets, replace(stats, grams=grams), float(each.sum()))
+            # Which columns are accumulated in float64 is a property of the matrix, not of the weights: merged sweeps share it.
+            found.append(Standardisation(offsets, stats.mean, weighted.scale, plain.wide, weighted.whiteners))
+        for array in self.arrays:
+            lost_pages.check(array)
+        return found
+
+    def in_memory(self, seal: Seal | None = None) -> ArrayRows:
+        """Return a copy in memory, compared with the checksums of ``seal`` where there is one."""
+        from fastomp_nvm.matrix.sweeper import Sweeper
+
+        copy = aligned_empty(self.shape, self.dtype)
+        check = None if seal is None else seal.check()
+
+        def fill(block: AnyArray, first: int, last: int) -> None:
+            copy[first:last] = block
+            if check is not None:
+                check.look(copy[first:last], first)
+
+        self.visit(Sweeper(), fill, edges=None if check is None else check.edges, again=False)
+        copy.setflags(write=False)
+        return ArrayRows(copy)
+
+
+class ArrayRows(LocalRows):
+    """Rows in one array.
+
+    Parameters
+    ----------
+    array : (n_columns, n_obs) array
+    """
+
+    array: AnyArray
+
+    def __init__(self, array: AnyArray) -> None:
+        super().__init__((array.shape[0], array.shape[1]), array.dtype)
+        self.array = array
+        self.arrays = (array,)
+
+    def visit(
+        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
+    ) -> None:
+        """Call ``use`` for blocks of the array."""
+        width = self.shape[1]
+        try:
+            sweeper.share(self.array, width * self.itemsize, width * products, use, edges)
+        finally:
+            lost_pages.check(self.array)  # before anyone reports that the rows do not match their checksums
+
+    def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
+        """Copy the rows ``columns`` into ``out``."""
+        sweeper.kernel.gather(self.array, columns, out)
+        lost_pages.check(self.array)
+
+    def __getitem__(self, index: RowIndex) -> AnyArray:
+        found: AnyArray = self.array[index]
+        return found
+
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
+        return self.array if dtype is None else self.array.astype(dtype, copy=False)
+
+
+class PiecedRows(LocalRows):
+    """Rows in several arrays, one below the other: what a pool with values of limited size can offer.
+
+    Parameters
+    ----------
+    pieces : sequence of (rows, n_obs) arrays
+        At least one; of one type and width. They are made read-only views.
+    """
+
+    def __init__(self, pieces: Sequence[AnyArray]) -> None:
+        self.arrays = tuple(piece[:] for piece in pieces)
+        for piece in self.arrays:
+            piece.flags.writeable = False
+        self._starts: IndexArray = np.cumsum([0, *map(len, self.arrays)])
+        super().__init__((int(self._starts[-1]), self.arrays[0].shape[1]), self.arrays[0].dtype)
+
+    def visit(
+        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
+    ) -> None:
+        """Call ``use`` for blocks of one piece after the other; pieces end at edges."""
+        for start, piece in zip(self._starts.tolist(), self.arrays, strict=False):
+            inside = None if edges is None else [edge - start for edge in edges if 0 <= edge - start <= len(piece)]
+
+            def shifted(block: AnyArray, first: int, last: int, start: int = start) -> None:
+                use(block, start + first, start + last)
+
+            ArrayRows(piece).visit(sweeper, shifted, products, edges=inside)
+
+    def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
+        """Copy the rows ``columns`` into ``out``, piece by piece."""
+        for here, piece, local in self._located(columns):
+            out[here] = sweeper.gather(piece, local)
+
+    def __getitem__(self, index: RowIndex) -> AnyArray:
+        columns = np.arange(len(self))[index]
+        if columns.ndim == 0:
+            row: AnyArray = self[int(columns) : int(columns) + 1][0]
+            return row
+        if isinstance(index, slice) and index.step in (None, 1) and len(columns):
+            place = int(np.searchsorted(self._starts, columns[0], side="right")) - 1
+            if columns[-1] < self._starts[place + 1]:  # all in one piece: a view
+                return self.arrays[place][columns[0] - self._starts[place] :][: len(columns)]
+        out = np.empty((len(columns), self.shape[1]), dtype=self.dtype)
+        for here, piece, local in self._located(columns):
+            out[here] = piece[local]
+        return out
+
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
+        whole: AnyArray = np.concatenate(self.arrays)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def _located(self, columns: IndexArray) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
+        """Yield, for each piece with some of ``columns``, their positions, the piece, and their rows in it."""
+        owners = np.searchsorted(self._starts, columns, side="right") - 1
+        for place in np.unique(owners):
+            here = np.flatnonzero(owners == place)
+            yield here, self.arrays[place], columns[here] - self._starts[place]
+
+
+def local_rows(rows: AnyArray | Rows) -> LocalRows:
+    """Return rows of this process as ``LocalRows``; an array becomes ``ArrayRows``."""
+    if isinstance(rows, LocalRows):
+        return rows
+    return ArrayRows(np.asarray(rows))
