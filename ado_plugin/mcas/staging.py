@@ -9,7 +9,6 @@ processes are removed by whoever stages next. Knows no operation and no run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
 from ado_plugin.service.upload_plans import decode_schema
 from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.durable_files import is_unlocked, new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import UploadLostError
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.selection.codec import decode_vector
@@ -179,39 +179,14 @@ def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
 
 def is_held(folder: str) -> bool:
     """Tell whether a living process of this machine stages in this directory."""
-    if (descriptor := _hold(folder)) is not None:
-        os.close(descriptor)
-        return False
-    return os.path.isdir(folder)
+    return os.path.isdir(folder) and not is_unlocked(folder)
 
 
 def _own_folder() -> tuple[str, int]:
     """Return a new directory and the descriptor that holds it, having removed those that nobody holds any more."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if (descriptor := _hold(str(left))) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(descriptor)
-    while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
-        # Between the two lines another process may take it for one that was left.
-        if (descriptor := _hold(folder)) is not None:
-            if os.path.isdir(folder):
-                return folder, descriptor
-            os.close(descriptor)
-
-
-def _hold(folder: str) -> int | None:
-    """Return a descriptor that holds a directory for as long as it is open, or None where another has it, or it is not there."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        remove_abandoned(left)
+    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def padded_json(content: Mapping[str, Any], size: int) -> bytes:

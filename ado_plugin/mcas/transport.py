@@ -26,6 +26,7 @@ from ado_plugin.mcas.session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SEC
 from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas.stub import fastomp_slice
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import (
     CallFailedError,
     CancelledError,
@@ -40,7 +41,7 @@ from fastomp_nvm.errors import (
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.runs.log import read_state
-from fastomp_nvm.selection.codec import check_name, decode_message, encode_error, encode_message, raise_error
+from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
 from fastomp_nvm.version import __version__
 from storage_backends.media.mcas import ArrayRegion
 

@@ -21,9 +21,9 @@ from typing import Literal
 import yaml
 
 from fastomp_nvm.bounded_yaml import load_yaml
+from fastomp_nvm.durable_files import check_name, write_atomically
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.home import local_token_file
-from fastomp_nvm.selection.codec import check_name
 
 __all__ = ["ROLES", "Access", "Principal", "Role"]
 
@@ -123,18 +123,10 @@ def _local_token(port: int) -> str:
     if path.is_symlink() or path.exists():
         return _standing_token(path)
     token = secrets.token_urlsafe(32)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a loss of power must not leave an empty file under the name
-        os.link(partial, path)  # a token appears whole, also when this process is killed here
+        write_atomically(path, f"{token}\n".encode("ascii"), replace=False)
     except FileExistsError:
         return _standing_token(path)  # another server was quicker
-    finally:
-        partial.unlink()
     return token
 
 

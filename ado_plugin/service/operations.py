@@ -26,10 +26,10 @@ from ado_plugin.service.pools import Pools
 from ado_plugin.service.upload_plans import decode_plan
 from ado_plugin.service.uploads import Tile, Uploads
 from fastomp_nvm.constraints.written.description import parse_constraint
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
 from fastomp_nvm.selection.codec import (
     as_names,
-    check_name,
     decode_message,
     decode_request,
     decode_vector,

@@ -9,7 +9,6 @@ Media and builders are found through the registry; clients and jobs are not know
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -21,8 +20,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastomp_nvm.errors import MediumError, ServerError, StoreError, StoreURLError
-from fastomp_nvm.selection.codec import check_name
+from fastomp_nvm.durable_files import check_name, device_errors, is_unlocked, lock_path
+from fastomp_nvm.errors import ServerError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 from fastomp_nvm.stores.url import StoreURL
@@ -56,12 +55,15 @@ class Pools:
         self.quota = quota
         self.root = Path(os.path.abspath(url.path))
         self._lock = threading.Lock()
-        try:
+        with device_errors(f"keep pools in {self.root}"):
             self.root.mkdir(parents=True, exist_ok=True)
             self.own_folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise MediumError(f"pools cannot be kept in {self.root}: {error.strerror}") from error
-        self._owner = _own(self.own_folder / "lock", self.root)
+        owner = lock_path(self.own_folder / "lock", os.O_RDWR | os.O_CREAT)
+        if owner is None:
+            raise ServerError(
+                f"the pools in {self.root} cannot be locked, so another server has them: stop it, or choose another place"
+            )
+        self._owner = owner
 
     @property
     def own_folder(self) -> Path:
@@ -145,10 +147,8 @@ class Pools:
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
                 )
             builder = StoreBuilder
-            try:
+            with device_errors(f"make the pool {pool!r}"):
                 path.mkdir(exist_ok=True)
-            except OSError as error:
-                raise MediumError(f"the pool {pool!r} cannot be made: {error.strerror}") from error
             try:
                 url = self._url(path / key)
                 return builder(url, schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
@@ -162,10 +162,8 @@ class Pools:
         """Remove a store in one step."""
         path = self._store(pool, key)
         gone = path.with_name(f".{key}.deleted-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
+        with device_errors(f"delete the key {key!r}"):
             os.rename(path, gone)
-        except OSError as error:
-            raise MediumError(f"the key {key!r} cannot be deleted: {error.strerror}") from error
         shutil.rmtree(gone, ignore_errors=True)
 
     def _url(self, path: Path) -> str:
@@ -195,7 +193,7 @@ class Pools:
         """Return the directory that an earlier builder left in a pool, if it is there and nobody's."""
         path = self.root / check_name(pool, "pool") / folder
         is_ours = _LEFT_BEHIND.fullmatch(folder) and path.is_dir() and not path.is_symlink() and not path.parent.is_symlink()
-        return path if is_ours and not _locked(str(path)) else None
+        return path if is_ours and is_unlocked(path) else None
 
     def sweep(self, kept: Collection[Path]) -> None:
         """Remove what an earlier server left behind, builds and keys half deleted, but for those ``kept`` to go on with."""
@@ -208,29 +206,6 @@ class Pools:
         """Remove what an earlier builder left, unless a living one has it."""
         if (path := self.left_build(pool, folder)) is not None:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _own(path: Path, root: Path) -> int:
-    """Return a descriptor that keeps other servers away from these pools for as long as it is open."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ServerError(f"another server has the pools in {root}: stop it, or choose another directory") from error
-    return descriptor
-
-
-def _locked(path: str) -> bool:
-    """Tell whether a builder, ours or someone else's, still holds this directory."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _directories(path: Path) -> list[str]:

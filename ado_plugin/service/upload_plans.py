@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.selection.codec import as_names, check_name
+from fastomp_nvm.selection.codec import as_names
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.build.schema import TableSchema
 

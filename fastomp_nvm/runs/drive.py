@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.engine.identity import numeric_build, target_digest
@@ -136,7 +137,7 @@ def start(
     -------
     Selection
     """
-    run_directory.check_name(name)
+    check_name(name, "run")
     if not isinstance(data, (str, FeatureStore)):
         raise RequestError("a durable run needs a store, which another process can open again: build one with create_store")
     with contextlib.ExitStack() as stack:
@@ -248,7 +249,7 @@ def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_bui
     if build != run.build and build not in others:
         # Before its first record: whoever finishes the run must be able to say so.
         others.append(build)
-        run_directory.write_durably(directory, _BUILDS, seal("fastomp-builds", {"builds": others}))
+        run_directory.write(directory / _BUILDS, seal("fastomp-builds", {"builds": others}))
     log = _open_log(run, store, directory)
     try:
         with contextlib.closing(DecisionJournal(log, run.identity(), other_build=other_build)) as journal:
@@ -259,7 +260,7 @@ def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_bui
             phrases = (phrase for other in others for phrase in _differences(run.build, other))
             details["other_build"] = list(dict.fromkeys(phrases))
         selection = replace(selection, details=details)
-        run_directory.write_durably(directory, _RESULT, seal("fastomp-result", _result_content(selection, journal.rounds)))
+        run_directory.write(directory / _RESULT, seal("fastomp-result", _result_content(selection, journal.rounds)))
         with contextlib.suppress(FastompError):  # the result is safe; a state left behind is only room taken
             log.drop()
             _drop_regions(run, store)  # of a store that could not be written for a while

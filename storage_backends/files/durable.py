@@ -1,7 +1,6 @@
-"""What file stores ask of the operating system: room, durability, atomic renames, and the kind of file system.
+"""Files of stores: allocated room, new files, exclusive renames, and the kind of file system.
 
-Invariant: a call that returns has reached the device as far as ``fsync`` can tell; a failure of the device is a ``MediumError``,
-never a bare ``OSError``. Knows nothing of stores.
+Locks, atomic writes and the conversion of ``OSError`` are in :mod:`fastomp_nvm.durable_files`. Knows nothing of stores.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
 from collections.abc import Iterator
 
+from fastomp_nvm.durable_files import device_errors, lock, remove_abandoned
 from fastomp_nvm.errors import MediumError
 
 __all__ = [
@@ -23,12 +22,10 @@ __all__ = [
     "VOLATILE_FILE_SYSTEMS",
     "allocate",
     "describe_bytes",
-    "device_errors",
     "file_system_type",
     "give_back",
     "partial_file",
     "rename_with_flag",
-    "sync_directory",
     "write_file",
 ]
 
@@ -53,15 +50,6 @@ def describe_bytes(count: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-
-
-@contextlib.contextmanager
-def device_errors(action: str) -> Iterator[None]:
-    """Turn an ``OSError`` raised inside into a ``MediumError`` that says what was being done."""
-    try:
-        yield
-    except OSError as error:
-        raise MediumError(f"cannot {action}: {error.strerror or error}") from error
 
 
 def file_system_type(path: str) -> str:
@@ -139,12 +127,12 @@ def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, in
     """
     for entry in os.listdir(directory):
         if _PARTIAL.fullmatch(entry):
-            _remove_unlocked(directory, entry)
+            remove_abandoned(entry, directory=directory)
     while True:
         partial = f".{name}.partial-{secrets.token_hex(8)}"
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=directory)
         with contextlib.suppress(OSError):  # without locks nothing is swept
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
         if os.fstat(descriptor).st_nlink:
             break
         os.close(descriptor)  # a sweep came between the file and its lock
@@ -154,26 +142,6 @@ def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, in
         os.close(descriptor)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial, dir_fd=directory)
-
-
-def _remove_unlocked(directory: int, name: str) -> None:
-    """Remove a file unless a process holds its lock."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(name, dir_fd=directory)
-        finally:
-            os.close(descriptor)
-
-
-def sync_directory(path: str) -> None:
-    """Bring the entries of a directory to the device: a rename is durable only after this."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def rename_with_flag(source: str, target: str, flag: int, *, directory: int | None = None) -> bool:

@@ -11,9 +11,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastomp_nvm.durable_files import device_errors, opened_directory, sync_directory
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion
-from storage_backends.files.durable import allocate, device_errors, partial_file, sync_directory
+from storage_backends.files.durable import allocate, partial_file
 from storage_backends.files.flushing import Flusher, file_flusher
 from storage_backends.opened import check_range, check_region_name
 
@@ -63,7 +64,7 @@ class DirectoryRegions:
                 self._path(name).unlink()
             except FileNotFoundError as error:
                 raise StoreURLError(f"there is no region {name!r} in {self._directory} to drop") from error
-            sync_directory(str(self._directory))
+            sync_directory(self._directory)
 
     def _path(self, name: str) -> Path:
         """Return the file of a region."""
@@ -72,15 +73,12 @@ class DirectoryRegions:
 
     def _create(self, path: Path, size: int) -> None:
         """Make a region appear at once and whole."""
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened_directory(self._directory) as directory:
             with partial_file(directory, path.name, 0o600) as (partial, descriptor):
                 allocate(descriptor, size, str(path))
                 os.fsync(descriptor)
                 os.rename(partial, path.name, src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 class FileRegion(DurableRegion):

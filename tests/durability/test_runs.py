@@ -53,7 +53,7 @@ def test_a_finished_run_leaves_its_result_and_nothing_in_the_store(store_url: st
 @pytest.mark.parametrize("name", ["", ".hidden", "-dash", "a/b", "..", "x" * 101, "line\n", "null\0", None, 3])
 def test_bad_names_are_refused(store_url: str, name: Any) -> None:
     """A name is safe as a file name, or refused."""
-    with pytest.raises(fo.RequestError, match="no run name"):
+    with pytest.raises(fo.RequestError, match="no name of a run"):
         drive.start(name, store_url, **REQUEST)
     with pytest.raises(fo.RequestError):
         fo.resume(name)
