@@ -296,7 +296,7 @@ class McasTransport:
                 state = "failed"
             else:
                 state = "done" if reply.get("state") == "done" else "running"
-                progress = [self._step(number, each) for number, each in enumerate(reply.get("progress", ()))]
+                progress = reply.get("progress", [])
         self._versions[job] = self._versions.get(job, 0) + 1
         return {
             "job": job,
@@ -351,11 +351,6 @@ class McasTransport:
         if time.monotonic() - since > REOPEN_SECONDS:
             self._session.reopen(pool, self._timeout)
         return {}
-
-    def _step(self, number: int, standing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return where a request stands as the fields of ``Progress``."""
-        counts = {"run": number, "round": standing["round"], "selected": standing["selected"], "target": 0, "bytes_read": 0}
-        return {**counts, "value": standing["value"], "seconds": standing["seconds"]}
 
     def _announce(self, pool: str, key: str, manifests: Sequence[Mapping[str, Any]]) -> None:
         """Note in the index which values are about to be put, and which will then be old: one that nothing names stays for ever."""

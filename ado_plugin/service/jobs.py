@@ -120,7 +120,7 @@ class Job:
     error: dict[str, str] | None = None
     changed: float = field(default_factory=time.time)
     version: int = 0
-    progress: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[Progress | None] = field(default_factory=list)
     cancelled: bool = False
     noticed: float = 0.0
     size: int = 0
@@ -133,7 +133,7 @@ class Job:
             "key": self.request.key,
             "state": self.state,
             "version": self.version,
-            "progress": list(self.progress),
+            "progress": [{} if step is None else asdict(step) for step in self.progress],
             "error": self.error,
         }
 
@@ -424,11 +424,11 @@ class Jobs:
         """Answer jobs together; when that fails, one by one."""
         positions = [(job, place) for job in batch for place in range(len(job.request.requests))]
         for job in batch:
-            job.progress = [{} for _ in job.request.requests]
+            job.progress = [None] * len(job.request.requests)
 
         def observe(step: Progress) -> None:
             job, place = positions[step.run]
-            job.progress[place] = {**asdict(step), "run": place}
+            job.progress[place] = replace(step, run=place)
             now = time.monotonic()
             if now - job.noticed >= _NOTICE_SECONDS:
                 job.noticed = now

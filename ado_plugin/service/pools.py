@@ -60,9 +60,7 @@ class Pools:
             self.own_folder.mkdir(mode=0o700, exist_ok=True)
         owner = lock_path(self.own_folder / "lock", os.O_RDWR | os.O_CREAT)
         if owner is None:
-            raise ServerError(
-                f"the pools in {self.root} cannot be locked, so another server has them: stop it, or choose another place"
-            )
+            raise ServerError(f"the pools in {self.root} are those of another server: stop it, or choose another place")
         self._owner = owner
 
     @property

@@ -150,6 +150,8 @@ class Engine:
         Asked at every round; a true answer ends all runs with ``CancelledError``.
     dropped : callable, optional
         Asked at every round of a run with its position; a true answer ends this run alone, without an outcome.
+    deadline : callable, optional
+        Asked between two rounds; a true answer ends ``drive``, which then returns False.
     ended : callable, optional
         Told the position of a run that was dropped or has its outcome, while the others go on.
     """
@@ -162,6 +164,7 @@ class Engine:
         cancelled: Callable[[], bool] | None = None,
         dropped: Callable[[int], bool] | None = None,
         ended: Callable[[int], None] | None = None,
+        deadline: Callable[[], bool] | None = None,
     ) -> None:
         self.traffic = Traffic()
         self.alone = Traffic()  # what the same questions would have cost the runs one by one
@@ -171,10 +174,11 @@ class Engine:
         self._cancelled = cancelled
         self._dropped = dropped
         self._ended = ended
+        self._deadline = deadline
         self._started = time.perf_counter()
 
-    def drive(self, runs: Sequence[Run]) -> None:
-        """Bring every run to its outcome, but for those that are dropped."""
+    def drive(self, runs: Sequence[Run]) -> bool:
+        """Bring every run to its outcome, except those that are dropped; return False where the deadline came first."""
         places = {id(run): place for place, run in enumerate(runs)}
         latest: list[Progress] = []
 
@@ -211,7 +215,10 @@ class Engine:
                 self._replay(run, told)
                 advanced(run)
             while waiting := [run for run in runs if run.query is not None]:
+                if self._deadline is not None and self._deadline():
+                    return False
                 self._answer(waiting, told, advanced)
+            return True
         finally:
             if isinstance(self._matrix, RemoteRows):
                 self._matrix.watch(None)

@@ -28,17 +28,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs.sealed import Json
 
-__all__ = ["DecisionJournal", "RecordLog", "Standing", "recorded_identity", "standing"]
+__all__ = ["DecisionJournal", "RecordLog", "recorded_identity", "recorded_progress"]
 
 _ROUND = struct.Struct("<QddII")  # selected, value, seconds, asks, decisions
 _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
@@ -73,38 +75,20 @@ class RecordLog(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands according to its records.
+def recorded_progress(records: Sequence[bytes], run: int = 0) -> Progress:
+    """Return the progress of a run according to its records; ``run`` is its position among runs driven together.
 
-    Attributes
-    ----------
-    rounds : int
-        Queries answered.
-    selected : int
-        Features selected when the last of them was asked.
-    value : float
-        f of them.
-    seconds : float
-        Spent so far, over all processes that drove the run.
+    The records do not say how many features there can be: ``target`` is 0.
     """
-
-    rounds: int = 0
-    selected: int = 0
-    value: float = 0.0
-    seconds: float = 0.0
-
-
-def standing(records: Sequence[bytes]) -> Standing:
-    """Return where the run stands that left ``records``."""
     if len(records) < 2:
-        return Standing()
-    selected, value, seconds, _, _ = _unpack(_ROUND, records[-1], 0)
-    return Standing(len(records) - 1, selected, value, seconds)
+        return Progress(run, 0, 0, 0, 0.0, 0, 0.0)
+    selected, value, seconds, _, _ = _ROUND.unpack_from(_long_enough(_ROUND, records[-1], 0))
+    read = sum(_cost(record).bytes_read for record in records[1:])
+    return Progress(run, len(records) - 1, selected, 0, value, read, seconds)
 
 
-def recorded_identity(records: Sequence[bytes]) -> dict[str, Any]:
-    """Return what the run was begun with that left ``records``; empty when there are none.
+def recorded_identity(records: Sequence[bytes]) -> dict[str, Json]:
+    """Return the identity of the run that left ``records``; empty when there are none.
 
     Raises ``StoreError`` when the first record is no identity.
     """
@@ -141,18 +125,19 @@ class DecisionJournal:
         Accept a record made by another numeric build: bits of vectors may differ, the path may not.
     """
 
-    def __init__(self, log: RecordLog, identity: Mapping[str, Any], *, other_build: bool = False) -> None:
+    def __init__(self, log: RecordLog, identity: Mapping[str, Json], *, other_build: bool = False) -> None:
         self._log = log
-        self._identity = json.loads(json.dumps(identity))
+        self._identity: dict[str, Json] = json.loads(json.dumps(identity))
         self._other_build = other_build
         self._position = 0  # records replayed
+        self.recorded = max(len(log.records) - 1, 0)  # rounds that earlier processes left
         self._asks = 0  # answers given out so far, over all rounds
         self._expected: list[_Decision] = []  # decisions of the round being replayed, the next one last
         self._query: Query | None = None
         self._traffic = Traffic()
         self._asked: list[bytes] = []  # each ask of the query, as far as it must be the same again
         self._noted: list[_Decision] = []
-        self._spent = standing(log.records).seconds
+        self._spent = recorded_progress(log.records).seconds
         self._started = time.perf_counter()
         self._unconfirmed = False  # the last record was written and not yet waited for
         if log.records:
@@ -236,13 +221,13 @@ class DecisionJournal:
 
     def _open_round(self, record: bytes, query: Query) -> Traffic:
         """Compare a record with the query it must answer, lay its decisions out, and return its cost."""
-        selected, _, _, asks, decisions = _unpack(_ROUND, record, 0)
-        cost = Traffic(*_unpack(_COST, record, _ROUND.size))
+        selected, _, _, asks, decisions = _ROUND.unpack_from(_long_enough(_ROUND, record, 0))
+        cost = _cost(record)
         if (selected, asks) != (query.selected, len(query.asks)):
             raise self._foreign(f"{asks} models of {selected} features were asked about, now {len(query.asks)} of {query.selected}")
         position = _ROUND.size + _COST.size
         for ask in query.asks:
-            vector, *candidates = _unpack(_ASK, record, position)
+            vector, *candidates = _ASK.unpack_from(_long_enough(_ASK, record, position), position)
             position += _ASK.size
             vector_now, *candidates_now = _fingerprint(ask, self._position - 1)
             if candidates != candidates_now:
@@ -250,7 +235,7 @@ class DecisionJournal:
             if vector != vector_now and not self._other_build:
                 raise self._foreign("the residual has other bits")
         for _ in range(decisions):
-            kind, number, *lengths = _unpack(_DECISION, record, position)
+            kind, number, *lengths = _DECISION.unpack_from(_long_enough(_DECISION, record, position), position)
             position += _DECISION.size
             middle, end = position + lengths[0], position + sum(lengths)
             if end > len(record):
@@ -260,14 +245,14 @@ class DecisionJournal:
         self._expected.reverse()
         return cost
 
-    def _check_identity(self, found: Mapping[str, Any]) -> None:
+    def _check_identity(self, found: Mapping[str, Json]) -> None:
         """Refuse a record made for something else, naming what differs."""
         for name in {**found, **self._identity}:
             if name == "build" and self._other_build:
                 continue
             if found.get(name) != self._identity.get(name):
-                was, now = found.get(name), self._identity.get(name)
-                was, now = _shown(was, now), _shown(now, was)
+                before, after = found.get(name), self._identity.get(name)
+                was, now = _shown(before, after), _shown(after, before)
                 raise StoreError(f"the state of this run was made with {name} {was} and now meets {name} {now}: start a new run")
 
     def _foreign(self, difference: str) -> StoreError:
@@ -341,11 +326,16 @@ def _encode_round(
     return b"".join(parts)
 
 
-def _unpack(layout: struct.Struct, data: bytes, position: int) -> tuple[Any, ...]:
-    """Unpack one structure of a record, which may come from anywhere."""
-    if position + layout.size > len(data):
+def _cost(record: bytes) -> Traffic:
+    """Return the traffic of the round that a record holds."""
+    return Traffic(*_COST.unpack_from(_long_enough(_COST, record, _ROUND.size), _ROUND.size))
+
+
+def _long_enough(layout: struct.Struct, record: bytes, position: int) -> bytes:
+    """Return ``record``; raise ``StoreError`` where it ends before ``layout`` at ``position`` does."""
+    if position + layout.size > len(record):
         raise StoreError("a record of this run ends too early: it was not written by this program")
-    return layout.unpack_from(data, position)
+    return record
 
 
 def _array(data: bytes, dtype: str, length: int | None = None) -> AnyArray:
@@ -385,7 +375,7 @@ def _close(kind: int, recorded: bytes, argument: bytes) -> bool:
     return math.isclose(*struct.unpack("<d", recorded), *struct.unpack("<d", argument), rel_tol=_OTHER_BUILD_TOLERANCE)
 
 
-def _shown(value: Any, other: Any) -> str:
+def _shown(value: Json, other: Json) -> str:
     """Return the part of ``value`` that ``other`` does not have, short enough for a sentence."""
     if isinstance(value, dict) and isinstance(other, dict):
         value = {key: part for key, part in value.items() if part != other.get(key, None)}

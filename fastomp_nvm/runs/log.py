@@ -36,7 +36,7 @@ from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.stores.contract import DurableRegion
 
-__all__ = ["FORMAT", "PAGE", "RegionPlace", "State", "StateLog", "read_state"]
+__all__ = ["FORMAT", "PAGE", "RegionPlace", "State", "StateLog", "drop_log", "read_state"]
 
 #: Version of the bytes described above.
 FORMAT = 1
@@ -163,12 +163,6 @@ class StateLog:
             self._outgrown = None
         self._failed = False
 
-    def drop(self) -> None:
-        """Remove every trace of the log."""
-        self._region.close()
-        for generation in _generations(self._place, self._name):
-            self._place.drop_region(f"{self._name}.{generation}")
-
     def close(self) -> None:
         """Let go of the region."""
         self._region.close()
@@ -287,6 +281,12 @@ def _framed(record: bytes) -> bytes:
     """Return a record with its length before it and zeros up to the end of a page behind it."""
     framed = _LENGTH.pack(len(record)) + record
     return framed + bytes(-len(framed) % PAGE)
+
+
+def drop_log(place: RegionPlace, name: str) -> None:
+    """Remove every region of a log, which is closed."""
+    for generation in _generations(place, name):
+        place.drop_region(f"{name}.{generation}")
 
 
 def _generations(place: RegionPlace, name: str) -> list[int]:

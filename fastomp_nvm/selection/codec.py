@@ -122,8 +122,8 @@ def encode_request(request: SelectionRequest) -> dict[str, Any]:
     """
     if isinstance(request.constraint, Constraint):
         raise RequestError(
-            f"the constraint is a {type(request.constraint).__name__} object, which runs locally only: "
-            "give a server its description, a mapping or YAML text"
+            f"the constraint is a {type(request.constraint).__name__} object, which exists in this process only: servers and "
+            "durable runs need its description, a mapping or YAML text"
         )
     fields: dict[str, Any] = {}
     for name, field in SelectionRequest.__dataclass_fields__.items():

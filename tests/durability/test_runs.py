@@ -18,7 +18,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.constraints import Cardinality
 from fastomp_nvm.engine import identity
-from fastomp_nvm.runs import drive, registration
+from fastomp_nvm.runs import drive, registration, sealed
 from storage_backends.files import mapped
 from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
@@ -90,7 +90,7 @@ def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
         pytest.raises(fo.RequestError, match="gone with this"),
     ):
         fo.select(store, run="memory", k=1)
-    with pytest.raises(fo.RequestError, match="written down, not a Cardinality object"):
+    with pytest.raises(fo.RequestError, match="Cardinality object, which exists in this process only"):
         fo.select(store_url, run="object", constraint=Cardinality(298, 3), target="amount")
     assert fo.list_runs() == []
 
@@ -175,7 +175,7 @@ def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: py
     """A registration of a later format is refused by its version."""
     found = drive.registration("half")
     with monkeypatch.context() as patch:
-        patch.setattr(registration, "FORMAT", 9)
+        patch.setattr(sealed, "FORMAT", 9)
         data = found.to_bytes()
     (own_home / "runs" / "half" / "run.json").write_bytes(data)
     with pytest.raises(fo.StoreError, match="format version is 9 and this release reads 1"):
@@ -281,7 +281,7 @@ def test_a_side_file_that_changed_is_refused(store_url: str, tmp_path: Path) -> 
         with pytest.raises(fo.CancelledError):
             drive.start("side", store, constraint_file=tmp_path / "c.yaml", target="amount", cancelled=lambda: True)
     (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},2\n" for name in names))
-    with pytest.raises(fo.StoreError, match="means something else"):
+    with pytest.raises(fo.StoreError, match="means another constraint"):
         fo.resume("side")
 
 
