@@ -24,7 +24,7 @@ import numpy as np
 
 from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
-from ado_plugin.service.upload_plans import decode_schema
+from ado_plugin.service.uploads import decode_schema
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.durable_files import is_unlocked, new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import UploadLostError

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
-from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError
 from fastomp_nvm.selection import codec

@@ -23,8 +23,7 @@ from ado_plugin.service.access import Principal, Role
 from ado_plugin.service.execution import estimate
 from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
 from ado_plugin.service.pools import Pools
-from ado_plugin.service.upload_plans import decode_plan
-from ado_plugin.service.uploads import Tile, Uploads
+from ado_plugin.service.uploads import Tile, UploadPlan, Uploads
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
@@ -173,7 +172,7 @@ class Operations:
     def _put(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload, or go on with one; tiles follow, then ``commit``."""
         self._pool(caller, body)
-        plan = decode_plan({name: value for name, value in body.items() if name != "wait"})
+        plan = UploadPlan.decode({name: value for name, value in body.items() if name != "wait"})
         with self._waiting(body, default=10.0) as wait:
             reply = self._uploads.begin(caller.principal.name, plan, wait)
         yield reply

@@ -17,11 +17,11 @@ from pathlib import Path
 from ado_plugin.flight.server import FlightHost, TLSFiles
 from ado_plugin.service.access import Access
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.metrics import Figure, Labels, MetricsServer
 from ado_plugin.service.operations import Operations
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Uploads
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.remote.address import is_loopback

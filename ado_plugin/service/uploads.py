@@ -9,34 +9,103 @@ gives the report once more. Knows neither sockets nor roles.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from ado_plugin.service.pools import Pools
-from ado_plugin.service.upload_plans import UploadPlan, decode_plan
-from ado_plugin.service.upload_records import TileLog, UploadRecord, UploadRecords
+from ado_plugin.service.records import TileLog, UploadRecord, UploadRecords
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.selection.codec import as_names
 from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.schema import TableSchema
 
-__all__ = ["LARGEST_TILE", "Tile", "Uploads"]
+__all__ = ["LARGEST_TILE", "Tile", "UploadPlan", "Uploads", "decode_schema"]
 
 #: Bytes of one tile.
 LARGEST_TILE = 32 << 20
 
+_MOST_FEATURES = 1 << 25
 _MOST_STAGED = 64
 _MOST_REMEMBERED = 1000
 _REMEMBERED_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UploadPlan:
+    """A client's description of an upload, checked.
+
+    Attributes
+    ----------
+    pool, key : str
+    schema : TableSchema
+    dtype, missing, tier : str
+    replace : bool
+        Whether the key may exist.
+    sent : mapping
+        The description as the client sent it.
+    digest : str
+        Equal for equal plans: a client that begins an equal one goes on with the same upload.
+    """
+
+    pool: str
+    key: str
+    schema: TableSchema
+    dtype: str
+    missing: str
+    tier: str
+    replace: bool
+    sent: Mapping[str, Any]
+    digest: str
+
+    @classmethod
+    def decode(cls, sent: Mapping[str, Any]) -> UploadPlan:
+        """Return the plan that a client sent; access to its pool is not checked here."""
+        pool, key = check_name(sent.get("pool"), "pool"), check_name(sent.get("key"), "key")
+        settings = {name: sent.get(name) for name in ("dtype", "missing", "tier")}
+        if not all(isinstance(value, str) for value in settings.values()) or not isinstance(sent.get("replace"), bool):
+            raise RequestError(f"an upload needs {', '.join(settings)} as text and replace as true or false")
+        digest = hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
+        return cls(pool, key, decode_schema(sent), sent["dtype"], sent["missing"], sent["tier"], sent["replace"], sent, digest)
+
+
+def decode_schema(sent: Mapping[str, Any]) -> TableSchema:
+    """Return the table that a client described."""
+    n_obs, widths = sent.get("n_obs"), sent.get("widths")
+    if not isinstance(n_obs, int) or isinstance(n_obs, bool) or not 1 <= n_obs < 2**40:
+        raise RequestError(f"n_obs is {str(n_obs)[:40]!r}: expected a number of observations")
+    features = _decode_names(sent, "features")
+    if widths is None:
+        return TableSchema.plain(n_obs, features)
+    if not isinstance(widths, list) or not all(isinstance(width, int) and 0 < width < 2**20 for width in widths):
+        raise RequestError("widths are not a list of column counts, one per feature")
+    offsets = np.concatenate(([0], np.cumsum(np.array(widths, dtype=np.int64))))
+    return TableSchema(n_obs, _decode_names(sent, "columns"), features, offsets)
+
+
+def _decode_names(sent: Mapping[str, Any], key: str) -> Sequence[str]:
+    """Return names that a client listed, or gave as a prefix and a count."""
+    found = sent.get(key)
+    if not (isinstance(found, dict) and set(found) == {"numbered", "prefix"}):
+        return tuple(as_names(found, key))
+    count, prefix = found["numbered"], found["prefix"]
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST_FEATURES or not isinstance(prefix, str):
+        raise RequestError(f"{key} are not numbered names: expected a count and a prefix")
+    return NumberedNames(count, prefix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,7 +316,7 @@ class Uploads:
     def _take_over(self, record: UploadRecord) -> None:
         """Find out what became of an upload of an earlier server."""
         try:
-            plan = decode_plan(record.plan)
+            plan = UploadPlan.decode(record.plan)
             upload = _Upload(record.name, record.owner, plan, record.folder)
             if record.report is not None and self._holds(plan, record.name):
                 upload.outcome = dict(record.report)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
+from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, DataError, MediumError, RequestError, ServerError
 
@@ -103,8 +103,8 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Return the switch of the disk under the records; the worker tries again soon."""
     found = Disk()
-    monkeypatch.setattr("ado_plugin.record_folder.os", found)
-    monkeypatch.setattr("ado_plugin.jobs._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("fastomp_nvm.durable_files.os", found)
+    monkeypatch.setattr("ado_plugin.service.jobs._RETRY_SECONDS", 0.01)
     return found
 
 

@@ -22,10 +22,10 @@ import fastomp_nvm as fo
 from ado_plugin.flight.server import _NUMBERS, _tile
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Tile, Uploads
 from fastomp_nvm import errors
 from fastomp_nvm.selection.codec import encode_vector
