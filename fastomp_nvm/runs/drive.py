@@ -1,18 +1,21 @@
-"""Durable runs: registered by name before the first sweep, resumed after any crash, finished results kept.
+"""Durable runs: registered by name before the first sweep, resumed after any crash, their results kept.
+
+``drive`` brings journaled runs to their results: those registered here, the jobs of a server and the runs of an MCAS server. The
+other functions keep the runs of this user.
 
 A run has a directory ``runs/NAME`` under ``FASTOMP_HOME``:
 
 ::
 
-    run.json       the registration; the directory appears under its name with it, at once and durably
-    result.json    the result; with it the run is finished
-    builds.json    the other numeric builds that had a part in it, where there are any
-    run-ID.N.bin   the state, where the store cannot be written; otherwise it is a region of the store
+    run.json       the registration; the directory appears with it in one step, durably
+    result.json    the result of a finished run
+    builds.json    other numeric builds that took part in the run, if any
+    run-ID.N.bin   the log, where the store cannot be written; otherwise the log is a region of the store
 
-Invariants: a run is driven by one process, which holds a lock on the directory that the kernel releases when that process ends,
-however it ends. A run goes on only with the store, the request, the format and the numeric build it was registered with; what
-differs is named. Whatever the moment of a crash, ``resume`` comes to the result of the uninterrupted run, bit for bit, counters
-included; only ``seconds`` is what all processes together spent.
+Invariants: a run is driven by one process, which holds a lock on the directory; the kernel releases the lock when that process
+ends, however it ends. A run continues only with the store, request, format and numeric build it was registered with; an error names
+the difference. Whatever the moment of a crash, ``resume`` reaches the result of the uninterrupted run, bit for bit, counters
+included; ``seconds`` is the sum over all processes.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ _RESULT = "result.json"
 _BUILDS = "builds.json"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _READ_ATTEMPTS = 5
-_FIRST_REGION = 512 * PAGE  # bytes; a log that outgrows it moves, which few runs should have to wait for
+_FIRST_REGION = 512 * PAGE  # bytes; few runs outgrow it and have to wait while their log moves
 
 
 class _Options(TypedDict):
@@ -81,15 +84,15 @@ class RunInfo:
     store, algorithm, objective : str
     k : int, optional
     rounds, selected : int
-        Queries answered, features selected by then.
+        Queries answered, and features selected when the last one was asked.
     value : float
-        f of them.
+        f of the selected features.
     seconds : float
-        Spent so far.
+        Time spent so far, over all processes.
     created : str
         ISO 8601.
     detail : str
-        Why a run is damaged; else empty.
+        The damage of a damaged run; otherwise empty.
     """
 
     name: str
@@ -128,10 +131,10 @@ def start(
     Parameters
     ----------
     name : str
-        Up to 100 letters, digits, ``_``, ``-`` and ``.``; not used before.
+        Up to 100 letters, digits, ``_``, ``-`` and ``.``; not that of another run.
     data : FeatureStore or store URL
     y : (n_obs,) array, optional
-        The response; the store's target when left out. Kept with the run.
+        The response, kept with the run; a target of the store when left out.
     constraint_file : Path, optional
         A constraint file, in place of ``constraint``.
     load : {"dram", "tier"}, optional
@@ -149,15 +152,15 @@ def start(
     """
     check_name(name, "run")
     if not isinstance(data, (str, FeatureStore)):
-        raise RequestError("a durable run needs a store, which another process can open again: build one with create_store")
+        raise RequestError("a durable run needs a store that another process can open: build one with create_store")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(data)) if isinstance(data, str) else data
         if store.traits.durability == "none":
-            raise RequestError(f"{store.url} is gone with this process, so a run on it cannot be durable: use a store in a file")
+            raise RequestError(f"{store.url} ends with this process, so a run on it cannot be durable: use a store in a file")
         dataset = Dataset.of_store(store)
         file = None if constraint_file is None else ConstraintFile.read(constraint_file, dataset)
         asked = make_request(request)
-        if asked.gather_bytes is None:  # counters include what is re-read, which must not depend on the memory free at resume
+        if asked.gather_bytes is None:  # fixed now: counters must not depend on the memory free at resume
             asked = replace(asked, gather_bytes=automatic_budget(8 * len(dataset.matrix) * dataset.n_obs))
         new = Registration(
             name=name,
@@ -178,7 +181,7 @@ def start(
             options = _Options(other_build=False, threads=threads, observer=observer, cancelled=cancelled)
             return _finish(new, store, directory, **options)
         except InputError:
-            # The request does not fit the data: no run came of it, and the name is free again.
+            # The request does not fit the data: there is nothing to resume.
             _remove(new, store, directory)
             raise
 
@@ -191,13 +194,13 @@ def resume(
     observer: Observer | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Selection:
-    """Go on with a run where it stopped, or return the result of a finished one.
+    """Continue a run where it stopped, or return the result of a finished one.
 
     Parameters
     ----------
     name : str
     other_build : bool
-        Go on although kernel, BLAS, NumPy or block size are not those the run was started with; the result says so.
+        Continue although kernel, BLAS, NumPy or block size differ from those of the start; the result lists the differences.
     threads, observer, cancelled
         As for ``select``.
 
@@ -223,7 +226,7 @@ def list_runs() -> list[RunInfo]:
 
 
 def registration(name: str) -> Registration:
-    """Return what the run ``name`` is."""
+    """Return the registration of the run ``name``."""
     directory = run_directory.existing(name)
     try:
         return Registration.from_bytes((directory / _REGISTRATION).read_bytes())
@@ -233,32 +236,32 @@ def registration(name: str) -> Registration:
 
 
 def forget(name: str) -> None:
-    """Remove a run with its state and its result; its name is free again."""
+    """Remove a run with its log and its result; its name is free again."""
     directory = run_directory.existing(name)
     with run_directory.locked(directory, name):
         try:
             found = registration(name)
             with open_store(found.store) as store:
                 _remove(found, store, directory)
-        except FastompError:  # neither a lost store nor a damaged registration keeps the name
+        except FastompError:  # the store is lost or the registration damaged: the name is freed anyway
             run_directory.remove(directory)
 
 
 @dataclass(slots=True, eq=False)
 class JournaledRun:
-    """A request whose decisions are kept in a log, from which any process can go on with it.
+    """A request whose decisions are kept in a log, from which any process can continue.
 
     Attributes
     ----------
     request : SelectionRequest
     open_log : callable, optional
-        Opens the log, or begins it; None keeps none.
+        Opens or begins the log. None: the run keeps no log.
     identity : mapping
-        Entries of the log's identity beside matrix, targets and numeric build, or in their place.
+        Entries of the log's identity beside ``fingerprint``, ``targets`` and ``build``, or replacing them.
     selection : Selection, optional
-        The result, once there is one.
+        The result, set when the run ends with one.
     rounds : int
-        Queries answered for it, by all processes.
+        Queries answered, over all processes; set when the run ends.
     """
 
     request: SelectionRequest
@@ -284,24 +287,22 @@ def drive(
 ) -> bool:
     """Bring runs over the same data to their results from where their logs end, in shared sweeps.
 
-    Local runs, jobs of a server and runs inside an MCAS server are all driven here.
-
     Parameters
     ----------
     dataset : Dataset
     runs : sequence of JournaledRun
-        Their results are stored in them.
+        Receive their results.
     y : (n_obs,) array, optional
-        The response of all of them, in place of a target of the data.
+        The response of all runs, in place of a target of the data.
     verified : bool
-        Whether the data was checked, for the results.
+        Reported in the results: whether the data was checked.
     other_build : bool
         Accept logs of another numeric build.
     threads, observer, cancelled
         As for ``select``.
     deadline : callable, optional
-        Asked between two rounds, once at least one was answered: runs that only replay their logs would never end. A true answer
-        ends the call; the runs can be driven again later.
+        Asked between two rounds, after the first new one, so that every call makes progress. A true answer ends the call; the runs
+        can be continued by another call.
     dropped : callable, optional
         Asked at every round of a run with its position; a true answer ends this run without a result.
     ended : callable, optional
@@ -318,7 +319,7 @@ def drive(
         A log belongs to another request, other data, another numeric build or other code.
     """
     identity: dict[str, Json] = {}
-    if any(run.open_log is not None for run in runs):
+    if any(run.open_log is not None and "build" not in run.identity for run in runs):
         build = dict[str, Json](numeric_build(kernel().id))
         identity = {"fingerprint": dataset.fingerprint, "targets": target_digest(dataset), "build": build}
     budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(runs))
@@ -330,7 +331,7 @@ def drive(
         nonlocal left
         run, journal = runs[place], journals[place]
         if journal is not None:
-            with contextlib.suppress(FastompError):  # its last record is not needed any more, but must not be written later
+            with contextlib.suppress(FastompError):  # its last record is not needed, but no thread may write it later
                 journal.close()
             run.rounds = journal.rounds
         if selection is not None:
@@ -373,9 +374,9 @@ def drive(
 
 
 def _pinned(request: SelectionRequest, recorded: Mapping[str, Json], budget: int) -> tuple[SelectionRequest, dict[str, Json]]:
-    """Return a request with the budget of gathered columns that its log was begun with, and the budget as part of the identity.
+    """Return a request with the memory budget that its log was begun with, and the budget as an entry of the identity.
 
-    Counters include the columns that are read again, which must not depend on the memory that is free when a run goes on.
+    Counters include columns that are read again for lack of memory: they must not depend on the memory free at a later start.
     """
     kept = recorded.get("gather_bytes") if recorded else budget
     if request.gather_bytes is not None or not isinstance(kept, int):
@@ -384,7 +385,7 @@ def _pinned(request: SelectionRequest, recorded: Mapping[str, Json], budget: int
 
 
 def _finish(run: Registration, store: FeatureStore, directory: Path, **options: Unpack[_Options]) -> Selection:
-    """Bring a registered run to its result from wherever it stands; the lock is held."""
+    """Bring a registered run to its result from where its log ends; the caller holds its lock."""
     dataset = Dataset.of_store(store)
     build = numeric_build(kernel().id)
     _check_identity(run, dataset, build, other_build=options["other_build"])
@@ -416,18 +417,18 @@ def _finish(run: Registration, store: FeatureStore, directory: Path, **options: 
 
 
 def _check_identity(run: Registration, dataset: Dataset, build: Mapping[str, str], *, other_build: bool) -> None:
-    """Refuse to go on with other data or another numeric build, saying what differs."""
+    """Raise ``StoreError`` for other data, other targets or another numeric build than those of the registration."""
     if dataset.fingerprint != run.fingerprint:
         raise StoreError(
             f"the store {run.store} holds another matrix (fingerprint {dataset.fingerprint[:16]}) than the run {run.name!r} was "
-            f"started on ({run.fingerprint[:16]}): put the old store back or start a new run"
+            f"started on ({run.fingerprint[:16]}): restore that store or start a new run"
         )
     if target_digest(dataset) != run.targets:
         raise StoreError(f"the targets of the store {run.store} are not those the run {run.name!r} was started on: start a new run")
     if build != run.build and not other_build:
         raise StoreError(
             f"the run {run.name!r} was started with another numeric build ({'; '.join(_differences(run.build, build))}), "
-            "under which bits may differ: resume it there, or go on with this one (--other-build, other_build=True)"
+            "under which bits may differ: resume it there, or accept this build (--other-build, other_build=True)"
         )
 
 
@@ -437,12 +438,14 @@ def _differences(was: Mapping[str, str], now: Mapping[str, Json]) -> list[str]:
 
 
 def _other_builds(directory: Path) -> list[dict[str, Json]]:
-    """Return the numeric builds, other than that of its start, that had a part in a run."""
+    """Return the numeric builds, other than that of its start, that took part in a run."""
     try:
         builds = unseal("fastomp-builds", (directory / _BUILDS).read_bytes())["builds"]
         if not isinstance(builds, list):
             raise StoreError("it is not a list")
-        return [build for build in builds if isinstance(build, dict)]
+        if len(found := [build for build in builds if isinstance(build, dict)]) < len(builds):
+            raise StoreError("it is not a list of objects")
+        return found
     except FileNotFoundError:
         return []
     except (OSError, StoreError, KeyError) as error:
@@ -451,7 +454,7 @@ def _other_builds(directory: Path) -> list[dict[str, Json]]:
 
 
 def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateLog:
-    """Open the run's log: in the store, or in the run's directory from the moment on when the store could not be written."""
+    """Open the run's log: in the store or, once the store could not be written, in the run's directory."""
     own = _own_regions(directory)
     if read_state(own, _region(run), run.run_id).sequence:
         return _log_in(own, run)
@@ -462,7 +465,7 @@ def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateL
             raise
     if kept := read_state(store, _region(run), run.run_id).records:
         with contextlib.closing(_log_in(own, run)) as copy:
-            copy.append(*kept)  # at once: a copy that was not finished is none, and is made again
+            copy.append(*kept)  # as one state: an unfinished copy counts as none and is made again
     return _log_in(own, run)
 
 
@@ -482,7 +485,7 @@ def _region(run: Registration) -> str:
 
 
 def _info(name: str) -> RunInfo:
-    """Return where a run stands, whatever state it is in."""
+    """Return the entry of a run in the list, whatever its condition."""
     try:
         found = registration(name)
         directory = run_directory.existing(name)
@@ -495,7 +498,7 @@ def _info(name: str) -> RunInfo:
             except FastompError:
                 if not (directory / _RESULT).exists():
                     raise
-        # Looked for again: a run that finished meanwhile has dropped its state.
+        # Checked again: a run that finished meanwhile has dropped its log.
         if (directory / _RESULT).exists():
             result, rounds = _read_result(directory)
             status = "finished"
@@ -529,7 +532,7 @@ def _progress(run: Registration, directory: Path) -> Progress:
 def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
     """Return the records of a run that another process may be appending to."""
     for _ in range(_READ_ATTEMPTS - 1):
-        with contextlib.suppress(FastompError):  # both slots can be seen half written, or a region be gone, if we are slow
+        with contextlib.suppress(FastompError):  # a slow reader can see both slots half written, or no region
             return list(read_state(place, _region(run), run.run_id).records)
     return list(read_state(place, _region(run), run.run_id).records)
 
@@ -566,7 +569,7 @@ def _read_result(directory: Path) -> tuple[Selection, int]:
 def _remove(run: Registration, store: FeatureStore, directory: Path) -> None:
     """Remove a run: its registration first, so that no run without a log remains."""
     run_directory.remove(directory)
-    with contextlib.suppress(FastompError):  # in a store that cannot be written its log only takes room
+    with contextlib.suppress(FastompError):  # a log left in a store that cannot be written only takes room
         _drop_logs(run, store)
 
 

@@ -203,7 +203,7 @@ def decode_selection(sent: Mapping[str, Any]) -> Selection:
             details=details,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.ServerError(f"the server's answer cannot be read ({error!r}): is it of another version?") from error
+        raise errors.ServerError(f"the answer cannot be read ({error!r}): was it made by another release?") from error
 
 
 def encode_error(error: FastompError) -> dict[str, str]:

@@ -173,7 +173,7 @@ def test_an_answer_is_over_with_its_round() -> None:
 
 def test_another_identity_is_refused(log: MemoryLog) -> None:
     """A record made for another request or build is refused by name; another build may be allowed."""
-    with pytest.raises(StoreError, match=r'request \{"k": 3\} and now meets request \{"k": 4\}'):
+    with pytest.raises(StoreError, match=r'request \{"k": 3\} and now has request \{"k": 4\}'):
         DecisionJournal(MemoryLog(log.records), {**IDENTITY, "request": {"k": 4}})
     other = {**IDENTITY, "build": {"kernel": "b"}}
     with pytest.raises(StoreError, match="build"):

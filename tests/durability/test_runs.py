@@ -87,7 +87,7 @@ def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
         fo.select(X, X[:, 0], run="array", k=1)
     with (
         fo.create_store("dram:volatile", X, X[:, 0], replace=True) as store,
-        pytest.raises(fo.RequestError, match="gone with this"),
+        pytest.raises(fo.RequestError, match="ends with this process"),
     ):
         fo.select(store, run="memory", k=1)
     with pytest.raises(fo.RequestError, match="Cardinality object, which exists in this process only"):
@@ -126,7 +126,7 @@ def test_another_request_is_refused(stopped: str, own_home: Path) -> None:
     """A state made for other parameters is refused, naming them."""
     found = drive.registration("half")
     rewrite(own_home, "half", request={**found.request, "k": 4})
-    with pytest.raises(fo.StoreError, match=r'made with request \{"k": 5\} and now meets request \{"k": 4\}'):
+    with pytest.raises(fo.StoreError, match=r'made with request \{"k": 5\} and now has request \{"k": 4\}'):
         fo.resume("half")
 
 
