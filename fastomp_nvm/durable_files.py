@@ -118,7 +118,7 @@ def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
 def lock_path(path: str | Path, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int | None:
     """Return a descriptor that holds the lock of a file or directory until it is closed.
 
-    None where it cannot be had: another process holds the lock, the file system has no locks, or there is nothing at ``path``.
+    None if another process holds the lock, the file system has no locks, or ``path`` does not exist.
     A symbolic link is not followed. ``flags`` are those of ``open``; ``path`` is relative to the open ``directory`` where given.
     """
     try:
