@@ -1,9 +1,9 @@
-"""What runs inside the Python of an MCAS server: one slice of a selection per call, over zero-copy views of the pool.
+"""The plugin inside the Python of an MCAS server: one slice of a selection per call, over zero-copy views of the pool.
 
-A call there must end within seconds, so a selection is driven in slices: each replays the journal that the pool holds, goes on for
-a few seconds, leaves its decisions in the pool and returns. Whoever calls names the run and the sequence it expects; a call that
-comes late, twice, or from a second driver expects another sequence and changes nothing. When the journal needs more room the reply
-says so and the client provides it. Calls and replies are JSON; needs numpy and scipy only, and imports nothing of MCAS.
+A call there must end within seconds, so a selection is driven in slices: each replays the journal in the pool, continues for a few
+seconds, leaves its decisions in the pool and returns. A caller names the run and the sequence it expects; a call that is late,
+repeated or from a second driver expects another sequence and changes nothing. When the journal needs a larger region the reply says
+so, and the client creates it. Calls and replies are JSON. Needs numpy and scipy only, and imports nothing of MCAS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_ROOM = 64 * PAGE
 #: Name of the log that holds the answers.
 RESULT = "result"
 
-#: Results of runs that ended in this process and wait for room; lost with the process, and then computed again.
+#: Results of runs that ended in this process and wait for a region; lost with the process, and then computed again.
 _computed: dict[str, bytes] = {}
 
 
@@ -51,23 +51,25 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
     Parameters
     ----------
     target : (n,) int8
-        The value of the key that was called: the manifest of a store, or the record of a run.
+        The value that was called: the manifest of a store, or the record of a run.
     load : callable
-        Returns the value of another key as a view, or None; each key once.
+        Returns a view of the value of another key, or None; it works once per key.
     parameters : str
-        JSON: ``operation``, and what it needs.
+        JSON: ``operation`` and its parameters.
 
     Returns
     -------
     str
-        JSON; ``error`` in it is one sentence.
+        JSON; an error is one sentence under ``error``.
     """
     try:
         sent = json.loads(parameters)
         operation = _OPERATIONS.get(str(sent.get("operation"))) if isinstance(sent, dict) else None
         if operation is None:
-            raise RequestError(f"the plugin of release {__version__} does not know this call: install the client's release there")
-        # A server gives each value to a call once: asked again, it says that there is none.
+            raise RequestError(
+                f"release {__version__} of the plugin does not know this call: install the client's release in the server"
+            )
+        # A server returns each value once per call; a second request gets None.
         reply = operation(target, functools.cache(load), sent)
     except FastompError as error:
         reply = {"error": encode_error(error)}
@@ -79,7 +81,7 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
 
 
 def log_identifier(run: str, name: str) -> bytes:
-    """Return 16 bytes that stand for one log of a run; ``run`` is its id, which no other run has."""
+    """Return the id of one log of the run with the id ``run``."""
     return hashlib.blake2b(f"mcas/{run}/{name}".encode(), digest_size=16).digest()
 
 
@@ -89,7 +91,7 @@ def log_name(place: int) -> str:
 
 
 def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Say who answers, and how the view of the value lies in memory."""
+    """Return the versions of plugin and Python, and how the view of the value lies in memory."""
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -113,11 +115,11 @@ def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 
 
 def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Drive a run for a while, if it stands where the caller thinks it does."""
+    """Drive a run for some seconds, if it is at the sequence that the caller expects."""
     run = _read_json(target, "the record of the run")
     job, requests = run["job"], run["requests"]
     if sent.get("run") != run["id"]:
-        raise ServerError(f"the run {job!r} is another one than the caller means: it was removed and begun again")
+        raise ServerError(f"the run {job!r} is another one than the caller's: it was removed and begun again")
     names = [log_name(place) for place in range(len(requests))]
     place: RegionPlace = RunRegions(load, f"run/{job}", [*names, RESULT])
     identifiers = [log_identifier(run["id"], name) for name in names]
@@ -134,7 +136,7 @@ def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]
             result = _drive(run, load, place, lambda: time.monotonic() >= end, verify=verify)
             if result is None:
                 return {"state": "running", **_standings(place, names, identifiers)}
-            _computed.clear()  # one run at a time ends here, and its client fetches it at once
+            _computed.clear()  # one run at a time ends here, and its client reads the result at once
             _computed[run["id"]] = result
         _keep_result(place, _computed[run["id"]], log_identifier(run["id"], RESULT))
         del _computed[run["id"]]
@@ -170,11 +172,11 @@ def _drive(
 
 
 def _keep_result(place: RegionPlace, result: bytes, identifier: bytes) -> None:
-    """Leave the result in the pool, where the client reads it as data."""
-    room = 4 * PAGE + -(-len(result) // PAGE) * PAGE
+    """Write the result into the pool, where the client reads it."""
+    size = 4 * PAGE + -(-len(result) // PAGE) * PAGE
     if f"{RESULT}.0" in place.regions():
-        room = place.region(f"{RESULT}.0").size  # made for an answer whose digits were others; the log outgrows it if it must
-    log = StateLog(place, RESULT, identifier, room)
+        size = place.region(f"{RESULT}.0").size  # made for an answer with other digits; the log grows if needed
+    log = StateLog(place, RESULT, identifier, size)
     try:
         log.append(result)
     finally:
@@ -200,7 +202,7 @@ def _read_json(view: AnyArray, what: str) -> dict[str, Any]:
 
 
 def _count_calls() -> int:
-    """Return how often this process was pinged: what upstream's reference-count fault limits."""
+    """Return the number of pings to this process, which upstream's reference-count fault limits."""
     global _calls
     _calls += 1
     return _calls

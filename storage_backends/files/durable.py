@@ -37,7 +37,7 @@ NO_REPLACE = 1
 EXCHANGE = 2
 
 _PARTIAL = re.compile(r"\..+\.partial-[0-9a-f-]+")
-# What stands in the way of a file although there is room for it.
+# Limits that refuse a file although there is free space.
 _LIMITS = {errno.EDQUOT: "the quota on its file system", errno.EFBIG: "the largest size of a file (ulimit -f, or its file system)"}
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -70,16 +70,16 @@ def file_system_type(path: str) -> str:
 
 
 def allocate(descriptor: int, length: int, path: str) -> None:
-    """Give an open file ``length`` bytes of real room, so that writing through a mapping cannot run out of it.
+    """Allocate ``length`` bytes for an open file, so that writing through a mapping cannot run out of space.
 
     Raises
     ------
     MediumError
-        When the file system has no room for them.
+        The file system has not enough free space.
     """
     room = os.fstatvfs(descriptor)
     free = room.f_bavail * room.f_frsize
-    shortage = f"{path} needs {describe_bytes(length)}, has {describe_bytes(free)} free: make room or choose another place"
+    shortage = f"{path} needs {describe_bytes(length)}, has {describe_bytes(free)} free: free some space or choose another place"
     if length > free:
         raise MediumError(shortage)
     try:
@@ -97,7 +97,7 @@ def allocate(descriptor: int, length: int, path: str) -> None:
 
 
 def give_back(descriptor: int, offset: int, length: int) -> None:
-    """Return the room of a part of an open file to the file system, where that can be done: the part then reads as zeros."""
+    """Release the space of a part of an open file, where the file system supports it; the part then reads as zeros."""
     keep_size, punch_hole = 1, 2
     library = ctypes.CDLL(None, use_errno=True)
     library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
@@ -116,14 +116,14 @@ def write_file(directory: int, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, int]]:
-    """Make a file that is to become ``name`` in an open directory, having swept away what dead processes left of such.
+    """Create a temporary file, to be renamed to ``name`` in an open directory; remove those of dead processes first.
 
-    Its lock tells other sweeps that its maker lives, in whichever process namespace that is.
+    The file is locked while its process lives, in whichever process namespace.
 
     Yields
     ------
     tuple of str and int
-        Its name for the time of the ``with``, unless it is renamed, and its descriptor.
+        Its name and its descriptor. A file that was not renamed is removed at the end of the ``with`` block.
     """
     for entry in os.listdir(directory):
         if _PARTIAL.fullmatch(entry):
@@ -131,11 +131,11 @@ def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, in
     while True:
         partial = f".{name}.partial-{secrets.token_hex(8)}"
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=directory)
-        with contextlib.suppress(OSError):  # without locks nothing is swept
+        with contextlib.suppress(OSError):  # without locks no file is removed as abandoned
             lock(descriptor, wait=True)
         if os.fstat(descriptor).st_nlink:
             break
-        os.close(descriptor)  # a sweep came between the file and its lock
+        os.close(descriptor)  # another process removed the file before it was locked
     try:
         yield partial, descriptor
     finally:
