@@ -1,5 +1,5 @@
 """In-store execution: the operations of a pool server, and the hosts that carry them.
 
-``operations`` says what can be asked of pools and is free of any transport; ``flight_server`` carries it over Arrow Flight. Nothing
-is imported here: the registry reaches what is needed by name.
+``service`` holds pools, uploads, jobs and operations, free of any transport; ``flight`` carries them over Arrow Flight; ``mcas``
+runs the same selections inside an MCAS server. Nothing is imported here.
 """

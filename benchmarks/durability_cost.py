@@ -48,7 +48,6 @@ from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.runs import directory
 from fastomp_nvm.runs import drive as durable_runs
 from fastomp_nvm.runs.journal import DecisionJournal
-from fastomp_nvm.runs.log import StateLog
 from storage_backends.files.regions import FileRegion
 
 __all__ = ["main", "measure"]
@@ -69,13 +68,13 @@ COLD_REQUESTS: dict[str, dict[str, Any]] = {
 #: Steps that only a durable run takes and waits for.
 STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "run": (
-        (directory, "write_durably"),
-        (directory, "_sync"),
+        (directory, "write"),
+        (directory, "sync_directory"),
         (durable_runs, "_open_log"),
         (durable_runs, "target_digest"),
         (durable_runs, "numeric_build"),
         (DecisionJournal, "close"),
-        (StateLog, "drop"),
+        (durable_runs, "_drop_logs"),
     ),
     "rounds": ((DecisionJournal, "record"), (DecisionJournal, "note"), (DecisionJournal, "commit")),
 }

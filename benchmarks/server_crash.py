@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 import fastomp_nvm as fo
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.records import JobRecords
 from fastomp_nvm.errors import ServerError, StoreURLError
 from fastomp_nvm.runs.log import StateLog
 from storage_backends.build.builder import StoreBuilder

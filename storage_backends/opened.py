@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.durable_files import is_name
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import QUICK, Seal, crc32
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
@@ -28,7 +28,6 @@ from fastomp_nvm.stores.url import StoreURL
 __all__ = ["OpenedStore", "check_range", "check_region_name", "refuse_extras"]
 
 _OF_TIER = " of the int8 tier"
-_REGION_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 class OpenedStore(FeatureStore):
@@ -183,7 +182,7 @@ def _damaged(url: str, layout: StoreLayout, block: int, of: str = "") -> StoreEr
 
 def check_region_name(name: str) -> None:
     """Refuse a region name that would not be safe as a file name."""
-    if not isinstance(name, str) or not _REGION_NAME.fullmatch(name):
+    if not is_name(name):
         raise StoreURLError(
             f"{name!r} is no region name: expected up to 100 letters, digits, '_', '-' and '.', not starting with '.'"
         )

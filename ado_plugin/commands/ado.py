@@ -1,4 +1,4 @@
-"""``fastomp ado``: configure an MCAS server, install the plugin into its Python, and prove that a live one works."""
+"""``fastomp ado``: configure an MCAS server, install the plugin into its Python, and check a live server."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config = actions.add_parser("config", help="write a server configuration from a YAML file", description="Write it as JSON.")
     config.add_argument("description", type=Path, metavar="FILE.yaml", help="ado_path, provider, shards; see deploy/MCAS.md")
     config.add_argument("--out", type=Path, metavar="F", help="where to write it; otherwise standard output")
-    install = actions.add_parser("install", help="put the plugin where the server's Python finds it", description="Install it.")
+    install = actions.add_parser("install", help="make the plugin importable in the server's Python", description="Install it.")
     install.add_argument("--python", required=True, metavar="EXE", help="the interpreter that the server embeds")
     install.add_argument("--method", choices=("pth", "pip"), default="pth", help="a path file (default), or pip")
-    check = actions.add_parser("check", help="prove put, invoke, resume and delete on a live server", description="Check it.")
+    check = actions.add_parser("check", help="try put, invoke, resume and delete on a live server", description="Check it.")
     check.add_argument("url", metavar="mcas://HOST:PORT/POOL", help="a store fastomp_check is put there and deleted again")
     check.add_argument("--timeout", type=float, default=45.0, metavar="S", help="seconds per call (default 45)")
     check.add_argument("--json", action="store_true", help="print one object per step")
@@ -58,14 +58,14 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    """Install the plugin and say what the other Python then is."""
+    """Install the plugin and print the versions of the other Python."""
     found = admin.install(arguments.python, arguments.method)
     print(f"Python {found['python']} with numpy {found['numpy']} finds fastomp {found['fastomp']} at {found['plugin']}")
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Print what each step saw; fail if one did."""
+    """Print the result of each step; return 1 if one failed."""
     passed = True
     for finding in admin.check(arguments.url, arguments.timeout):
         passed &= finding.passed

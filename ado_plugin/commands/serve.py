@@ -27,7 +27,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", re.IGNORECASE)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "--pools", required=True, metavar="DIR|URL", help="where the pools are: a directory, mmap:///DIR or pmem:///DIR"
+        "--pools", required=True, metavar="DIR|URL", help="place of the pools: a directory, mmap:///DIR or pmem:///DIR"
     )
     parser.add_argument("--listen", default="127.0.0.1:7010", metavar="HOST:PORT", help="default 127.0.0.1:7010; port 0 takes any")
     parser.add_argument("--token-file", type=Path, metavar="F", help="one admin token, or a YAML list of name, sha256, role, pools")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", type=Path, metavar="F", help="its key, PEM")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics for Prometheus and /health there; off by default")
     parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
-    parser.add_argument("--quota", type=_size, metavar="SIZE", help="most bytes a pool may hold, uploads included, such as 500GB")
+    parser.add_argument("--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep")
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="most jobs waiting or running (default 256)")
     parser.add_argument(
@@ -45,11 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--job-work", type=_size, default=10**14, metavar="SIZE", help="most bytes one job may read (default 100TB)"
     )
     parser.add_argument(
-        "--upload-idle", type=float, default=900.0, metavar="S", help="give up uploads that lie still this long (default 900)"
+        "--upload-idle", type=float, default=900.0, metavar="S", help="remove uploads that are idle this long (default 900)"
     )
-    parser.add_argument("--drain", type=float, default=20.0, metavar="S", help="what running jobs get on SIGTERM (default 20)")
     parser.add_argument(
-        "--journal-from", type=_size, metavar="SIZE", help="jobs that read more go on where a killed server was (default 4GB)"
+        "--drain", type=float, default=20.0, metavar="S", help="time for running jobs to end on SIGTERM (default 20)"
+    )
+    parser.add_argument(
+        "--journal-from", type=_size, metavar="SIZE", help="jobs that read more are continued after a crash (default 4GB)"
     )
 
 
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     log_to_stderr()
     lost_pages.install_guard()  # before stores are opened: a truncated file must not end the server
-    warnings.simplefilter("ignore")  # an infeasible answer says so in its fields
+    warnings.simplefilter("ignore")  # an infeasible selection says so in its fields
     finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
     if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
         raise InputError("--queue, --upload-idle and --drain take positive numbers")
@@ -102,17 +104,17 @@ def run(arguments: argparse.Namespace) -> int:
         if number == signal.SIGHUP:
             service.reload()
     if not service.stop():
-        # Calls that clients still hold open would keep the process alive; everything that must survive is on disk.
+        # Calls that clients hold open would keep the process alive; everything durable is on disk.
         sys.stdout.flush()
         os._exit(0)
     return 0
 
 
 class ArrivingSignals:
-    """Signals as bytes of a pipe, which no moment of their arrival can lose.
+    """Signals as bytes of a pipe, so that none is lost whenever it arrives.
 
-    A handler that sets a ``threading.Event`` deadlocks when it interrupts the beginning of the very ``wait`` it is to end, whose
-    lock is then held, and one that comes just before a blocking call is seen only after it.
+    A handler that sets a ``threading.Event`` deadlocks when it interrupts the start of the ``wait`` that it should end, whose lock
+    is then held, and a signal that arrives just before a blocking call is seen only after the call.
 
     Parameters
     ----------
@@ -123,7 +125,7 @@ class ArrivingSignals:
         self._arrivals, arrivals = os.pipe()
         os.set_blocking(arrivals, False)
         for number in numbers:
-            signal.signal(number, lambda *_: None)  # the C handler writes the number into the pipe; nothing is left to do
+            signal.signal(number, lambda *_: None)  # the C handler has written the number into the pipe
         signal.set_wakeup_fd(arrivals)
 
     def wait(self) -> int:

@@ -1,9 +1,9 @@
 """The operations carried over Arrow Flight: the only server-side importer of ``pyarrow.flight``.
 
-An operation is an action: its body is the request, its results are a first empty one, sent at once, and the replies. Tiles of an
-upload come as a stream of batches, each one column of bytes with a description beside it. A stream that ends says nothing about
-success (a client that died ends it too): only ``commit`` publishes. Nothing but Flight errors of one sentence leave this module,
-because anything else would show the client a traceback.
+An operation is an action: its body is the request, its results are an empty one, sent at once, and the replies. Tiles of an upload
+are a stream of batches, each one column of bytes with metadata. The end of a stream does not mean success (a client that died ends
+it too): only ``commit`` publishes. Only Flight errors of one sentence leave this module: any other exception would send the client
+a traceback.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["FlightHost", "TLSFiles"]
 _log = logging.getLogger(__name__)
 
 _TILE_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
-#: Batches read before they are needed.
+#: Batches read ahead.
 _READ_AHEAD = 3
-#: Upload streams that one principal may have open. A stream whose client stalls keeps two threads until the client goes or its own
-#: deadline ends the call: the library can neither time a read out nor end a call from here.
+#: Upload streams that one principal may have open. A stream whose client stalls keeps two threads until the client disconnects or
+#: its own deadline ends the call: the library can neither time out a read nor end a call on the server's side.
 _MOST_STREAMS = 64
 _NUMBERS = ("number", "crc", "first_obs", "first_column", "rows", "columns")
 
@@ -50,7 +50,7 @@ class TLSFiles:
 
 
 class _Admission(flight.ServerMiddleware):  # type: ignore[misc]
-    """Carries who calls from the headers to the handler."""
+    """Carries the caller from the headers to the handler."""
 
     def __init__(self, caller: Caller) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Admission(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 class _AdmissionFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without a valid token before anything else happens."""
+    """Refuses calls without a valid token before they reach a handler."""
 
     def __init__(self, access: Access) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     ----------
     host : str
     port : int
-        0 for any; ``port`` then says which.
+        0 for any; the attribute ``port`` holds the actual one.
     operations : Operations
     access : Access
     tls : TLSFiles, optional
@@ -97,18 +97,18 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     Raises
     ------
     OSError
-        The address cannot be had.
+        The server cannot listen on the address.
     """
 
     def __init__(self, host: str, port: int, operations: Operations, access: Access, tls: TLSFiles | None = None) -> None:
         self._operations = operations
         self._streams: collections.Counter[str] = collections.Counter()  # open ones, by principal
         self._counting = threading.Lock()
-        # With plain grpc:// here the certificates would be ignored and everything served in clear.
+        # With grpc:// the library would ignore the certificates and serve without encryption.
         location = f"{'grpc' if tls is None else 'grpc+tls'}://{f'[{host}]' if ':' in host else host}:{port}"
         certificates = None if tls is None else [(tls.certificate, tls.key)]
         if port:
-            # The library shares a port that another server listens on, which would get every other call.
+            # The library would share a port with another server, which would get every other call.
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
         super().__init__(location, tls_certificates=certificates, middleware={"admission": _AdmissionFactory(access)})
 
@@ -121,7 +121,7 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         return self._results(caller, action.type, body.to_pybytes())
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take in tiles of an upload; the reply comes when the stream has ended."""
+        """Write tiles of an upload; the reply is sent when the stream has ended."""
         caller = context.get_middleware("admission").caller
         try:
             message = decode_message(descriptor.command or b"")
@@ -131,7 +131,7 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
             chunks = _chunks(reader)
             reply = self._operations.write(caller, message.get("upload"), (_tile(chunk) for chunk in chunks))
             for _ in chunks:
-                pass  # after an error: a client that is still sending would not hear the reply
+                pass  # after an error: a client that is still sending would not read the reply
             writer.write(reply)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
@@ -139,7 +139,7 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         return [(name, f"needs the role {role}") for name, (role, _) in OPERATIONS.items()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """Refuse: no code path takes the matrix to the client."""
+        """Refuse: the matrix is never sent to a client."""
         raise flight.FlightServerError("this server does not hand out data: send a selection to it")
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -155,7 +155,7 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         raise flight.FlightServerError("this server has no flights: use the action info")
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        """Return an empty one: of this call alone the library sends tracebacks even of Flight errors."""
+        """Return an empty schema: in this call the library sends tracebacks even of Flight errors."""
         return flight.SchemaResult(pa.schema([]))
 
     @contextlib.contextmanager
@@ -172,13 +172,13 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
                 self._streams[principal] -= 1
 
     def _results(self, caller: Caller, operation: str, body: bytes) -> Iterator[bytes]:
-        """Yield the results of an action, the first at once: a client that drops the call before it would hang."""
+        """Yield the results of an action, the first at once: a client that drops the call before its first result would hang."""
         yield b""
         yield from self._operations.call(caller, operation, body)
 
 
 def _chunks(reader: Any) -> Iterator[Any]:
-    """Yield the batches of a stream, a few of them read ahead: receiving the next overlaps with writing this one."""
+    """Yield the batches of a stream, a few of them read ahead, so that receiving overlaps with writing."""
     ahead: queue.Queue[Any] = queue.Queue(maxsize=_READ_AHEAD)
 
     def receive() -> None:
@@ -188,9 +188,9 @@ def _chunks(reader: Any) -> Iterator[Any]:
         except StopIteration:
             ahead.put(None)
         except Exception as error:
-            # Whatever went wrong in the stream (a client that died, garbage) ends it; nothing is published by that.
+            # Any error of the stream (a client that died, invalid data) ends it; that publishes nothing.
             _log.info("an upload stream broke", extra={"reason": type(error).__name__})
-            ahead.put(ServerError("the stream of the upload broke: begin it again, what arrived is kept"))
+            ahead.put(ServerError("the stream of the upload broke: begin it again, and it continues"))
 
     threading.Thread(target=receive, name="receive", daemon=True).start()
     while (chunk := ahead.get()) is not None:
@@ -200,11 +200,11 @@ def _chunks(reader: Any) -> Iterator[Any]:
 
 
 def _tile(chunk: Any) -> Tile:
-    """Return the tile in a batch, after checking everything that was declared about it."""
+    """Return the tile in a batch after checking its metadata."""
     if chunk.app_metadata is None or chunk.data is None:
-        raise RequestError("a batch without a description arrived")
+        raise RequestError("a batch without metadata arrived")
     if chunk.app_metadata.size > 4096:
-        raise RequestError("the description of a tile is far larger than any of ours")
+        raise RequestError("the metadata of a tile is too large")
     described = decode_message(chunk.app_metadata.to_pybytes())
     numbers = [described.get(name) for name in _NUMBERS]
     if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**40 for number in numbers):
@@ -218,7 +218,7 @@ def _tile(chunk: Any) -> Tile:
     element = np.dtype(described["dtype"])
     if batch.num_rows != described["rows"] * described["columns"] * element.itemsize:
         raise RequestError(f"a tile of {described['rows']} x {described['columns']} {element} has {batch.num_rows} bytes")
-    # Misaligned, as received: checked and written as it is, which costs less than a copy into memory of our own.
+    # May be misaligned, as received: checking and writing it so costs less than a copy.
     column = batch.column(0)
     if column.null_count:
         raise RequestError("a tile holds nulls: expected bytes only")

@@ -1,7 +1,7 @@
 """A client's calls carried over Arrow Flight: the only client-side importer of ``pyarrow.flight``.
 
-Every call has a time limit. What the library reports becomes one of our errors: no answer is ``UnreachableError`` (and may be tried
-again, but for a certificate that is not trusted), a refusal is ``ServerError``.
+Every call has a time limit. Errors of the library become errors of this project: no answer is ``UnreachableError`` (which may be
+retried), a certificate that is not trusted ``UntrustedError``, a refusal ``ServerError``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FlightTransport:
             if not (token.isascii() and token.isprintable()):
                 raise RequestError("the token holds characters that cannot be sent: expected printable ASCII")
             self._headers.append((b"authorization", b"Bearer " + token.encode("ascii")))
-        # A server that was restarted must be found again soon, not after the minutes of the library's default.
+        # A restarted server must be found again soon, not after the minutes of the library's default.
         options: list[tuple[str, int]] = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
         if is_loopback(address.host):
             options.append(("grpc.enable_http_proxy", 0))
@@ -58,7 +58,7 @@ class FlightTransport:
         try:
             results = self._client.do_action(flight.Action(operation, body), self._options(timeout))
             for result in results:
-                if result.body.size:  # the first says only that the server has begun
+                if result.body.size:  # the first one is empty
                     yield result.body.to_pybytes()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._translated(error, timeout) from error
@@ -86,11 +86,11 @@ class FlightTransport:
         self._client.close()
 
     def _options(self, timeout: float) -> Any:
-        """Return what goes along with a call."""
+        """Return the options of a call."""
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def _translated(self, error: Exception, timeout: float) -> FastompError:
-        """Return what the library reported as one of our errors."""
+        """Return an error of the library as one of this project."""
         text = _sentence(error)
         if isinstance(error, flight.FlightUnauthenticatedError):
             return ServerError(f"{self._server} refuses the token: {text}")
@@ -111,7 +111,7 @@ class FlightTransport:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the first line of what the library said, without its debug tail."""
+    """Return the first line of an error of the library, without its debug context."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     text = text.rpartition("error, with message: ")[2]
     for tail in (". gRPC client debug context", ". Client context", ". Detail: "):

@@ -1,7 +1,7 @@
-"""What an operator of MCAS needs: a server configuration, the plugin in the server's Python, and proof that a live server works.
+"""Tools for operators of MCAS: a server configuration, the installation of the plugin, and a check of a live server.
 
-The check trusts nothing: upstream's server is research code with known defects, so each step is tried and a failure is named by the
-symptom it shows. Knows the server only through the same transport that clients use.
+Upstream's server is research code with known defects, so the check tries each step and names the known cause of a failure. Uses the
+same transport as clients.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHARD = {
 _TOP = {"ado_path", "provider", "shards"}
 _CHOICES = {"backend": ("hstore", "mapstore"), "provider": ("sockets", "verbs")}
 
-#: Calls after which upstream's reference-count fault was seen to end the ADO, and some more.
+#: More calls than those after which upstream's reference-count fault was seen to end the ADO.
 _CALLS = 80
 
 _NO_CONNECTION = "server down, wrong port, or wrong network device: set FASTOMP_MCAS_DEVICE, and FABRIC_SERVER_ADDR at the server"
@@ -53,20 +53,20 @@ _NO_ANSWER = (
     "or the ADO hung at its start, which happens with address-space randomisation on: start the server under 'setarch -R'"
 )
 _NO_PLUGIN = "the server's Python does not find this package: run 'fastomp ado install', or set PYTHONPATH for the server"
-_WORN_OUT = "the ADO died after several calls: upstream's reference-count fault; runs go on after it, each death costs 30 s"
-_OTHER = "the server's log has more"
+_WORN_OUT = "the ADO died after several calls: upstream's reference-count fault; runs survive it, each death costs 30 s"
+_OTHER = "see the server's log"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one step of the check saw.
+    """The result of one step of the check.
 
     Attributes
     ----------
     step : str
     passed : bool
     detail : str
-        What was seen; of a failure also what it is known to mean.
+        The observation; for a failure also its known cause.
     seconds : float
     """
 
@@ -88,7 +88,7 @@ def server_configuration(described: object) -> dict[str, Any]:
     Raises
     ------
     InputError
-        Something is missing, unknown, or of the wrong kind.
+        A field is missing, unknown, or of the wrong type.
     """
     if not isinstance(described, Mapping) or set(described) - _TOP or not isinstance(described.get("ado_path"), str):
         raise InputError("a server is described by ado_path, provider and shards: expected exactly these, ado_path as text")
@@ -102,7 +102,7 @@ def server_configuration(described: object) -> dict[str, Any]:
 
 
 def install(python: str, method: str = "pth") -> dict[str, Any]:
-    """Put this package where another Python finds it, and return what that Python then says of itself.
+    """Make this package importable in another Python; return that Python's versions and the plugin's path.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def install(python: str, method: str = "pth") -> dict[str, Any]:
 
 
 def check(url: str, timeout: float = 45.0) -> Iterator[Finding]:
-    """Prove put, invoke, resume and delete against a live server; yield what each step saw, ending at the first failure.
+    """Try put, invoke, resume and delete on a live server; yield the result of each step, up to the first failure.
 
     Parameters
     ----------
@@ -166,19 +166,21 @@ def check(url: str, timeout: float = 45.0) -> Iterator[Finding]:
             try:
                 detail, passed = attempt(), True
             except FastompError as error:
-                if isinstance(error, UnavailableError) and step != "invoke":  # says itself what is missing, on this machine
+                if (
+                    isinstance(error, UnavailableError) and step != "invoke"
+                ):  # its message names the missing package of this machine
                     detail = str(error)
                 else:
                     detail = f"{error}; known cause: {_NO_PLUGIN if isinstance(error, UnavailableError) else meaning}"
                 passed = False
             yield Finding(step, passed, detail, time.monotonic() - began)
-            # Worn out is a defect that runs survive: go on, so that the store is deleted.
+            # Runs survive a failure of endurance: continue, so that the store is deleted.
             if not passed and step != "endurance":
                 return
 
 
 def _put(client: Client, local: list[Selection]) -> str:
-    """Put a small store of several features, and keep the answer that it must give."""
+    """Put a small store, and compute the expected selection locally."""
     generator = np.random.default_rng(0)
     X = generator.normal(size=(200, 1000)).astype(np.float32)
     y = X[:, :8] @ np.arange(1.0, 9.0)
@@ -197,7 +199,7 @@ def _ping(client: Client) -> dict[str, Any]:
 
 
 def _invoke(client: Client) -> str:
-    """Have the plugin say who it is, and make sure that it is given views and not copies."""
+    """Check the release of the plugin, and that it gets views and not copies."""
     pong = _ping(client)
     if pong["version"] != __version__:
         raise UnavailableError(f"the server has release {pong['version']} and this is {__version__}: install this one there")
@@ -210,7 +212,7 @@ def _invoke(client: Client) -> str:
 
 
 def _resume(client: Client, base: str, timeout: float, expected: Selection) -> str:
-    """Drive a run for one slice, leave, and have another connection end it; compare with the local answer."""
+    """Drive a run for one slice, end it over another connection, and compare with the local selection."""
     job = client.submit(k=8, algorithm="sds_omp")
     transport: Any = client._transport
     pool = client._place(None)["pool"]
@@ -230,7 +232,7 @@ def _resume(client: Client, base: str, timeout: float, expected: Selection) -> s
 
 
 def _endure(client: Client) -> str:
-    """Call often enough to meet upstream's reference-count fault."""
+    """Call often enough to trigger upstream's reference-count fault."""
     began = time.monotonic()
     for _ in range(_CALLS):
         _ping(client)
@@ -238,7 +240,7 @@ def _endure(client: Client) -> str:
 
 
 def _delete(client: Client) -> str:
-    """Delete the store and its run, and what a check that failed left behind."""
+    """Delete the store with its runs, those of earlier failed checks included."""
     transport: Any = client._transport
     place = client._place(None)
     pool = transport._open(place)
@@ -252,7 +254,7 @@ def _delete(client: Client) -> str:
 
 
 def _shard(described: object) -> dict[str, Any]:
-    """Return one shard in the server's terms."""
+    """Return one shard of the server's configuration."""
     if not isinstance(described, Mapping) or set(described) - set(_SHARD):
         raise InputError(f"a shard is an object of {', '.join(_SHARD)}: found {described!r}")
     shard = {**_SHARD, **described}
@@ -276,7 +278,7 @@ def _shard(described: object) -> dict[str, Any]:
 
 
 def _run(command: list[str], purpose: str) -> str:
-    """Run a command of the other Python and return its output."""
+    """Run a command and return its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:

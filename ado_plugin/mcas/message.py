@@ -1,8 +1,8 @@
-"""The bytes of MCAS's Python personality: values it takes for NumPy arrays, calls it carries out, and the reply, read safely.
+"""Messages of MCAS's Python personality: values that it reads as NumPy arrays, calls, and replies, which are read safely.
 
-Both are size-prefixed FlatBuffers of the schema ``pp.fbs``; there are two shapes of them, so they are laid out here and need no
-library. A table is its vtable, then itself, then what it points to, and can be moved as a whole. The reply is a pickle made by the
-server: what is admitted is one text or one string of bytes, nothing that names a class or a function. Knows no connection.
+Values and calls are size-prefixed FlatBuffers of the schema ``pp.fbs``; only two shapes occur, so they are laid out here without a
+library. A table is its vtable, itself, and the objects it points to, and can be moved as a whole. A reply is a pickle made by the
+server: one text or one byte string is accepted, nothing that names a class or a function. Knows no connection.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Field = tuple[str, Any]  # a struct code and a number, "text" and bytes, "table"
 
 
 def array_prefix(key: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bytes:
-    """Return what stands before the data of a C-ordered array in a value.
+    """Return the bytes before the data of a C-ordered array in a value.
 
     Parameters
     ----------
     key : str
-        Under which the value is put: the personality compares it.
+        Key of the value, which the personality compares.
     shape : sequence of int
     dtype : dtype
-        float16, float32, float64 or int8: the ones that come back as they went.
+        float16, float32, float64 or int8: the types that the personality preserves.
     """
     strides = np.ones(len(shape), dtype=np.int64)
     strides[:-1] = np.cumprod(np.array(shape[:0:-1], dtype=np.int64))[::-1]
@@ -62,41 +62,47 @@ def data_of(value: bytes) -> bytes:
     length = struct.unpack_from("<I", value)[0] if len(value) >= 4 else len(value)
     start = 4 + length + struct.calcsize("<iqqqii")
     if start > len(value):
-        raise ServerError("a value of the pool is cut off or was not put there by this program: put the store again")
+        raise ServerError("a value of the pool is truncated or was not written by this program: put the store again")
     return value[start:]
 
 
 def invoke_message(function: str, code: str, parameters: str) -> bytes:
-    """Return the call of ``function``, whose source is ``code``, with one text as its parameters."""
-    # The personality unpickles its parameters; a text is all it ever gets from us.
+    """Return the message that calls ``function``, whose source is ``code``, with one text as its parameters."""
+    # The personality unpickles its parameters; this project sends text only.
     packed = base64.b64encode(pickle.dumps(parameters, protocol=2))
     if len(packed) > LARGEST_PARAMETERS:
-        raise RequestError(f"the call has {len(packed)} bytes of parameters, {LARGEST_PARAMETERS} are possible: use shorter names")
+        raise RequestError(
+            f"the call has {len(packed)} bytes of parameters, at most {LARGEST_PARAMETERS} are possible: use shorter names"
+        )
     operation = _table([("I", _CPYTHON), ("text", function.encode()), ("text", packed), ("text", code.encode())])
     return _message(_INVOKE_REQUEST, _table([("table", operation)]))
 
 
 def read_reply(data: bytes | bytearray) -> str | bytes:
-    """Return the text or bytes in a reply, and refuse everything else a pickle can hold."""
+    """Return the text or bytes in a reply; raise ``ServerError`` for any other pickle."""
     try:
         found = _PlainUnpickler(io.BytesIO(bytes(data))).load()
     except ServerError:
         raise
     except Exception as error:  # damaged pickles raise almost anything
-        raise ServerError(f"the reply of the MCAS server cannot be read ({type(error).__name__}): is its plugin ours?") from error
+        raise ServerError(
+            f"the reply of the MCAS server cannot be read ({type(error).__name__}): is another plugin installed there?"
+        ) from error
     if not isinstance(found, (str, bytes)):
-        raise ServerError(f"the MCAS server replied with a {type(found).__name__}: expected text, is its plugin ours?")
+        raise ServerError(
+            f"the MCAS server replied with a {type(found).__name__}: expected text; is another plugin installed there?"
+        )
     return found
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads text, bytes and containers of them; anything that would import is refused."""
+    """Reads text, bytes and containers of them; refuses everything that needs an import."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise ServerError(f"the reply of the MCAS server names {module}.{name}: it is refused, only text is expected")
+        raise ServerError(f"the reply of the MCAS server names {module}.{name} and is refused: only text is expected")
 
     def persistent_load(self, identifier: Any) -> NoReturn:
-        raise ServerError("the reply of the MCAS server refers to something outside it: it is refused")
+        raise ServerError("the reply of the MCAS server refers to an object outside it and is refused")
 
 
 def _message(kind: int, element: tuple[bytes, int]) -> bytes:
@@ -107,7 +113,7 @@ def _message(kind: int, element: tuple[bytes, int]) -> bytes:
 
 
 def _table(fields: Sequence[Field]) -> tuple[bytes, int]:
-    """Return a table with all it points to, and where in these bytes it begins."""
+    """Return a table with the objects it points to, and its position in these bytes."""
     slots, end = [], 4  # behind the offset of the vtable
     for code, _ in fields:
         size = struct.calcsize(code) if len(code) == 1 else 4

@@ -1,8 +1,8 @@
-"""A connection to an MCAS server, kept in a process of its own, which :mod:`ado_plugin.mcas.worker` is.
+"""A connection to an MCAS server, kept in a child process (:mod:`ado_plugin.mcas.worker`).
 
-Upstream's client polls without letting other threads run, may wait for ever when the server dies, aborts the process on some
-errors, and after a call that took too long gives the old reply to the next one. So it lives in a child process with a time limit on
-every call; a child whose call failed or took too long is killed and its session with it.
+Upstream's client polls without releasing the interpreter, may wait for ever when the server dies, aborts the process on some
+errors, and after a timeout returns the old reply to the next call. It therefore runs in a child process with a time limit on every
+call; a child whose call failed or timed out is killed together with its session.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fastomp_nvm.remote.address import is_loopback
 
 __all__ = ["LARGEST_VALUE", "LOCK_POLL_SECONDS", "REOPEN_SECONDS", "McasSession"]
 
-#: Bytes of one value: upstream takes 1.9 GiB and fails above 2.
+#: Largest value in bytes: upstream accepts 1.9 GiB and fails above 2.
 LARGEST_VALUE = int(1.9 * 2**30)
 
-#: Seconds between two looks at a lock.
+#: Seconds between two attempts at a locked value.
 LOCK_POLL_SECONDS = 0.2
 
-#: Seconds after which a lock is more likely that of a dead helper process than of a slice, which is shorter.
+#: Seconds after which a lock more likely belongs to a dead helper process than to a slice, which is shorter.
 REOPEN_SECONDS = 7.5
 
 _CONNECT_SECONDS = 30.0
 
 
 class McasSession:
-    """A connection that is made when it is needed, and made anew after any failure.
+    """A connection, made on the first call and again after any failure.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class McasSession:
         return f"mcas://{self._host}:{self._port}"
 
     def open(self, pool: str, timeout: float, create: int = 0) -> bool:
-        """Open a pool; with ``create`` make one of that many bytes where there is none. Tell whether it is open."""
+        """Open a pool, created with ``create`` bytes if it does not exist; return whether it is open."""
         return bool(self._call({"operation": "open", "pool": pool, "create": create}, b"", timeout)[0]["open"])
 
     def put(self, pool: str, key: str, value: bytes, timeout: float) -> None:
@@ -63,12 +63,12 @@ class McasSession:
         self._call({"operation": "put", "pool": pool, "key": key}, value, timeout)
 
     def put_file(self, pool: str, key: str, prefix: bytes, path: str, offset: int, length: int, timeout: float) -> None:
-        """Put ``prefix`` and a range of a file as one value, without passing it through this process."""
+        """Put ``prefix`` and a range of a file as one value; the child reads the file."""
         place = {"path": path, "offset": offset, "length": length}
         self._call({"operation": "put_file", "pool": pool, "key": key, **place}, prefix, timeout)
 
     def get(self, pool: str, key: str, timeout: float) -> bytes | None:
-        """Return a value, or None where there is none; a call that runs has its values locked, and is waited for."""
+        """Return a value, or None if it does not exist; wait while a running call has it locked."""
         began = time.monotonic()
         while True:
             left = began + timeout - time.monotonic()
@@ -85,17 +85,17 @@ class McasSession:
     def reopen(self, pool: str, timeout: float) -> None:
         """Close the pool and open it again, so that the server starts a new helper once no other client has it open.
 
-        Only when it must be: a connection takes a second, and many in a row were seen to hang.
+        Only if necessary: a connection takes a second, and many in a row were seen to hang.
         """
         self.close()
         self.open(pool, timeout)
 
     def has(self, pool: str, key: str, timeout: float) -> bool:
-        """Tell whether there is a value: to be asked before every ``invoke``, which would create a junk one and then break."""
+        """Return whether a value exists. Call it before every ``invoke``, which would create an invalid value and then fail."""
         return bool(self._call({"operation": "has", "pool": pool, "key": key}, b"", timeout)[0]["found"])
 
     def erase(self, pool: str, key: str, timeout: float) -> None:
-        """Erase a value where there is one."""
+        """Erase a value if it exists."""
         self._call({"operation": "erase", "pool": pool, "key": key}, b"", timeout)
 
     def delete_pool(self, pool: str, timeout: float) -> None:
@@ -103,11 +103,11 @@ class McasSession:
         self._call({"operation": "delete_pool", "pool": pool}, b"", timeout)
 
     def invoke(self, pool: str, key: str, message: bytes, timeout: float) -> bytes:
-        """Have the server carry out a message on a key that exists; ``LockedError`` when another call is on it."""
+        """Send a message to a key that exists and return the reply; ``LockedError`` while another call uses the key."""
         return self._call({"operation": "invoke", "pool": pool, "key": key}, message, timeout)[1]
 
     def discard(self) -> None:
-        """End the session without waiting for anything; the next call makes a new one."""
+        """Kill the child; the next call makes a new session."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
@@ -118,7 +118,7 @@ class McasSession:
                     pipe.close()
 
     def close(self) -> None:
-        """End the session properly, so that the server closes its pools."""
+        """End the session in order, so that the server closes its pools."""
         if self._child is not None:
             with contextlib.suppress(ServerError, UnavailableError):
                 self._exchange(self._child, {"operation": "close"}, b"", time.monotonic() + 5.0)
@@ -164,7 +164,7 @@ class McasSession:
             self.discard()
             raise UnreachableError(f"{self.server} cannot be reached: upstream's client ended ({error})") from error
         except BaseException:
-            self.discard()  # an interrupt: the reply would be taken for that of the next call
+            self.discard()  # an interrupt: the reply would be read by the next call
             raise
         if "failed" in reply:
             if reply["failed"] == "locked":
@@ -174,12 +174,12 @@ class McasSession:
                 raise UnavailableError(reply["message"])
             if reply["failed"] == "connect":
                 raise UnreachableError(f"{self.server} cannot be reached ({reply['message']}): is it up, and is this its address?")
-            raise CallFailedError(f"{self.server} failed ({reply['message']}): 'fastomp ado check' finds out why")
+            raise CallFailedError(f"{self.server} failed ({reply['message']}): 'fastomp ado check' finds the cause")
         return reply, received
 
 
 def _receive(descriptor: int, length: int, end: float) -> bytes:
-    """Return ``length`` bytes of a pipe, or raise ``TimeoutError`` when they are not there at ``end``."""
+    """Return ``length`` bytes of a pipe; raise ``TimeoutError`` if they have not arrived by ``end``."""
     out = bytearray()
     while len(out) < length:
         if not select.select([descriptor], [], [], max(end - time.monotonic(), 0.0))[0]:

@@ -1,14 +1,13 @@
-"""What runs inside the Python of an MCAS server: one slice of a selection per call, over zero-copy views of the pool.
+"""The plugin inside the Python of an MCAS server: one slice of a selection per call, over zero-copy views of the pool.
 
-A call there must end within seconds, so a selection is driven in slices: each replays the journal that the pool holds, goes on for
-a few seconds, leaves its decisions in the pool and returns. Whoever calls names the run and the sequence it expects; a call that
-comes late, twice, or from a second driver expects another sequence and changes nothing. When the journal needs more room the reply
-says so and the client provides it. Calls and replies are JSON; needs numpy and scipy only, and imports nothing of MCAS.
+A call there must end within seconds, so a selection is driven in slices: each replays the journal in the pool, continues for a few
+seconds, leaves its decisions in the pool and returns. A caller names the run and the sequence it expects; a call that is late,
+repeated or from a second driver expects another sequence and changes nothing. When the journal needs a larger region the reply says
+so, and the client creates it. Calls and replies are JSON. Needs numpy and scipy only, and imports nothing of MCAS.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -16,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,12 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, RequestError, ServerError, StoreError
 from fastomp_nvm.matrix.kernels import kernel
-from fastomp_nvm.runs.journal import DecisionJournal, standing
+from fastomp_nvm.runs.drive import JournaledRun, drive
+from fastomp_nvm.runs.journal import recorded_progress
 from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_error, encode_message, encode_selection
-from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.version import __version__
 from storage_backends.media.mcas import RoomNeededError, RunRegions, open_pool_store, read_json
@@ -42,34 +41,8 @@ FIRST_ROOM = 64 * PAGE
 #: Name of the log that holds the answers.
 RESULT = "result"
 
-#: Results of runs that ended in this process and wait for room; lost with the process, and then computed again.
+#: Results of runs that ended in this process and wait for a region; lost with the process, and then computed again.
 _computed: dict[str, bytes] = {}
-
-
-class _SliceOverError(Exception):
-    """The time of this slice is up; everything decided so far is in the pool."""
-
-
-class _SlicedLog:
-    """A log that ends the slice right after a record was made durable, so that no sweep is lost to the end of one."""
-
-    def __init__(self, log: StateLog, end: float) -> None:
-        self.records = log.records
-        self._log = log
-        self._end = end
-
-    def write(self, *records: bytes) -> None:
-        """Write ``records``."""
-        self._log.write(*records)
-
-    def start(self) -> None:
-        """Make what was written durable, which takes microseconds in a pool, then look at the clock."""
-        self._log.persist()
-        if time.monotonic() >= self._end:
-            raise _SliceOverError
-
-    def persist(self) -> None:
-        """Have nothing left to do."""
 
 
 def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str:
@@ -78,23 +51,25 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
     Parameters
     ----------
     target : (n,) int8
-        The value of the key that was called: the manifest of a store, or the record of a run.
+        The value that was called: the manifest of a store, or the record of a run.
     load : callable
-        Returns the value of another key as a view, or None; each key once.
+        Returns a view of the value of another key, or None; it works once per key.
     parameters : str
-        JSON: ``operation``, and what it needs.
+        JSON: ``operation`` and its parameters.
 
     Returns
     -------
     str
-        JSON; ``error`` in it is one sentence.
+        JSON; an error is one sentence under ``error``.
     """
     try:
         sent = json.loads(parameters)
         operation = _OPERATIONS.get(str(sent.get("operation"))) if isinstance(sent, dict) else None
         if operation is None:
-            raise RequestError(f"the plugin of release {__version__} does not know this call: install the client's release there")
-        # A server gives each value to a call once: asked again, it says that there is none.
+            raise RequestError(
+                f"release {__version__} of the plugin does not know this call: install the client's release in the server"
+            )
+        # A server returns each value once per call; a second request gets None.
         reply = operation(target, functools.cache(load), sent)
     except FastompError as error:
         reply = {"error": encode_error(error)}
@@ -106,7 +81,7 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
 
 
 def log_identifier(run: str, name: str) -> bytes:
-    """Return 16 bytes that stand for one log of a run; ``run`` is its id, which no other run has."""
+    """Return the id of one log of the run with the id ``run``."""
     return hashlib.blake2b(f"mcas/{run}/{name}".encode(), digest_size=16).digest()
 
 
@@ -116,7 +91,7 @@ def log_name(place: int) -> str:
 
 
 def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Say who answers, and how the view of the value lies in memory."""
+    """Return the versions of plugin and Python, and how the view of the value lies in memory."""
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -140,11 +115,11 @@ def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 
 
 def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Drive a run for a while, if it stands where the caller thinks it does."""
+    """Drive a run for some seconds, if it is at the sequence that the caller expects."""
     run = _read_json(target, "the record of the run")
     job, requests = run["job"], run["requests"]
     if sent.get("run") != run["id"]:
-        raise ServerError(f"the run {job!r} is another one than the caller means: it was removed and begun again")
+        raise ServerError(f"the run {job!r} is another one than the caller's: it was removed and begun again")
     names = [log_name(place) for place in range(len(requests))]
     place: RegionPlace = RunRegions(load, f"run/{job}", [*names, RESULT])
     identifiers = [log_identifier(run["id"], name) for name in names]
@@ -157,68 +132,51 @@ def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]
     end = time.monotonic() + float(sent["seconds"])
     try:
         if run["id"] not in _computed:
-            _computed.clear()  # one run at a time ends here, and its client fetches it at once
-            _computed[run["id"]] = _drive(run, load, place, names, identifiers, end)
+            verify = run["verify"] and not before["sequence"]  # in the first slice alone
+            result = _drive(run, load, place, lambda: time.monotonic() >= end, verify=verify)
+            if result is None:
+                return {"state": "running", **_standings(place, names, identifiers)}
+            _computed.clear()  # one run at a time ends here, and its client reads the result at once
+            _computed[run["id"]] = result
         _keep_result(place, _computed[run["id"]], log_identifier(run["id"], RESULT))
         del _computed[run["id"]]
-    except _SliceOverError:
-        return {"state": "running", **_standings(place, names, identifiers)}
     except RoomNeededError as room:
         return {"state": "room", "region": room.region, "size": room.size, **_standings(place, names, identifiers)}
     return {"state": "done", **_standings(place, names, identifiers)}
 
 
 def _drive(
-    run: Mapping[str, Any],
-    load: Callable[[str], Any],
-    place: RegionPlace,
-    names: list[str],
-    identifiers: list[bytes],
-    end: float,
-) -> bytes:
-    """Go on with a run to its end, or to that of the slice; return the answers as JSON."""
+    run: Mapping[str, Any], load: Callable[[str], Any], place: RegionPlace, deadline: Callable[[], bool], *, verify: bool
+) -> bytes | None:
+    """Drive a run until it ends or the deadline has passed; return the encoded answers, or None where the deadline came first."""
     manifest = load(f"fo/{run['key']}")
     if manifest is None:
         raise StoreError(f"the store {run['key']!r} was deleted after the run was begun")
-    requests = [decode_request(each) for each in run["requests"]]
+    runs = []
+    for number, sent in enumerate(run["requests"]):
+        name = log_name(number)
+        open_log = functools.partial(StateLog, place, name, log_identifier(run["id"], name), FIRST_ROOM)
+        runs.append(JournaledRun(decode_request(sent), open_log, {"request": sent, "response": run["y"]}))
     with _open(load, run["key"], _read_json(manifest, "the manifest")) as store:
         if store.layout.fingerprint != run["fingerprint"]:
             raise StoreError(f"the store {run['key']!r} was replaced after the run was begun: begin a new one")
-        for request in requests:
-            if request.constraint is not None:
-                parse_constraint(request.constraint, store.names, base_path=None, allow_oracle=False)  # type: ignore[arg-type]
-        dataset = Dataset.of_store(store)
-        if run["verify"] and not _standings(place, names, identifiers)["sequence"]:
+        for each in runs:
+            if each.request.constraint is not None:
+                parse_constraint(each.request.constraint, store.names, base_path=None, allow_oracle=False)  # type: ignore[arg-type]
+        if verify:
             store.verify()
-        build, targets = numeric_build(kernel().id), target_digest(dataset)
-        journals = []
-        with contextlib.ExitStack() as stack:
-            for name, identifier, request in zip(names, identifiers, run["requests"], strict=True):
-                log = stack.enter_context(contextlib.closing(StateLog(place, name, identifier, FIRST_ROOM)))
-                identity = {
-                    "fingerprint": run["fingerprint"],
-                    "targets": targets,
-                    "request": request,
-                    "response": run["y"],
-                    "build": build,
-                }
-                # Left before the log is: the last round is waited for then.
-                journals.append(stack.enter_context(contextlib.closing(DecisionJournal(_SlicedLog(log, end), identity))))
-            response = None if run["y"] is None else decode_vector(run["y"], "y")
-            found, _ = select_shared(dataset, requests, response, journals=journals)
-    answers = [encode_selection(selection) for selection in found]
-    for encoded, journal in zip(answers, journals, strict=True):
-        encoded["json"]["verified"] = run["verify"]
-        encoded["json"]["seconds"] += journal.seconds_before
-    return encode_message({"answers": answers})
+        response = None if run["y"] is None else decode_vector(run["y"], "y")
+        if not drive(Dataset.of_store(store), runs, response, verified=run["verify"], deadline=deadline):
+            return None
+    return encode_message({"answers": [encode_selection(each.selection) for each in runs if each.selection is not None]})
 
 
 def _keep_result(place: RegionPlace, result: bytes, identifier: bytes) -> None:
-    """Leave the result in the pool, where the client reads it as data."""
-    room = 4 * PAGE + -(-len(result) // PAGE) * PAGE
+    """Write the result into the pool, where the client reads it."""
+    size = 4 * PAGE + -(-len(result) // PAGE) * PAGE
     if f"{RESULT}.0" in place.regions():
-        room = place.region(f"{RESULT}.0").size  # made for an answer whose digits were others; the log outgrows it if it must
-    log = StateLog(place, RESULT, identifier, room)
+        size = place.region(f"{RESULT}.0").size  # made for an answer with other digits; the log grows if needed
+    log = StateLog(place, RESULT, identifier, size)
     try:
         log.append(result)
     finally:
@@ -226,15 +184,10 @@ def _keep_result(place: RegionPlace, result: bytes, identifier: bytes) -> None:
 
 
 def _standings(place: RegionPlace, names: list[str], identifiers: list[bytes]) -> dict[str, Any]:
-    """Return the sequence of a run, which counts every durable step, and where its requests stand."""
+    """Return the sequence of a run, which counts every durable step, and the progress of its requests."""
     states = [read_state(place, name, identifier) for name, identifier in zip(names, identifiers, strict=True)]
-    now = [standing(state.records) for state in states]
-    return {
-        "sequence": sum(state.sequence for state in states),
-        "progress": [
-            {"round": each.rounds, "selected": each.selected, "value": each.value, "seconds": each.seconds} for each in now
-        ],
-    }
+    progress = [asdict(recorded_progress(state.records, number)) for number, state in enumerate(states)]
+    return {"sequence": sum(state.sequence for state in states), "progress": progress}
 
 
 def _open(load: Callable[[str], Any], key: str, manifest: Mapping[str, Any]) -> Any:
@@ -249,7 +202,7 @@ def _read_json(view: AnyArray, what: str) -> dict[str, Any]:
 
 
 def _count_calls() -> int:
-    """Return how often this process was pinged: what upstream's reference-count fault limits."""
+    """Return the number of pings to this process, which upstream's reference-count fault limits."""
     global _calls
     _calls += 1
     return _calls

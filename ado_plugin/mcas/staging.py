@@ -1,15 +1,14 @@
-"""A store on its way into an MCAS pool: built as files of this machine first, then put value by value.
+"""Uploads into an MCAS pool: a store is built as files of this machine first, then put value by value.
 
-MCAS takes whole values only, so the feature-major layout is made here, in a private directory, by the same builder and with the
-same checks as everywhere; what is put are the files of that store, the matrix in pieces of whole blocks. Nothing can be seen in the
-pool before the manifest is there, and it is put last. The directory is locked for as long as its process lives; those of dead
-processes are removed by whoever stages next. Knows no operation and no run.
+MCAS accepts whole values only, so the feature-major layout is made here, in a private directory, by the same builder and with the
+same checks as elsewhere; then the files of that store are put, the matrix in pieces of whole blocks. The store is visible in the
+pool once its manifest is there, which is put last. The directory is locked while its process lives; directories of dead processes
+are removed by the next upload. Knows neither operations nor runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -25,8 +24,9 @@ import numpy as np
 
 from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
-from ado_plugin.service.upload_plans import decode_schema
+from ado_plugin.service.uploads import decode_schema
 from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.durable_files import is_unlocked, new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import UploadLostError
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.selection.codec import decode_vector
@@ -37,18 +37,18 @@ from storage_backends.files.format import matrix_length
 
 __all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "is_held", "padded_json", "values_of_store"]
 
-#: Bytes of one piece of a matrix, unless a block of the grid is larger; far below what a value may have, to stay small in memory.
+#: Bytes of one piece of a matrix, unless a block of the grid is larger; far below the largest value, to save memory.
 PIECE_BYTES = 256 << 20
 
-#: Manifests have one size, so that replacing one never changes the size of a value.
+#: Manifests have one size, so that a replacement never changes the size of a value.
 MANIFEST_BYTES = 64 << 10
 
-#: Even at the slowest rate seen a piece is there by then.
+#: Enough for a piece even at the slowest rate seen.
 _SECONDS_PER_PIECE = 60.0
 
 _PREFIX = "fastomp-mcas-"
 
-_FORMAT = 1  # that of storage_backends.media.mcas, which checks it
+_FORMAT = 1  # checked by storage_backends.media.mcas
 
 
 class Staging:
@@ -66,7 +66,7 @@ class Staging:
         self._uploads: dict[str, Any] = {}
 
     def begin(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a store; tiles follow, then ``finish``."""
+        """Begin a store; tiles follow, then ``finish``."""
         if self._folder is None:
             self._folder, self._lock = _own_folder()
         name = secrets.token_hex(8)
@@ -81,7 +81,7 @@ class Staging:
         return {"upload": name, "next": 0, "crc": 0}
 
     def write(self, upload: str, tiles: Iterable[WireTile]) -> dict[str, Any]:
-        """Take in tiles."""
+        """Write tiles."""
         builder, _ = self._find(upload)
         number = 0
         for tile in tiles:
@@ -94,7 +94,7 @@ class Staging:
         return {"next": number}
 
     def finish(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Path]:
-        """Seal an upload; return its plan, the report, and the directory of the store, which ``drop`` removes."""
+        """Seal an upload; return its plan, its report, and the directory of the store, which ``drop`` removes."""
         upload = body["upload"]
         builder, plan = self._find(upload)
         targets = {
@@ -106,11 +106,11 @@ class Staging:
 
     @property
     def folder(self) -> str | None:
-        """The directory of all uploads, if there are any."""
+        """The directory of all uploads; None before the first."""
         return self._folder
 
     def manifest(self, folder: Path) -> dict[str, Any]:
-        """Return the manifest of a store, which names the values that ``push`` is going to put."""
+        """Return the manifest of a store, which names the values that ``push`` puts."""
         with open_store(f"mmap://{folder}") as store:
             layout = store.layout
             arrays = ["matrix", *(["tier"] if store.tier is not None else [])]
@@ -129,14 +129,13 @@ class Staging:
         }
 
     def push(self, pool: str, key: str, folder: Path, manifest: Mapping[str, Any], timeout: float) -> None:
-        """Put the files of a store into a pool, everything but the manifest."""
-        data_offset = matrix_length
+        """Put the files of a store into a pool, except the manifest."""
         prefix, n_obs = f"fo/{key}/{manifest['token']}", manifest["n_obs"]
         for name in manifest["files"]:
             self._session.put(pool, f"{prefix}/{name}", value_of(f"{prefix}/{name}", (folder / name).read_bytes()), timeout)
         for name in manifest["arrays"]:
             dtype = np.dtype(manifest["dtype"] if name == "matrix" else np.int8)
-            offset, row = data_offset(0, n_obs, dtype.name), n_obs * dtype.itemsize
+            offset, row = matrix_length(0, n_obs, dtype.name), n_obs * dtype.itemsize
             for number, (first, last) in enumerate(itertools.pairwise(manifest["pieces"])):
                 value = f"{prefix}/{name}/{number}"
                 before = array_prefix(value, (last - first, n_obs), dtype)
@@ -145,14 +144,14 @@ class Staging:
                 self._session.put_file(pool, value, before, path, *part, max(timeout, _SECONDS_PER_PIECE))
 
     def drop(self, upload: str) -> None:
-        """Forget an upload with its files."""
+        """Remove an upload with its files."""
         builder, _ = self._uploads.pop(upload, (None, None))
         if builder is not None:
             builder.__exit__(None, None, None)
             shutil.rmtree(Path(self._folder or "") / upload, ignore_errors=True)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all uploads."""
         for upload in list(self._uploads):
             self.drop(upload)
         if self._folder is not None:
@@ -164,13 +163,13 @@ class Staging:
     def _find(self, upload: str) -> tuple[Any, dict[str, Any]]:
         """Return an upload in progress."""
         if upload not in self._uploads:
-            raise UploadLostError("this client does not hold the upload any more: send all of it again")
+            raise UploadLostError("this client does not have the upload any more: send all of it again")
         builder, plan = self._uploads[upload]
         return builder, plan
 
 
 def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of all values that a manifest speaks of."""
+    """Yield the keys of all values that a manifest names."""
     prefix = f"fo/{key}/{manifest['token']}"
     yield from (f"{prefix}/{name}" for name in manifest["files"])
     for name in manifest["arrays"]:
@@ -178,49 +177,24 @@ def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_held(folder: str) -> bool:
-    """Tell whether a living process of this machine stages in this directory."""
-    if (descriptor := _hold(folder)) is not None:
-        os.close(descriptor)
-        return False
-    return os.path.isdir(folder)
+    """Return whether a process of this machine uses this directory for uploads."""
+    return os.path.isdir(folder) and not is_unlocked(folder)
 
 
 def _own_folder() -> tuple[str, int]:
-    """Return a new directory and the descriptor that holds it, having removed those that nobody holds any more."""
+    """Remove directories of dead processes; return a new directory and the descriptor that holds its lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if (descriptor := _hold(str(left))) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(descriptor)
-    while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
-        # Between the two lines another process may take it for one that was left.
-        if (descriptor := _hold(folder)) is not None:
-            if os.path.isdir(folder):
-                return folder, descriptor
-            os.close(descriptor)
-
-
-def _hold(folder: str) -> int | None:
-    """Return a descriptor that holds a directory for as long as it is open, or None where another has it, or it is not there."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        remove_abandoned(left)
+    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def padded_json(content: Mapping[str, Any], size: int) -> bytes:
-    """Return a JSON object with spaces behind it up to ``size`` bytes; longer ones are as long as they are."""
+    """Return a JSON object, padded with spaces to ``size`` bytes if it is shorter."""
     return json.dumps(content, separators=(",", ":")).encode().ljust(size)
 
 
 def _pieces(blocks: IndexArray, row_bytes: int) -> list[int]:
-    """Return where pieces of whole blocks begin and end: at most ``PIECE_BYTES`` each, or one block."""
+    """Return the edges of pieces of whole blocks: at most ``PIECE_BYTES`` each, or one block."""
     edges = [0]
     for before, edge in itertools.pairwise(blocks.tolist()):
         if before > edges[-1] and (edge - edges[-1]) * row_bytes > min(PIECE_BYTES, LARGEST_VALUE):

@@ -1,10 +1,10 @@
-"""A client's calls carried out on an MCAS server: the same operations as on our own, driven from here.
+"""The client's operations on an MCAS server: the same as on a pool server, but driven by the client.
 
-MCAS has no queue and no jobs: it runs one function next to one value and forgets. So a run is values of the pool (a record of what
-was asked, arrays for its journal, the result), and following its progress *is* what drives it, slice by slice; whoever asks next
-goes on where the pool says it stands. Two drivers do no harm: each slice names the sequence it expects, and the server's key lock
-keeps them apart. Keys are listed from an index of our own, because upstream's scan is not safe. Knows the client module only
-through :mod:`ado_plugin.mcas.session`.
+MCAS has no queue and no jobs: it runs one function next to one value. A run is therefore a set of values in the pool (the record of
+its request, arrays for its journal, the result), and following its progress *is* what drives it, slice by slice; any client can
+continue it from the journal. Two drivers do no harm: each slice names the sequence it expects, and the server's key lock keeps them
+apart. Keys are listed from a separate index value, because upstream's scan is not safe. Knows upstream's client module only through
+:mod:`ado_plugin.mcas.session`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ado_plugin.mcas.session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SEC
 from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas.stub import fastomp_slice
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import (
     CallFailedError,
     CancelledError,
@@ -40,13 +41,13 @@ from fastomp_nvm.errors import (
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.runs.log import read_state
-from fastomp_nvm.selection.codec import check_name, decode_message, encode_error, encode_message, raise_error
+from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
 from fastomp_nvm.version import __version__
 from storage_backends.media.mcas import ArrayRegion
 
 __all__ = ["SLICE_SECONDS", "McasTransport"]
 
-#: Seconds one call drives a run for; upstream's client gives up after 30.
+#: Seconds for which one call drives a run; upstream's client gives up after 30.
 SLICE_SECONDS = 3.0
 
 _INDEX = "fastomp/index"
@@ -54,7 +55,7 @@ _INDEX_BYTES = 256 << 10
 _INDEX_ATTEMPTS = 5
 _LARGEST_REQUEST = 1 << 30
 _MOST_FAILURES = 3
-#: Bytes of a pool made by the first upload into it, unless FASTOMP_MCAS_POOL_BYTES says otherwise or the data needs more.
+#: Bytes of a pool created by its first upload, unless FASTOMP_MCAS_POOL_BYTES is set or the data needs more.
 _POOL_BYTES = 1 << 30
 
 
@@ -65,7 +66,7 @@ class McasTransport:
     ----------
     address : ServerURL
     token, certificates
-        MCAS knows neither; a token is refused rather than ignored.
+        MCAS has neither; they are refused rather than ignored.
     """
 
     def __init__(self, address: ServerURL, token: str | None = None, certificates: bytes | None = None) -> None:
@@ -75,10 +76,10 @@ class McasTransport:
         self._session = McasSession(address.host, address.port)
         self._staging = Staging(self._session)
         self._code = inspect.getsource(fastomp_slice)
-        self._failed: dict[str, dict[str, str]] = {}  # job -> error, of this client
-        self._failures: dict[str, int] = {}  # job -> slices that failed without progress
+        self._failed: dict[str, dict[str, str]] = {}  # by job: its error, as seen by this client
+        self._failures: dict[str, int] = {}  # by job: consecutive slices that failed
         self._locked_since: dict[str, float] = {}
-        self._sequences: dict[str, int] = {}  # job -> where it stood last
+        self._sequences: dict[str, int] = {}  # by job: the last sequence seen
         self._versions: dict[str, int] = {}
         self._timeout = 30.0
 
@@ -92,16 +93,16 @@ class McasTransport:
             yield encode_message(reply)
 
     def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
-        """Take in tiles of an upload."""
+        """Write tiles of an upload."""
         return encode_message(self._staging.write(upload, tiles))
 
     def close(self) -> None:
-        """Release the connection; runs stand where they stand."""
+        """Close the connection; runs stay in the pool."""
         self._staging.close()
         self._session.close()
 
     def invoke(self, pool: str, key: str, parameters: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """Have the plugin in the server answer one call on a value that exists, and return its reply."""
+        """Call the plugin in the server on a value that exists; return its reply."""
         message = invoke_message(fastomp_slice.__name__, self._code, json.dumps(parameters))
         reply = read_reply(self._session.invoke(pool, key, message, self._timeout if timeout is None else timeout))
         found = decode_message(reply.encode() if isinstance(reply, str) else reply)
@@ -110,14 +111,14 @@ class McasTransport:
         return found
 
     def _ping(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Say that the server is there."""
+        """Check that the server answers."""
         self._session.open(self._pool or "fastomp", self._timeout)
         yield {"version": __version__, "name": "anybody", "role": "admin"}
 
     def _list(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the keys of a pool."""
         if body.get("pool") is None:
-            raise InputError("an MCAS server does not tell which pools it has: name one, mcas://host:port/pool")
+            raise InputError("an MCAS server does not list its pools: name one, mcas://host:port/pool")
         pool = self._open(body)
         keys = []
         for key in self._index(pool)["keys"]:
@@ -134,7 +135,7 @@ class McasTransport:
         yield {**facts, "url": f"{pool}/{key}"}
 
     def _delete(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Delete a store that no unfinished run needs, with its finished runs."""
+        """Delete a store that no unfinished run uses, with its finished runs."""
         pool, key = self._open(body), check_name(body.get("key"), "key")
         self._clear(pool, key)
         manifest = self._manifest(pool, key)
@@ -158,9 +159,9 @@ class McasTransport:
     def _put(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload."""
         pool, key = check_name(body.get("pool"), "pool"), check_name(body.get("key"), "key")
-        _pool_bytes()  # a mistake is told before the data is sent
+        _pool_bytes()  # raises for a wrong setting before the data is sent
         if self._session.open(pool, self._timeout) and not body["replace"] and self._json(pool, f"fo/{key}") is not None:
-            raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
+            raise StoreURLError(f"a store exists at {pool}/{key}: choose another name or ask to replace it (--replace)")
         yield self._staging.begin(body)
 
     def _commit(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -172,18 +173,18 @@ class McasTransport:
             self._session.open(pool, self._timeout, max(_pool_bytes(), 3 * needed))
             before = self._json(pool, f"fo/{key}")
             if before is not None and not plan["replace"]:
-                raise StoreURLError(f"a store stands at {pool}/{key}: choose another name or ask to replace it (--replace)")
+                raise StoreURLError(f"a store exists at {pool}/{key}: choose another name or ask to replace it (--replace)")
             self._clear(pool, key)
             manifest = self._staging.manifest(folder)
             try:
                 self._announce(pool, key, [manifest, *([] if before is None else [before])])
                 self._staging.push(pool, key, folder, manifest, self._timeout)
-                # Whoever puts the same key takes what stands unfinished for left behind, and erases it from the first value on.
+                # Another client that puts the same key treats unfinished values as abandoned and erases them, the first one first.
                 if not self._session.has(pool, next(values_of_store(key, manifest)), self._timeout):
-                    raise ServerError(f"another client has put {pool}/{key} meanwhile: put it again if this one is to stand")
+                    raise ServerError(f"another client has put {pool}/{key} meanwhile: put it again to replace that store")
                 self._session.put(pool, f"fo/{key}", value_of(f"fo/{key}", padded_json(manifest, MANIFEST_BYTES)), self._timeout)
             except UnreachableError:
-                raise  # the next put or delete clears up
+                raise  # the next put or delete removes the values
             except BaseException as error:
                 with contextlib.suppress(FastompError):
                     self._session.open(pool, self._timeout)
@@ -200,12 +201,12 @@ class McasTransport:
         yield {"state": "done", "report": report}
 
     def _abort(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Give an upload up."""
+        """Remove an upload."""
         self._staging.drop(str(body.get("upload")))
         yield {}
 
     def _select(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin a run of one request; following it drives it."""
+        """Begin a run of one request; ``progress`` drives it."""
         yield self._begin(body, [body["request"]])
 
     def _select_many(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -213,15 +214,15 @@ class McasTransport:
         yield self._begin(body, body["requests"])
 
     def _list_jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Tell how the runs in a pool stand, all of them or those on a key, without driving them."""
+        """List the runs in a pool, or those on a key, without driving them."""
         if body.get("pool") is None:
-            raise InputError("which pool the runs are in is not clear: name it in the URL, mcas://host:port/pool")
+            raise InputError("the pool of the runs is not known: name it in the URL, mcas://host:port/pool")
         pool, key = self._open(body), body.get("key")
         records = {job: self._json(pool, f"run/{job}") for job, of in self._index(pool)["runs"].items() if key in (None, of)}
         yield {"jobs": [self._standing(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
 
     def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Drive a run for as long as the caller waits, telling how it stands after each slice."""
+        """Drive a run for as long as the caller waits; yield its state after each slice."""
         pool, job, record = self._find(body)
         wait = float(body.get("wait", 0.0))
         end = time.monotonic() + wait
@@ -246,14 +247,14 @@ class McasTransport:
         raise ServerError(f"the run {job!r} is not finished: follow its progress, which drives it")
 
     def _cancel(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Mark a run as cancelled: no driver goes on with it."""
+        """Mark a run as cancelled, so that no client drives it."""
         pool, job, record = self._find(body)
         mark = f"run/{job}/cancelled"
         self._session.put(pool, mark, value_of(mark, b"1"), self._timeout)
         yield self._standing(pool, job, record, 0.0)
 
     def _resume(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Take the mark away, and forget what went wrong."""
+        """Remove the mark of cancellation and the error."""
         pool, job, record = self._find(body)
         self._session.erase(pool, f"run/{job}/cancelled", self._timeout)
         self._failed.pop(job, None)
@@ -261,7 +262,7 @@ class McasTransport:
         yield self._standing(pool, job, record, 0.0)
 
     def _begin(self, body: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Put the record of a run and the arrays for its journal; harmless when done twice."""
+        """Put the record of a run and the arrays for its journal; a repetition changes nothing."""
         pool, key, job = self._open(body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
         manifest = self._manifest(pool, key)
         asked = {"job": job, "key": key, "requests": list(requests), "y": body.get("y"), "verify": bool(body.get("verify"))}
@@ -273,15 +274,15 @@ class McasTransport:
                 raise RequestError(f"the request has {len(encoded)} bytes, an MCAS value holds fewer: keep the target in the store")
             for number in range(len(requests)):
                 self._make_room(pool, job, f"{log_name(number)}.0", FIRST_ROOM)
-            # In the index before it exists: a run that nothing lists could never be removed.
+            # In the index before it exists: a run that is not listed could never be removed.
             self._change_index(pool, lambda index: index["runs"].update({job: key}))
             self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
         elif {name: record.get(name) for name in asked} != asked:
-            raise ServerError(f"a run {job!r} exists and asked for something else: choose another name")
+            raise ServerError(f"a run {job!r} with another request exists: choose another name")
         return self._standing(pool, job, record, 0.0)
 
     def _standing(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return how a run stands, after driving it for some seconds if there are any."""
+        """Return the state of a run, after driving it for ``seconds`` if that is not 0."""
         state, progress = "running", []
         if self._session.has(pool, f"run/{job}/cancelled", self._timeout):
             state = "cancelled"
@@ -295,7 +296,7 @@ class McasTransport:
                 state = "failed"
             else:
                 state = "done" if reply.get("state") == "done" else "running"
-                progress = [self._step(number, each) for number, each in enumerate(reply.get("progress", ()))]
+                progress = reply.get("progress", [])
         self._versions[job] = self._versions.get(job, 0) + 1
         return {
             "job": job,
@@ -308,7 +309,7 @@ class McasTransport:
         }
 
     def _advance(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Find out where a run stands and, with ``seconds``, drive one slice from there."""
+        """Return the reply of a slice of ``seconds``; 0 only reads the sequence."""
         call = {"operation": "slice", "run": record["id"], "seconds": seconds}
         try:
             now = self.invoke(pool, f"run/{job}", {**call, "expected": self._sequences.get(job, -1) if seconds else -1})
@@ -323,23 +324,21 @@ class McasTransport:
         except LockedError as error:
             return self._wait_for_lock(pool, job, error)
         except (CallFailedError, UnreachableError) as error:
-            # A slice that took too long, or a helper process that died; the pool knows how far the run came.
+            # A slice took too long, or a helper process died; the journal in the pool is intact.
             self._failures[job] = self._failures.get(job, 0) + 1
             if self._failures[job] > _MOST_FAILURES:
                 self._failed[job] = encode_error(
-                    ServerError(
-                        f"{_MOST_FAILURES} slices of the run {job!r} failed one after the other ({error}): see fastomp ado check"
-                    )
+                    ServerError(f"{_MOST_FAILURES} consecutive slices of the run {job!r} failed ({error}): see fastomp ado check")
                 )
                 return {}
-            self._session.open(pool, self._timeout)  # raises when the server is gone
+            self._session.open(pool, self._timeout)  # raises if the server does not answer
             return {}
         except FastompError as error:
             self._failed[job] = encode_error(error)
             return {}
 
     def _wait_for_lock(self, pool: str, job: str, error: LockedError) -> dict[str, Any]:
-        """Let another driver go on; a lock that nobody gives back was left by a helper process that died."""
+        """Wait for another driver; a lock that is never released was left by a helper process that died."""
         since = self._locked_since.setdefault(job, time.monotonic())
         if time.monotonic() - since > self._timeout:
             self._locked_since.pop(job)
@@ -351,13 +350,8 @@ class McasTransport:
             self._session.reopen(pool, self._timeout)
         return {}
 
-    def _step(self, number: int, standing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return where a request stands as the fields of ``Progress``."""
-        counts = {"run": number, "round": standing["round"], "selected": standing["selected"], "target": 0, "bytes_read": 0}
-        return {**counts, "value": standing["value"], "seconds": standing["seconds"]}
-
     def _announce(self, pool: str, key: str, manifests: Sequence[Mapping[str, Any]]) -> None:
-        """Note in the index which values are about to be put, and which will then be old: one that nothing names stays for ever."""
+        """Note in the index the values about to be put, and those they replace: values that no index names are never erased."""
         place = {"key": key, "host": platform.node(), "folder": self._staging.folder}
         noted = [{**place, **{name: each[name] for name in ("token", "pieces", "files", "arrays")}} for each in manifests]
 
@@ -368,7 +362,7 @@ class McasTransport:
         self._change_index(pool, note)
 
     def _clear(self, pool: str, key: str) -> None:
-        """Erase what puts made old, or left without coming to their end: those to this key, and those of dead clients here."""
+        """Erase replaced values and those of unfinished puts: to this key, and by dead clients of this machine."""
         left = [
             each
             for each in self._index(pool).get("unfinished", ())
@@ -391,7 +385,7 @@ class McasTransport:
             self._change_index(pool, settle)
 
     def _make_room(self, pool: str, job: str, region: str, size: int) -> None:
-        """Create an array of zeros for a region of a run; one that exists is left alone."""
+        """Create an array of zeros for a region of a run, unless it exists."""
         key = f"run/{job}/{region}"
         if size > LARGEST_VALUE:
             raise ServerError(
@@ -401,17 +395,17 @@ class McasTransport:
             self._session.put(pool, key, value_of(key, bytes(size)), self._timeout)
 
     def _open(self, body: Mapping[str, Any]) -> str:
-        """Open the pool that is meant and return its name."""
+        """Open the pool of a call and return its name."""
         pool = check_name(body.get("pool"), "pool")
         if not self._session.open(pool, self._timeout):
             raise StoreURLError(f"there is no pool {pool!r} on {self._session.server}: put a store into it first")
         return pool
 
     def _find(self, body: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-        """Return the pool, the name and the record of the run that is meant."""
+        """Return the pool, the name and the record of the run of a call."""
         job = check_name(body.get("job"), "run")
         if self._pool is None:
-            raise InputError("which pool the run is in is not clear: name it in the URL, mcas://host:port/pool")
+            raise InputError("the pool of the run is not known: name it in the URL, mcas://host:port/pool")
         pool = self._open({"pool": self._pool})
         record = self._json(pool, f"run/{job}")
         if record is None:
@@ -419,7 +413,7 @@ class McasTransport:
         return pool, job, record
 
     def _is_open(self, pool: str, job: str) -> bool:
-        """Tell whether a run is neither finished nor cancelled."""
+        """Return whether a run is neither finished nor cancelled nor failed."""
         if self._session.has(pool, f"run/{job}/cancelled", self._timeout) or job in self._failed:
             return False
         record = self._json(pool, f"run/{job}")
@@ -446,29 +440,29 @@ class McasTransport:
         return manifest
 
     def _json(self, pool: str, key: str) -> dict[str, Any] | None:
-        """Return the JSON object in a value, or None where there is none."""
+        """Return the JSON object in a value, or None if the value does not exist."""
         value = self._session.get(pool, key, self._timeout)
         return None if value is None else decode_message(data_of(value).rstrip(b" "))
 
     def _index(self, pool: str) -> dict[str, Any]:
-        """Return the index of a pool: names of stores, and runs with the store each is about."""
+        """Return the index of a pool: names of stores, and runs with the name of their store."""
         return self._json(pool, _INDEX) or {"keys": [], "runs": {}}
 
     def _change_index(self, pool: str, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Change the index; once more when another client overwrote the change. Only listing and clearing up depend on it."""
+        """Change the index, again if another client overwrote the change. Only listing and removal depend on the index."""
         for _ in range(_INDEX_ATTEMPTS):
             index = self._index(pool)
             change(index)
             encoded = padded_json(index, _INDEX_BYTES)
             if len(encoded) > _INDEX_BYTES:
-                raise ServerError(f"the index of the pool {pool!r} is full: delete stores or runs that are not needed any more")
+                raise ServerError(f"the index of the pool {pool!r} is full: delete stores or runs")
             self._session.put(pool, _INDEX, value_of(_INDEX, encoded), self._timeout)
             if self._index(pool) == index:
                 return
 
 
 class _FetchedRegions:
-    """The regions of a run, read by value: what a client sees of them."""
+    """The regions of a run, as a client reads them: by value."""
 
     def __init__(self, session: McasSession, pool: str, prefix: str, timeout: float) -> None:
         self._session, self._pool, self._prefix, self._timeout = session, pool, prefix, timeout
@@ -497,7 +491,7 @@ class _FetchedRegions:
 
 
 def _pool_bytes() -> int:
-    """Return the bytes of a pool that is made."""
+    """Return the size of a new pool in bytes."""
     wished = os.environ.get("FASTOMP_MCAS_POOL_BYTES") or str(_POOL_BYTES)
     if not wished.isdecimal():
         raise InputError(f"FASTOMP_MCAS_POOL_BYTES is {wished!r}: expected a whole number of bytes, such as {_POOL_BYTES}")
@@ -505,7 +499,7 @@ def _pool_bytes() -> int:
 
 
 def _identifier(record: Mapping[str, Any]) -> bytes:
-    """Return what the log of a run's result is known by."""
+    """Return the id of the log of a run's result."""
     return log_identifier(record["id"], RESULT)
 
 

@@ -1,7 +1,7 @@
 """The child process of an MCAS session: the only importer of upstream's client module ``mcas``.
 
-It takes frames on its standard input (lengths, a JSON object, bytes), calls upstream, and replies likewise; whatever goes wrong is
-a reply. What upstream prints goes nowhere. It imports nothing else of ours, so that it starts at once.
+It reads frames from its standard input (lengths, a JSON object, bytes), calls upstream, and replies in the same form; every error
+is a reply. Upstream's output is discarded. Imports nothing else of this project, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import IO, Any
 
 __all__ = ["FRAME", "main", "write_frame"]
 
-#: What a frame begins with: length of the JSON object, length of the bytes.
+#: Header of a frame: length of the JSON object, length of the bytes.
 FRAME = struct.Struct("<IQ")
 
 _MISSING = ("[status:-52]", "[status:-4]")  # E_KEY_NOT_FOUND, E_NOT_FOUND
-_LOCKED = ("(-33)", "[status:-33]")  # of an invoke, of everything else
+_LOCKED = ("(-33)", "[status:-33]")  # of an invoke; of other calls
 _ORIGIN = "the real one is built from https://github.com/IBM/mcas (src/python/mcas-python-api); PyPI does not have it"
 
 
 class _ModuleError(Exception):
-    """Upstream's module is missing, or another one has its name."""
+    """Upstream's module is missing, or another module has its name."""
 
 
 def main() -> None:
-    """Serve the parent until it goes away."""
+    """Serve the parent process until it closes the pipe."""
     inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     silent = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # upstream prints on every call
@@ -44,14 +44,14 @@ def main() -> None:
 
 
 class _Upstream:
-    """Upstream's session and the pools it has open."""
+    """Upstream's session and its open pools."""
 
     def __init__(self) -> None:
         self._session: Any = None
         self._pools: dict[str, Any] = {}
 
     def answer(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """Carry out one request; whatever goes wrong is a reply."""
+        """Carry out one request; every error is a reply."""
         try:
             return getattr(self, f"_{request['operation']}")(request, data)  # type: ignore[no-any-return]
         except _ModuleError as error:
@@ -108,7 +108,7 @@ class _Upstream:
         pool = self._pools[request["pool"]]
         try:
             view = pool.get_direct(request["key"])
-        except RuntimeError as error:  # "-1" of a value that is there, as its size says: a call that is running has it locked
+        except RuntimeError as error:  # "-1" although the value has a size: a running call has it locked
             raise RuntimeError(f"{error} {_LOCKED[0]}") from error
         value = bytes(view)
         pool.free_direct_memory(view)
@@ -135,7 +135,7 @@ class _Upstream:
         return {}, bytes(reply or b"")
 
     def _size(self, request: Mapping[str, Any]) -> int:
-        """Return the length of a value, 0 where there is none."""
+        """Return the length of a value, 0 if it does not exist."""
         try:
             return int(self._pools[request["pool"]].get_size(request["key"]))
         except RuntimeError as error:
@@ -145,7 +145,7 @@ class _Upstream:
 
 
 def _import_mcas() -> Any:
-    """Import upstream's client module, having made sure that it is that one."""
+    """Import upstream's client module and check that it is the right one."""
     try:
         module = importlib.import_module("mcas")
     except ImportError as error:

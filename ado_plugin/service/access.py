@@ -1,8 +1,8 @@
-"""Who may do what: tokens, roles and the pools they reach.
+"""Access control: tokens, roles and pools.
 
 Tokens are kept as SHA-256 digests and compared in constant time. A token file holds one admin token, or a YAML list of
 ``{name, sha256, role, pools}``; it is read again on request, and a file that cannot be used leaves the old list in force. Knows
-neither pools nor sockets.
+neither stores nor sockets.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Literal
 import yaml
 
 from fastomp_nvm.bounded_yaml import load_yaml
+from fastomp_nvm.durable_files import check_name, write_atomically
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.home import local_token_file
-from fastomp_nvm.selection.codec import check_name
 
 __all__ = ["ROLES", "Access", "Principal", "Role"]
 
 Role = Literal["read", "write", "admin"]
 
-#: Each role may do what those before it may.
+#: Roles in ascending order; each includes the rights of those before it.
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -38,7 +38,7 @@ _SHORTEST_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Someone who showed a token.
+    """The owner of a token.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Principal:
         Shown in logs; owns uploads and jobs.
     role : {"read", "write", "admin"}
     pools : frozenset of str or None
-        Pools it reaches; None for all.
+        Pools it has access to; None for all.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Principal:
     pools: frozenset[str] | None = None
 
     def require(self, role: Role) -> None:
-        """Refuse what needs a higher role."""
+        """Raise ``ServerError`` unless the principal has this role or a higher one."""
         if ROLES.index(self.role) < ROLES.index(role):
             raise ServerError(f"{self.name} has the role {self.role!r}, and this needs {role!r}: ask for another token")
 
     def reaches(self, pool: str) -> bool:
-        """Tell whether ``pool`` is one of its pools."""
+        """Return whether the principal has access to ``pool``."""
         return self.pools is None or pool in self.pools
 
     def require_pool(self, pool: str) -> None:
-        """Refuse a pool out of reach, whether it exists or not."""
+        """Raise ``ServerError`` for a pool without access, whether it exists or not."""
         if not self.reaches(pool):
             raise ServerError(f"{self.name} has no access to the pool {pool!r}: ask for another token")
 
@@ -77,7 +77,7 @@ class _Entry:
 
 
 class Access:
-    """The tokens a server accepts; none at first.
+    """The tokens that a server accepts; none at first.
 
     Parameters
     ----------
@@ -91,22 +91,22 @@ class Access:
         self.reload()
 
     def reload(self) -> None:
-        """Read the token file again; when it cannot be used, raise and keep what was known."""
+        """Read the token file again; if it cannot be used, raise and keep the old tokens."""
         if self._file is not None:
             self._entries = _read_tokens(self._file)
 
     def admit_local(self, port: int) -> None:
-        """Accept the token that clients of the same user find by themselves, created when there is none."""
+        """Accept the token file of this user's home, created when absent, which the user's own clients find."""
         self._entries = (_Entry(_digest(_local_token(port)), Principal("local", "admin")),)
 
     def admit_anyone(self) -> None:
-        """Accept callers without a token as administrators; only for those who asked for it."""
+        """Accept callers without a token as administrators (``--insecure``)."""
         self._entries = (_Entry("", Principal("anyone", "admin")),)
 
     def authenticate(self, token: str) -> Principal | None:
-        """Return who showed ``token``, or None."""
+        """Return the principal of ``token``, or None."""
         digest, found = _digest(token), None
-        for entry in self._entries:  # never stops early: how long it takes says nothing about the token
+        for entry in self._entries:  # no early exit: the time taken says nothing about the token
             if entry.digest == "" or (hmac.compare_digest(entry.digest, digest) and token):
                 found = entry.principal
         return found
@@ -123,23 +123,15 @@ def _local_token(port: int) -> str:
     if path.is_symlink() or path.exists():
         return _standing_token(path)
     token = secrets.token_urlsafe(32)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a loss of power must not leave an empty file under the name
-        os.link(partial, path)  # a token appears whole, also when this process is killed here
+        write_atomically(path, f"{token}\n".encode("ascii"), replace=False)
     except FileExistsError:
         return _standing_token(path)  # another server was quicker
-    finally:
-        partial.unlink()
     return token
 
 
 def _standing_token(path: Path) -> str:
-    """Return the token that an earlier server left for clients of the same user."""
+    """Return the token that an earlier server wrote for clients of the same user."""
     token = _secret(path)
     if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
         raise InputError(f"the token file {path} holds no usable token: remove it, and the server makes a new one")
@@ -147,7 +139,7 @@ def _standing_token(path: Path) -> str:
 
 
 def _secret(path: Path) -> str:
-    """Return the content of a file that nobody else may read."""
+    """Return the content of a file that only its owner may read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8") as file:
@@ -170,7 +162,7 @@ def _read_tokens(path: Path) -> Sequence[_Entry]:
     if isinstance(content, list):
         entries = [_entry(item, f"{path.name}, entry {place}") for place, item in enumerate(content, start=1)]
         if not entries:
-            raise InputError(f"the token file {path} lists nobody: add an entry of name, sha256 and role")
+            raise InputError(f"the token file {path} is an empty list: add an entry of name, sha256 and role")
         names = [entry.principal.name for entry in entries]
         if len(set(names)) < len(names):
             raise InputError(f"the token file {path} has two entries of the same name: rename one")

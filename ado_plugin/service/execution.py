@@ -1,8 +1,8 @@
-"""How the jobs of a server are answered: with the same engine as local use, next to the data, all of a batch in shared sweeps.
+"""Execution of a server's jobs: with the same driver as local runs, next to the data, all jobs of a batch in shared sweeps.
 
-A job that reads a lot keeps a journal of its decisions in the server's own folder, so that a killed server goes on where it was; a
-small one is faster run again. Whatever is kept is bound to data, request and numeric build, and dropped when these differ. Knows
-neither queues nor clients.
+A job that reads much keeps a journal of its decisions in the server's own folder, from which the next server goes on after a crash;
+a small job is faster run again. A journal is bound to data, request and numeric build, and dropped when these differ. Knows neither
+queues nor clients.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,19 @@ from ado_plugin.service.jobs import Job
 from ado_plugin.service.pools import Pools
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
-from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, StoreError
-from fastomp_nvm.matrix.kernels import kernel
-from fastomp_nvm.matrix.pool import LARGEST_BUDGET, automatic_budget
-from fastomp_nvm.runs.journal import DecisionJournal, recorded_identity
-from fastomp_nvm.runs.log import RegionPlace, StateLog
+from fastomp_nvm.matrix.pool import LARGEST_BUDGET
+from fastomp_nvm.runs.drive import JournaledRun, drive
+from fastomp_nvm.runs.log import RegionPlace, StateLog, drop_log
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_selection
 from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.contract import StoreLayout
 from storage_backends.files.regions import DirectoryRegions
 
 __all__ = ["Estimate", "Execution", "estimate"]
 
-#: A job that reads less than this many bytes is run again rather than kept a journal of.
-_WORTH_A_JOURNAL = 4 << 30
+#: Bytes of work from which a job keeps a journal; a smaller job is run again after a crash.
+_JOURNAL_FROM = 4 << 30
 
 #: Algorithms that read the matrix once per selected feature; the others about ``1 / epsilon`` times.
 _ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
@@ -43,7 +40,7 @@ _ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a request needs, roughly and from above.
+    """Upper estimates of the resources that a request needs.
 
     Attributes
     ----------
@@ -58,7 +55,7 @@ class Estimate:
 
 
 def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> Estimate:
-    """Estimate what a request over a matrix of this layout needs when it can select ``rank`` features."""
+    """Estimate the resources of a request over a matrix of this layout that can select ``rank`` features."""
     matrix = layout.n_columns * layout.n_obs * {"float16": 2, "float32": 4, "float64": 8}[layout.dtype]
     rank = min(rank, layout.n_features)
     rounds = rank if request.algorithm in _ONE_PASS_PER_FEATURE else math.ceil(1 / request.epsilon)
@@ -79,10 +76,10 @@ class Execution:
     threads : int, optional
         Threads of a sweep.
     journal_from : int
-        Bytes of work from which a job is kept a journal of.
+        Bytes of work from which a job keeps a journal.
     """
 
-    def __init__(self, pools: Pools, folder: Path, threads: int | None = None, journal_from: int = _WORTH_A_JOURNAL) -> None:
+    def __init__(self, pools: Pools, folder: Path, threads: int | None = None, journal_from: int = _JOURNAL_FROM) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._pools = pools
         self._threads = threads
@@ -97,22 +94,14 @@ class Execution:
         dropped: Callable[[Job], bool],
         ended: Callable[[Job, list[dict[str, Any]] | None], None],
     ) -> None:
-        """Answer jobs on the same data, handing over each one's selections, in JSON terms, as soon as it has all of them."""
+        """Answer jobs on the same data; hand over the selections of each, encoded, as soon as it has all of them."""
         asked = jobs[0].request
         owners = [job for job in jobs for _ in job.request.requests]
         answers: dict[Job, dict[int, dict[str, Any] | None]] = {job: {} for job in jobs}
-        journals: Sequence[_Journalled] = ()
 
-        def take(place: int, selection: Selection | None) -> None:
-            job = owners[place]
-            if journals:
-                with contextlib.suppress(FastompError):  # not needed any more; but its thread must not write what is being dropped
-                    journals[place].journal.close()
-            answer = None if selection is None else encode_selection(selection)
-            if answer is not None:
-                answer["json"]["verified"] = verified
-                answer["json"]["seconds"] += journals[place].journal.seconds_before if journals else 0.0
-            answers[job][place] = answer
+        def take(place: int) -> None:
+            job, selection = owners[place], runs[place].selection
+            answers[job][place] = None if selection is None else encode_selection(selection)
             if len(answers[job]) == len(job.request.requests):
                 found = [each for _, each in sorted(answers[job].items()) if each is not None]
                 ended(job, found if len(found) == len(answers[job]) else None)
@@ -123,88 +112,55 @@ class Execution:
             verified = any(job.request.verify for job in jobs)
             if verified:
                 store.verify()
-            dataset = Dataset.of_store(store)
-            requests = [decode_request(request) for job in jobs for request in job.request.requests]
-            response = None if asked.y is None else decode_vector(asked.y, "y")
-            with contextlib.ExitStack() as stack:
-                try:
-                    journals = self._journals(stack, jobs, requests, dataset)
-                    select_shared(
-                        dataset,
-                        [journal.pinned for journal in journals] or requests,
-                        response,
-                        threads=self._threads,
-                        observer=observer,
-                        cancelled=stopped,
-                        journals=[journal.journal for journal in journals],
-                        dropped=lambda place: dropped(owners[place]),
-                        ended=take,
-                    )
-                except StoreError:
-                    # A record that other code made: start over, rather than never.
-                    with contextlib.suppress(FastompError):
-                        stack.close()
-                    journals = ()
-                    for job in jobs:
-                        self.forget(job)
-                    select_shared(
-                        dataset,
-                        requests,
-                        response,
-                        threads=self._threads,
-                        observer=observer,
-                        cancelled=stopped,
-                        dropped=lambda place: dropped(owners[place]),
-                        ended=take,
-                    )
+
+            def drive_all() -> None:
+                drive(
+                    Dataset.of_store(store),
+                    runs,
+                    None if asked.y is None else decode_vector(asked.y, "y"),
+                    verified=verified,
+                    threads=self._threads,
+                    observer=observer,
+                    cancelled=stopped,
+                    dropped=lambda place: dropped(owners[place]),
+                    ended=take,
+                )
+
+            journaled = sum(job.request.work for job in jobs) >= self._journal_from
+            runs = [run for job in jobs for run in self._runs(job, journaled=journaled)]
+            try:
+                drive_all()
+            except StoreError:
+                if not journaled:
+                    raise
+                # A journal of another release or numeric build: start over without it.
+                for job in jobs:
+                    self.forget(job)
+                runs = [run for job in jobs for run in self._runs(job, journaled=False)]
+                drive_all()
 
     def forget(self, job: Job) -> None:
-        """Drop the journals of a job."""
-        wanted = tuple(f"job-{_run_id(job, place).hex()}." for place in range(len(job.request.requests)))
-        with contextlib.suppress(FastompError):  # what stays is only room taken
-            for name in self._place.regions():
-                if name.startswith(wanted):
-                    self._place.drop_region(name)
+        """Remove the journals of a job."""
+        with contextlib.suppress(FastompError):  # a journal left behind only takes room
+            for place in range(len(job.request.requests)):
+                drop_log(self._place, _log_name(_run_id(job, place)))
 
-    def _journals(
-        self, stack: contextlib.ExitStack, jobs: Sequence[Job], requests: Sequence[SelectionRequest], dataset: Dataset
-    ) -> list[_Journalled]:
-        """Open a journal per request, in order; none at all where the jobs are small."""
-        if sum(job.request.work for job in jobs) < self._journal_from:
-            return []
-        build, targets = numeric_build(kernel().id), target_digest(dataset)
-        automatic = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(requests))
-        journals = []
-        places = ((job, place, sent) for job in jobs for place, sent in enumerate(job.request.requests))
-        for request, (job, place, sent) in zip(requests, places, strict=True):
-            run_id = _run_id(job, place)
-            log = StateLog(self._place, f"job-{run_id.hex()}", run_id)
-            stack.callback(log.close)
-            # Counters include what is re-read, which must not depend on the memory free after a restart.
-            kept = recorded_identity(log.records).get("gather_bytes")
-            pinned = replace(request, gather_bytes=request.gather_bytes or (kept if isinstance(kept, int) else automatic))
-            identity = {
-                "fingerprint": job.request.fingerprint,
-                "targets": targets,
-                "request": dict(sent),
-                "gather_bytes": pinned.gather_bytes,
-                "response": job.request.y,
-                "build": build,
-            }
-            # Left before the log is: the last round may still be on its way to the device, and is waited for then.
-            journal = stack.enter_context(contextlib.closing(DecisionJournal(log, identity)))
-            journals.append(_Journalled(pinned, journal))
-        return journals
+    def _runs(self, job: Job, *, journaled: bool) -> Iterator[JournaledRun]:
+        """Yield the requests of a job as runs, with their journals where they keep any."""
+        for place, sent in enumerate(job.request.requests):
+            request, run_id = decode_request(sent), _run_id(job, place)
+            identity: dict[str, Any] = {"request": dict(sent), "response": job.request.y}
+            if request.gather_bytes is not None:
+                identity["gather_bytes"] = request.gather_bytes
+            open_log = partial(StateLog, self._place, _log_name(run_id), run_id) if journaled else None
+            yield JournaledRun(request, open_log, identity)
 
 
-@dataclass(frozen=True, slots=True)
-class _Journalled:
-    """A request whose decisions are kept, with the budget it was begun with."""
-
-    pinned: SelectionRequest
-    journal: DecisionJournal
+def _log_name(run_id: bytes) -> str:
+    """Return the name of the log of one request."""
+    return f"job-{run_id.hex()}"
 
 
 def _run_id(job: Job, place: int) -> bytes:
-    """Return 16 bytes that stand for one request of a job."""
+    """Return the id of the run that one request of a job is."""
     return hashlib.blake2b(f"{job.name}/{job.order}/{place}".encode(), digest_size=16).digest()

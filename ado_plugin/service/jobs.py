@@ -1,11 +1,11 @@
-"""Jobs: a bounded queue, fair among clients, whose jobs on the same key share their sweeps and outlive connection and server.
+"""Jobs: a bounded queue, fair among clients; jobs on the same data share their sweeps and survive connection and server.
 
-A job is durable before it is acknowledged. One worker takes the job of whoever was served longest ago, and with it every waiting
-job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections; if that fails each is run
-alone, so that nobody pays for another's mistake. While a record cannot be written, as on a full disk, the worker pauses and tries
-again: no job is lost. A job that was running when the server died is run again; after the third time it is parked as failed,
-and a job that brought a server down once no longer runs in company. What ended is kept for a while, so much of each owner, without
-what was long in its request. How a job is executed is the executor's business.
+A job is durable before it is acknowledged. One worker takes the next job of the least recently served owner together with every
+waiting job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections. If that fails,
+each is run alone, so that one job's error does not fail the others. While a record cannot be written, as on a full disk, the worker
+pauses and tries again: no job is lost. A job that was running when the server died is run again, alone; after the third crash it is
+parked as failed. Ended jobs are kept for a while, up to a limit per owner, with digests in place of the long values of their
+requests. Knows nothing of how a job is executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
-from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError
 from fastomp_nvm.selection import codec
@@ -32,11 +32,11 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 
 _FINISHED = ("done", "failed", "cancelled")
 _MOST_CRASHES = 3
-#: Seconds between two notices of progress: rounds on small data last microseconds.
+#: Seconds between two reports of progress: rounds on small data take microseconds.
 _NOTICE_SECONDS = 0.1
 #: Seconds between two attempts of the worker to write a record.
 _RETRY_SECONDS = 1.0
-#: Characters of JSON above which a value of an ended job's request is kept as a digest.
+#: Characters of JSON above which a value in an ended job's request is replaced by its digest.
 _SHORT = 500
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What the queue holds.
+    """Limits of the queue.
 
     Attributes
     ----------
@@ -53,13 +53,13 @@ class JobLimits:
     merged : int
         Requests answered in shared sweeps at a time.
     memory : int
-        Bytes that the requests answered together may need, by estimate.
+        Estimated bytes of memory for requests answered together.
     work : int
-        Bytes one job may read, by estimate.
+        Estimated bytes that one job may read.
     keep_seconds : float
-        How long answers are kept.
+        Time for which ended jobs are kept.
     kept, kept_bytes : int
-        Ended jobs of one owner that are kept, and bytes of their records; the oldest go first, the last one never.
+        Most ended jobs of one owner, and bytes of their records; the oldest are removed first, the last one never.
     """
 
     queued: int = 256
@@ -73,24 +73,24 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a job is to do, in JSON terms.
+    """The request of a job, as JSON values.
 
     Attributes
     ----------
     owner : str
-        Principal who submitted it.
+        Name of the principal that submitted it.
     session : str
-        Which of the owner's clients did; for fairness only.
+        Identifies the owner's client, for fairness among clients.
     pool, key, fingerprint : str
-        The data; with another fingerprint the job fails instead of answering about other data.
+        The data; a job fails if the fingerprint of the store has changed.
     requests : list of mapping
         Fields of ``SelectionRequest``, checked when the job was submitted.
     y : object
-        Response in place of the store's target, as ``wire.encode_vector`` has it, or None.
+        Response in place of the store's target, encoded by ``encode_vector``, or None.
     verify : bool
         Check the store's checksums first.
     memory, work : int
-        Bytes it needs and bytes it reads, by estimate.
+        Estimated bytes of memory and bytes to read.
     submitted : float
         Seconds since the epoch.
     """
@@ -110,7 +110,7 @@ class JobRequest:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job and how it stands."""
+    """A job and its state."""
 
     name: str
     order: int
@@ -120,26 +120,26 @@ class Job:
     error: dict[str, str] | None = None
     changed: float = field(default_factory=time.time)
     version: int = 0
-    progress: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[Progress | None] = field(default_factory=list)
     cancelled: bool = False
     noticed: float = 0.0
     size: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return how the job stands, for its owner."""
+        """Return the state of the job, for its owner."""
         return {
             "job": self.name,
             "pool": self.request.pool,
             "key": self.request.key,
             "state": self.state,
             "version": self.version,
-            "progress": list(self.progress),
+            "progress": [{} if step is None else asdict(step) for step in self.progress],
             "error": self.error,
         }
 
 
 class Executor(Protocol):
-    """What answers jobs."""
+    """Executes jobs."""
 
     def run(
         self,
@@ -149,15 +149,15 @@ class Executor(Protocol):
         dropped: Callable[[Job], bool],
         ended: Callable[[Job, list[dict[str, Any]] | None], None],
     ) -> None:
-        """Answer jobs on the same data: hand over each one's selections, in JSON terms, as soon as it has all of them.
+        """Answer jobs on the same data; call ``ended`` with each job and its encoded selections as soon as it has all of them.
 
-        ``stopped`` is asked at every round and ends all with ``CancelledError``. ``dropped`` is asked at every round of a job and
-        ends this one alone, which is then handed over with None.
+        ``stopped`` is asked at every round and ends all jobs with ``CancelledError``. ``dropped`` is asked at every round of a job
+        and ends this job alone; ``ended`` is then called with None.
         """
         ...
 
     def forget(self, job: Job) -> None:
-        """Drop what was kept to go on with a job."""
+        """Remove the journals of a job."""
         ...
 
 
@@ -178,7 +178,7 @@ class Jobs:
         self._limits = limits
         self._changed = threading.Condition()
         self._jobs: dict[str, Job] = {}
-        self._served: collections.Counter[object] = collections.Counter()  # turn at which an owner or a session was served last
+        self._served: collections.Counter[object] = collections.Counter()  # last turn of each owner and session
         self._turn = 0
         self._order = 0
         self._accepting = True
@@ -189,18 +189,18 @@ class Jobs:
         self._worker = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the worker."""
         self._worker.start()
 
     def submit(self, name: str, request: JobRequest) -> Job:
-        """Queue a job durably; the same job submitted again is the one there is.
+        """Queue a job durably; a job that was submitted before is returned as it is.
 
         Raises
         ------
         ServerError
-            The queue is full, or the server is going down.
+            The queue is full, or the server is shutting down.
         RequestError
-            The name is taken.
+            Another job has the name.
         """
         with self._changed:
             standing = self._jobs.get(name)
@@ -209,7 +209,7 @@ class Jobs:
                     return standing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
             self._admit()
-            # A new session counts as served just now: otherwise whoever opens one for each job is always next.
+            # A new session counts as just served: otherwise a client that opens one per job would always be next.
             self._served.setdefault((request.owner, request.session), self._turn)
             self._order += 1
             job = Job(name, self._order, request)
@@ -220,53 +220,53 @@ class Jobs:
             return job
 
     def find(self, name: str, owner: str | None) -> Job:
-        """Return a job of this owner (None: of anyone)."""
+        """Return a job of this owner (None: of any owner)."""
         job = self._jobs.get(name)
         if job is None or owner not in (None, job.request.owner):
-            raise RequestError(f"there is no job {name!r}: it was never submitted here, or its answer was kept long enough")
+            raise RequestError(f"there is no job {name!r}: it was never submitted here, or has been removed")
         return job
 
     def standings(self, owner: str | None) -> list[dict[str, Any]]:
-        """Return how the jobs of an owner (None: of everyone) stand, in the order they were submitted."""
+        """Return the states of the jobs of an owner (None: of all owners), in order of submission."""
         with self._changed:
             return [job.describe() for job in self._jobs.values() if owner in (None, job.request.owner)]
 
     def follow(self, job: Job, since: int, wait: float) -> Iterator[dict[str, Any]]:
-        """Yield how a job stands, at once if that is news after version ``since``, then at every change for ``wait`` seconds."""
+        """Yield the state of a job whenever it is newer than the last version seen, first ``since``, for ``wait`` seconds."""
         end = time.monotonic() + wait
-        told = since
+        seen = since
         while True:
             with self._changed:
-                while job.version <= told and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
+                while job.version <= seen and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
                 standing = job.describe()
-            told = job.version
+            seen = job.version
             yield standing
             if standing["state"] in _FINISHED or time.monotonic() >= end:
                 return
 
     def answer(self, job: Job) -> list[dict[str, Any]]:
-        """Return what came out of a job, or raise what went wrong."""
+        """Return the encoded selections of a job, or raise its error."""
         if job.state == "done":
             answers: list[dict[str, Any]] = self._records.answer(job.name)["answers"]
             return answers
         if job.error is not None:
             codec.raise_error(job.error)
-        raise ServerError(f"the job {job.name!r} is {job.state}: follow its progress and ask again")
+        raise ServerError(f"the job {job.name!r} is {job.state}: wait for its end")
 
     def cancel(self, job: Job) -> None:
-        """End a job; harmless when it has ended."""
+        """Cancel a job; an ended job stays as it is."""
         with self._changed:
             if job.state == "queued":
                 self._finish(job, "cancelled", CancelledError("the job was cancelled"))
             elif job.state == "running":
-                job.cancelled = True  # noticed at the next round
-                self._tell(job)
+                job.cancelled = True  # takes effect at the next round
+                self._notify(job)
 
     def resume(self, job: Job) -> None:
-        """Queue a job again that failed or was cancelled; any other goes on as it is."""
+        """Queue a failed or cancelled job again; any other job stays as it is."""
         with self._changed:
-            job.cancelled = False  # one that has not noticed yet that it was cancelled goes on
+            job.cancelled = False  # a cancellation that has not taken effect yet is withdrawn
             if job.state in ("failed", "cancelled"):
                 self._admit()
                 whole = JobRequest(**self._records.request(job.name))
@@ -275,7 +275,7 @@ class Jobs:
                 job.request, job.progress = whole, []
 
     def uses(self, pool: str, key: str) -> int:
-        """Return how many unfinished jobs need this key."""
+        """Return the number of unfinished jobs on this key."""
         with self._changed:
             return sum(
                 (job.request.pool, job.request.key) == (pool, key) for job in self._jobs.values() if job.state not in _FINISHED
@@ -295,7 +295,7 @@ class Jobs:
             return self._records.trouble()
 
     def reap(self) -> int:
-        """Forget jobs that ended long ago; return how many."""
+        """Remove jobs that ended long ago; return their number."""
         with self._changed:
             oldest = time.time() - self._limits.keep_seconds
             old = [job for job in self._jobs.values() if job.state in _FINISHED and job.changed < oldest]
@@ -307,7 +307,7 @@ class Jobs:
         return len(old)
 
     def drain(self, seconds: float) -> None:
-        """Take no more jobs; give the running ones ``seconds`` to end, then leave them for the next server."""
+        """Accept no more jobs; wait ``seconds`` for the running ones, then leave them for the next server."""
         with self._changed:
             self._accepting = False
             end = time.monotonic() + seconds
@@ -317,13 +317,13 @@ class Jobs:
             self._changed.notify_all()
         if self._worker.is_alive():
             self._worker.join(seconds + 5.0)
-        # A worker that has not heard by now is deep in a sweep: its jobs wait for the next server, and what it says later of a job
-        # that is not running is not heard.
+        # The jobs of a worker that is still in a sweep wait for the next server; its later reports about them are ignored, because
+        # they are no longer running.
         with self._changed, contextlib.suppress(FastompError):
             self._end(list(self._jobs.values()), CancelledError("the job was cancelled"))
 
     def _recover(self) -> None:
-        """Take up the jobs that an earlier server left; the caller holds the lock."""
+        """Load the jobs of an earlier server; the caller holds the lock."""
         found = []
         for name, request, state in self._records.load():
             try:
@@ -335,13 +335,13 @@ class Jobs:
             self._jobs[job.name] = job
             if job.state in _FINISHED:
                 job.request, job.size = _light(job.request), self._records.size(job.name)
-                self._executor.forget(job)  # the server may have died between the job's end and this
+                self._executor.forget(job)  # the server may have died after the job's end and before this
             if job.state != "running":
                 continue
             job.crashes += 1
             if job.crashes >= _MOST_CRASHES:
                 error = ServerError(
-                    f"the server went down {job.crashes} times while this job ran, so it is parked: resume tries once more"
+                    f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
                 )
                 self._finish(job, "failed", error)
             else:
@@ -350,14 +350,14 @@ class Jobs:
 
     def _work(self) -> None:
         """Run batches until the server stops, whatever error one of them raises."""
-        error = ServerError("the server failed at this job: its log says why")
+        error = ServerError("the server failed at this job: see its log")
         while not self._stopping:
             try:
                 if batch := self._start_batch():
                     self._run(batch)
             except Exception:
-                _log.exception("the job worker failed and goes on")
-                with self._changed:  # whatever is running was started by this worker
+                _log.exception("the job worker failed and continues")
+                with self._changed:  # all running jobs were started by this worker
                     self._retry(lambda: self._end(list(self._jobs.values()), error))
                     self._pause()
 
@@ -373,21 +373,21 @@ class Jobs:
                     job.progress = []
                     self._set_state(job, "running")
             except MediumError as error:
-                _log.error("a job waits", extra={"job": job.name, "reason": str(error)})
+                _log.error("a job waits because its record cannot be written", extra={"job": job.name, "reason": str(error)})
                 batch = [job for job in batch if job.state == "running"]
                 if not batch:
                     self._pause()
             return batch
 
     def _retry(self, write: Callable[[], None]) -> None:
-        """Repeat what writes records until it succeeds or the server stops; the caller holds the lock, which pauses release."""
+        """Repeat ``write`` until it succeeds or the server stops; the caller holds the lock, which is released in between."""
         while True:
             try:
                 return write()
             except MediumError as error:
                 if self._stopping:
                     return None
-                _log.error("a record is written again later", extra={"reason": str(error)})
+                _log.error("a record cannot be written and is tried again", extra={"reason": str(error)})
                 self._pause()
 
     def _pause(self) -> None:
@@ -395,7 +395,7 @@ class Jobs:
         self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
 
     def _next_batch(self) -> list[Job]:
-        """Choose whom to serve, and who can be served along; the caller holds the lock."""
+        """Choose the next job, and the jobs that can share its sweeps; the caller holds the lock."""
         waiting = [job for job in self._jobs.values() if job.state == "queued"]
         if not waiting:
             return []
@@ -421,19 +421,19 @@ class Jobs:
         return batch
 
     def _run(self, batch: list[Job]) -> None:
-        """Answer jobs together; when that fails, one by one."""
+        """Run jobs together; if that fails, one by one."""
         positions = [(job, place) for job in batch for place in range(len(job.request.requests))]
         for job in batch:
-            job.progress = [{} for _ in job.request.requests]
+            job.progress = [None] * len(job.request.requests)
 
         def observe(step: Progress) -> None:
             job, place = positions[step.run]
-            job.progress[place] = {**asdict(step), "run": place}
+            job.progress[place] = replace(step, run=place)
             now = time.monotonic()
             if now - job.noticed >= _NOTICE_SECONDS:
                 job.noticed = now
                 with self._changed:
-                    self._tell(job)
+                    self._notify(job)
 
         def dropped(job: Job) -> bool:
             return job.cancelled or job.state != "running"
@@ -446,7 +446,7 @@ class Jobs:
             reason = error
         except Exception as error:
             _log.exception("a job failed", extra={"job": batch[0].name})
-            text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "its log says why"
+            text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "see its log"
             reason = ServerError(f"the server failed at this job: {text}")
         if len(batch) == 1 or isinstance(reason, CancelledError):
             with self._changed:
@@ -457,7 +457,7 @@ class Jobs:
                 self._run([job])
 
     def _keep(self, job: Job, answers: list[dict[str, Any]] | None) -> None:
-        """Keep the answers of a job that is running, unless it was cancelled."""
+        """Record the answers of a running job, unless it was cancelled."""
 
         def keep() -> None:
             if job.state != "running":
@@ -472,7 +472,7 @@ class Jobs:
             self._retry(keep)
 
     def _end(self, batch: Sequence[Job], error: FastompError) -> None:
-        """End those jobs that are running without an answer; what was only interrupted waits. The caller holds the lock."""
+        """End the running jobs of a batch with an error, or queue interrupted ones again; the caller holds the lock."""
         for job in batch:
             if job.state != "running":
                 continue
@@ -482,17 +482,17 @@ class Jobs:
                 self._finish(job, "cancelled" if isinstance(error, CancelledError) else "failed", error)
 
     def _admit(self) -> None:
-        """Refuse one more job when the server is going down or the queue is full; the caller holds the lock."""
+        """Raise ``ServerError`` when the server is shutting down or the queue is full; the caller holds the lock."""
         if not self._accepting:
-            raise ServerError("the server is going down and takes no more jobs: try again when it is back")
+            raise ServerError("the server is shutting down and takes no more jobs: try again when it is back")
         if self.active >= self._limits.queued:
             raise ServerError(f"{self.active} jobs are waiting, the most this server takes: try later")
 
     def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
-        """Bring a job to its end; a ``MediumError`` leaves it as it was."""
+        """End a job; a ``MediumError`` leaves it as it was."""
         self._set_state(job, state, None if error is None else codec.encode_error(error))
         self.finished[state] += 1
-        try:  # what cannot be removed now only takes room
+        try:  # records that cannot be removed only take room
             self._executor.forget(job)
             whole, job.request = job.request, _light(job.request)
             if state == "done" and job.request != whole:  # any other may be resumed
@@ -506,7 +506,7 @@ class Jobs:
         _log.info("job ended", extra={"job": job.name, "owner": job.request.owner, "state": state, "error": job.error})
 
     def _surplus(self, owner: str) -> list[Job]:
-        """Return the ended jobs of an owner that are too many or too large to be kept, the oldest ones."""
+        """Return the oldest ended jobs of an owner, beyond the limits of number and size."""
         ended = [job for job in self._jobs.values() if job.state in _FINISHED and job.request.owner == owner]
         ended.sort(key=lambda job: (job.changed, job.order), reverse=True)
         count, total = 0, 0
@@ -518,60 +518,60 @@ class Jobs:
         return ended[count:]
 
     def _forget(self, job: Job) -> None:
-        """Forget an ended job with its records."""
+        """Remove an ended job with its records."""
         del self._jobs[job.name]
         self._records.remove(job.name)
 
     def _set_state(self, job: Job, state: State, error: dict[str, str] | None = None) -> None:
-        """Change the state of a job, durably first: if its record cannot be written, the job is as it was."""
+        """Change the state of a job, on disk first: if its record cannot be written, the job stays as it was."""
         changed = replace(job, state=state, error=error, changed=time.time())
         self._records.write_state(job.name, _state(changed))
         job.state, job.error, job.changed = changed.state, changed.error, changed.changed
-        self._tell(job)
+        self._notify(job)
 
-    def _tell(self, job: Job) -> None:
-        """Wake those who follow a job."""
+    def _notify(self, job: Job) -> None:
+        """Wake the followers of a job."""
         job.version += 1
         self._changed.notify_all()
 
 
 def _state(job: Job) -> dict[str, Any]:
-    """Return what must survive of a job's standing."""
+    """Return the state of a job as its record holds it."""
     return {"order": job.order, "state": job.state, "crashes": job.crashes, "error": job.error, "changed": job.changed}
 
 
 def _data(job: Job) -> tuple[str, str, str]:
-    """Return which data a job is about."""
+    """Return the identity of a job's data."""
     return job.request.pool, job.request.key, job.request.fingerprint
 
 
 def _mergeable(job: Job) -> bool:
-    """Tell whether a job may run in company: it has the store's own target and never brought a server down."""
+    """Return whether a job may share sweeps: it uses the store's own target and was never running in a crash."""
     return job.request.y is None and not job.crashes and not job.request.verify
 
 
 def _same(one: JobRequest, other: JobRequest) -> bool:
-    """Tell whether two jobs ask the same, whenever and by whichever client of the owner they were submitted."""
+    """Return whether two requests are equal, apart from client and time of submission."""
     return replace(_light(one), session="", submitted=0.0) == replace(_light(other), session="", submitted=0.0)
 
 
 def _light(request: JobRequest) -> JobRequest:
-    """Return what is kept in memory of an ended job's request: what is long in it, as vectors are, is there as a digest."""
+    """Return an ended job's request with long values, such as vectors, replaced by their digests."""
     fields = [{name: _digest(value) for name, value in each.items()} for each in request.requests]
     return replace(request, requests=fields, y=_digest(request.y))
 
 
 def _digest(value: Any) -> Any:
-    """Return a JSON value if it is short, otherwise an object with its digest."""
+    """Return a short JSON value as it is, a long one as an object with its digest."""
     text = json.dumps(value, sort_keys=True)
     return value if len(text) <= _SHORT else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _recovered(name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
-    """Return the job that two records speak of; raises what Python raises where they are not such records."""
+    """Return the job of two records; ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError`` where they are none."""
     found = JobRequest(**request)
     if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
-        raise ValueError("state, owner or session is none")
+        raise ValueError("state, owner or session is not valid")
     _light(found)  # raises unless the requests are a list of objects
     numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
     return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2])

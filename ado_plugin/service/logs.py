@@ -1,6 +1,6 @@
 """Logs of a server: one JSON object per line, control characters replaced, nothing secret.
 
-Tokens never reach a log because nothing that holds one is ever logged; what clients sent is shortened and stripped.
+Tokens never reach a log because no object that holds one is ever logged; text from clients is shortened and cleaned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST = 500
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, event, and whatever ``extra`` it carries."""
+    """Formats a record as one line of JSON: time, level, logger, event, and the fields of ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -40,7 +40,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Send what our packages log to stderr, as JSON lines."""
+    """Send the logs of this project's packages to stderr, as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for package in ("ado_plugin", "fastomp_nvm", "storage_backends"):

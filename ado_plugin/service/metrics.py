@@ -1,7 +1,7 @@
-"""Figures for Prometheus and a health check, over plain HTTP on an address of their own; off unless asked for.
+"""Metrics for Prometheus and a health check, over plain HTTP on a separate address; off by default.
 
-``/metrics`` is the text format 0.0.4, ``/health`` says ``ok`` (200) or the reason why work is not welcome (503). Names of pools,
-keys, jobs and people never appear, so that whoever may read the figures learns nothing else.
+``/metrics`` is the text format 0.0.4; ``/health`` is ``ok`` (200) or the reason why the server is not healthy (503). Names of
+pools, keys, jobs and principals never appear.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 __all__ = ["Figure", "Labels", "MetricsServer", "exposition"]
 
-#: Labels of a value: names with their texts.
+#: Labels of a value: pairs of name and text.
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -26,7 +26,7 @@ class Figure:
     Attributes
     ----------
     name, text : str
-        Name without the prefix ``fastomp_``, and what it means.
+        Name without the prefix ``fastomp_``, and its description.
     kind : {"counter", "gauge"}
     values : mapping of labels to number
         Labels as ``(("operation", "list"),)``; ``()`` for none.
@@ -50,7 +50,7 @@ def exposition(figures: Sequence[Figure]) -> str:
 
 
 class MetricsServer:
-    """Serves figures in a thread of its own.
+    """Serves metrics in a separate thread.
 
     Parameters
     ----------
@@ -58,14 +58,14 @@ class MetricsServer:
     port : int
         0 for any.
     collect : callable
-        Returns the figures.
+        Returns the metrics.
     trouble : callable
-        Returns the reason why new work is not welcome, or None.
+        Returns the reason why the server is not healthy, or None.
     """
 
     def __init__(self, host: str, port: int, collect: Callable[[], Sequence[Figure]], trouble: Callable[[], str | None]) -> None:
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # a client that says nothing does not keep its thread
+            timeout = 10  # seconds; a silent client does not keep its thread
 
             def do_GET(self) -> None:
                 if self.path == "/metrics":
@@ -85,7 +85,7 @@ class MetricsServer:
                 self.wfile.write(data)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing: scrapes are no news."""
+                """Log nothing: scrapes are frequent."""
 
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,8 +1,8 @@
-"""What can be asked of a pool server, defined once and free of any transport: hosts only carry bytes.
+"""The operations of a pool server, independent of any transport: hosts only carry bytes.
 
-An operation takes a JSON object and gives one or more JSON objects back. What a client sent is data: names are checked before they
-become part of a path, requests before they are queued, constraints may name neither files nor code. Every error is an answer, one
-sentence under ``error``, and nothing a client sends can raise out of ``call``.
+An operation takes a JSON object and returns one or more. All input is untrusted: names are checked before they become part of a
+path, requests before they are queued, and constraints may name neither files nor code. Every error is a reply, one sentence under
+``error``; no input makes ``call`` raise.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from ado_plugin.service.access import Principal, Role
 from ado_plugin.service.execution import estimate
 from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
 from ado_plugin.service.pools import Pools
-from ado_plugin.service.upload_plans import decode_plan
-from ado_plugin.service.uploads import Tile, Uploads
+from ado_plugin.service.uploads import Tile, UploadPlan, Uploads
 from fastomp_nvm.constraints.written.description import parse_constraint
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
 from fastomp_nvm.selection.codec import (
     as_names,
-    check_name,
     decode_message,
     decode_request,
     decode_vector,
@@ -45,22 +44,22 @@ __all__ = ["OPERATIONS", "Caller", "Operations"]
 
 _log = logging.getLogger(__name__)
 
-#: Longest time in seconds that one call keeps a client waiting; it then asks again.
+#: Longest time in seconds that one call waits; the client then calls again.
 _LONGEST_WAIT = 20.0
-#: Calls that may wait at a time, each of which has a thread; one more is answered at once.
+#: Calls that may wait at a time, each in a thread; further calls are answered at once.
 _MOST_WAITING = 128
 _MOST_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls.
+    """The author of a call.
 
     Attributes
     ----------
     principal : Principal
     session : str
-        Which of the principal's clients; for fairness among them.
+        Identifies the principal's client, for fairness among clients.
     """
 
     principal: Principal
@@ -68,7 +67,7 @@ class Caller:
 
     @property
     def sees(self) -> str | None:
-        """Whose jobs the caller sees: its own, or (None) everybody's."""
+        """Owner of the jobs that the caller sees: itself, or None for all."""
         return None if self.principal.role == "admin" else self.principal.name
 
 
@@ -94,7 +93,7 @@ class Operations:
         self._counting = threading.Lock()
 
     def call(self, caller: Caller, operation: str, body: bytes | memoryview) -> Iterator[bytes]:
-        """Carry out an operation; yield its replies, an error being the last of them."""
+        """Carry out an operation; yield its replies, the last of which may be an error."""
         known = operation in OPERATIONS
         outcome = "ok"
         try:
@@ -112,7 +111,7 @@ class Operations:
                 self.calls[operation if known else "unknown", outcome] += 1
 
     def write(self, caller: Caller, upload: object, tiles: Iterable[Tile]) -> bytes:
-        """Take in the tiles of an upload; the reply says how far it is."""
+        """Write tiles of an upload; the reply holds the number of the next tile."""
         try:
             caller.principal.require("write")
             return encode_message(self._uploads.write(caller.principal.name, upload, tiles))
@@ -120,18 +119,18 @@ class Operations:
             return encode_message({"error": self.explain(error, caller, "write")})
 
     def explain(self, error: Exception, caller: Caller, operation: str) -> dict[str, str]:
-        """Return an error for the client; what is not its business goes to the log."""
+        """Return an error as the client may see it; log the details."""
         if isinstance(error, FastompError):
             answer = encode_error(error)
-            answer["message"] = answer["message"].replace(f"{self._pools.root}/", "")  # where the pools are is nobody's business
+            answer["message"] = answer["message"].replace(f"{self._pools.root}/", "")  # clients do not learn where the pools are
             _log.info("refused", extra={"operation": operation, "principal": caller.principal.name, "reason": answer["message"]})
             return answer
         event = uuid.uuid4().hex[:12]
         _log.exception("failed", extra={"operation": operation, "principal": caller.principal.name, "event_id": event})
-        return encode_error(ServerError(f"the server failed at this request: its log has more under {event}"))
+        return encode_error(ServerError(f"the server failed at this request: see event {event} in its log"))
 
     def _ping(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Say that the server is there, and who the caller is to it."""
+        """Return the release of the server, and the caller's name and role."""
         yield {"version": __version__, "name": caller.principal.name, "role": caller.principal.role}
 
     def _list(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -152,7 +151,7 @@ class Operations:
         yield {"pool": pool, "keys": keys}
 
     def _info(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Describe a store; with ``name`` say also whether it has a target or feature of that name."""
+        """Describe a store; with ``name`` also return whether it has a target or feature of that name."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         with self._pools.open(pool, key) as store:
             facts = describe(store)
@@ -162,7 +161,7 @@ class Operations:
             yield facts
 
     def _delete(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Delete a key that no job needs."""
+        """Delete a key that no unfinished job uses."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         if count := self._jobs.uses(pool, key):
             raise ServerError(f"{count} jobs on {pool}/{key} are not finished: cancel them or wait")
@@ -171,9 +170,9 @@ class Operations:
         yield {}
 
     def _put(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin an upload, or go on with one; tiles follow, then ``commit``."""
+        """Begin or continue an upload; tiles follow, then ``commit``."""
         self._pool(caller, body)
-        plan = decode_plan({name: value for name, value in body.items() if name != "wait"})
+        plan = UploadPlan.decode({name: value for name, value in body.items() if name != "wait"})
         with self._waiting(body, default=10.0) as wait:
             reply = self._uploads.begin(caller.principal.name, plan, wait)
         yield reply
@@ -200,11 +199,11 @@ class Operations:
         yield reply
 
     def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Give an upload up."""
+        """Remove an upload."""
         yield self._uploads.abort(caller.principal.name, body.get("upload"))
 
     def _submit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Queue a selection; the reply comes at once."""
+        """Queue a selection and return its state."""
         yield self._queued(caller, body, [body.get("request")]).describe()
 
     def _submit_many(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -215,13 +214,13 @@ class Operations:
         yield self._queued(caller, body, requests).describe()
 
     def _list_jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Tell how the caller's jobs stand, all of them or those on a pool or key; of many requests in one job the first tells."""
+        """List the caller's jobs, or those on a pool or key, each with the progress of its first request."""
         place = {name: check_name(body[name], name) for name in ("pool", "key") if body.get(name) is not None}
         found = [job for job in self._jobs.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
         yield {"jobs": [{**job, "progress": job["progress"][:1]} for job in found]}
 
     def _progress(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Tell how a job stands, then every change for as long as the caller wants to wait."""
+        """Return the state of a job, then every change for as long as the caller waits."""
         since = body.get("since", -1)
         if not isinstance(since, int):
             raise RequestError("since is not a version of the job")
@@ -230,11 +229,11 @@ class Operations:
             yield from self._jobs.follow(job, since, wait)
 
     def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Give the answers of a finished job."""
+        """Return the answers of a finished job."""
         yield {"answers": self._jobs.answer(self._job(caller, body))}
 
     def _cancel(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """End a job."""
+        """Cancel a job."""
         job = self._job(caller, body)
         self._jobs.cancel(job)
         yield job.describe()
@@ -247,27 +246,27 @@ class Operations:
 
     @contextlib.contextmanager
     def _waiting(self, body: Mapping[str, Any], default: float = 0.0) -> Iterator[float]:
-        """Give the seconds that this call may wait: what the caller wants, bounded, and none at all when too many wait already."""
+        """Yield the seconds that this call may wait: those asked for, up to a limit, and 0 when too many calls wait."""
         wait = body.get("wait", default)
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
             raise RequestError("wait is not a number of seconds")
         with self._counting:
             self._waiters += 1
-            patient = self._waiters <= _MOST_WAITING
+            may_wait = self._waiters <= _MOST_WAITING
         try:
-            yield min(float(wait), _LONGEST_WAIT) if patient else 0.0
+            yield min(float(wait), _LONGEST_WAIT) if may_wait else 0.0
         finally:
             with self._counting:
                 self._waiters -= 1
 
     def _pool(self, caller: Caller, body: Mapping[str, Any]) -> str:
-        """Return the pool that is meant, if the caller reaches it."""
+        """Return the pool of a call, if the caller has access to it."""
         pool = check_name(body.get("pool"), "pool")
         caller.principal.require_pool(pool)
         return pool
 
     def _job(self, caller: Caller, body: Mapping[str, Any]) -> Job:
-        """Return the job that is meant, if the caller sees it."""
+        """Return the job of a call, if the caller sees it."""
         return self._jobs.find(check_name(body.get("job"), "run"), caller.sees)
 
     def _queued(self, caller: Caller, body: Mapping[str, Any], sent: list[Any]) -> Job:
@@ -306,7 +305,7 @@ class Operations:
         return job
 
 
-#: Name -> (role it needs, what carries it out).
+#: Operations by name: the role that each needs, and its method.
 OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, Any]], Iterator[dict[str, Any]]]]] = {
     "ping": ("read", Operations._ping),
     "list": ("read", Operations._list),

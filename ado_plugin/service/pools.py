@@ -1,15 +1,14 @@
 """Pools: directories of stores that a server owns.
 
 ``<root>/<pool>/<key>`` is a store of one file medium; hidden names belong to the server (builds in progress, its own records). Keys
-are immutable: a store appears whole, is replaced in one step and disappears in one step. A name is checked before it becomes part
-of a path, and nothing in a pool may be a symbolic link. Everything in a pool counts against its quota, builds in progress included.
-Media and builders are found through the registry; clients and jobs are not known here.
+are immutable: a store appears, is replaced and disappears in one step. A name is checked before it becomes part of a path, and
+nothing in a pool may be a symbolic link. Everything in a pool counts against its quota, builds in progress included. Knows neither
+clients nor jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -19,14 +18,14 @@ import threading
 import urllib.parse
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-from fastomp_nvm.errors import MediumError, ServerError, StoreError, StoreURLError
-from fastomp_nvm.selection.codec import check_name
+from fastomp_nvm.durable_files import check_name, device_errors, is_unlocked, lock_path
+from fastomp_nvm.errors import ServerError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.schema import TableSchema
 
 __all__ = ["Pools"]
 
@@ -41,9 +40,9 @@ class Pools:
     Parameters
     ----------
     location : str
-        Directory, or the URL of one on a file medium; a plain path means ``pmem``, emulated where there is none.
+        Directory, or its URL on a file medium; a plain path means ``pmem``, emulated where there is no such device.
     quota : int, optional
-        Most bytes a pool may hold.
+        Largest number of bytes in a pool.
     """
 
     def __init__(self, location: str, quota: int | None = None) -> None:
@@ -56,20 +55,21 @@ class Pools:
         self.quota = quota
         self.root = Path(os.path.abspath(url.path))
         self._lock = threading.Lock()
-        try:
+        with device_errors(f"keep pools in {self.root}"):
             self.root.mkdir(parents=True, exist_ok=True)
             self.own_folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise MediumError(f"pools cannot be kept in {self.root}: {error.strerror}") from error
-        self._owner = _own(self.own_folder / "lock", self.root)
+        owner = lock_path(self.own_folder / "lock", os.O_RDWR | os.O_CREAT)
+        if owner is None:
+            raise ServerError(f"the pools in {self.root} are those of another server: stop it, or choose another place")
+        self._owner = owner
 
     @property
     def own_folder(self) -> Path:
-        """Where the server keeps its own records."""
+        """The folder of the server's own records."""
         return self.root / _OWN
 
     def close(self) -> None:
-        """Let another server have the pools."""
+        """Release the lock of the pools."""
         os.close(self._owner)
 
     def names(self) -> list[str]:
@@ -81,7 +81,7 @@ class Pools:
         return _directories(self._pool(pool))
 
     def has(self, pool: str, key: str) -> bool:
-        """Tell whether a pool holds a key."""
+        """Return whether a pool holds a key."""
         with contextlib.suppress(StoreURLError):
             self._store(pool, key)
             return True
@@ -98,43 +98,52 @@ class Pools:
         return open_store(self._url(self._store(pool, key)))
 
     def usage(self, pool: str) -> int:
-        """Return the bytes that everything in a pool takes."""
+        """Return the bytes of all files in a pool."""
         total = 0
         for folder, _, files in os.walk(self._pool(pool)):
             for name in files:
-                with contextlib.suppress(FileNotFoundError):  # a build may end while we look
+                with contextlib.suppress(FileNotFoundError):  # a build may end meanwhile
                     total += os.lstat(os.path.join(folder, name)).st_size
         return total
 
     def build(
-        self, pool: str, key: str, schema: Any, *, dtype: str, missing: str, tier: str, replace: bool, folder: str | None = None
-    ) -> Any:
-        """Start a store, or go on with one, and return its builder.
+        self,
+        pool: str,
+        key: str,
+        schema: TableSchema,
+        *,
+        dtype: str,
+        missing: str,
+        tier: str,
+        replace: bool,
+        folder: str | None = None,
+    ) -> StoreBuilder:
+        """Begin or continue a store; return its builder.
 
         Parameters
         ----------
         pool, key : str
-            The pool is created when it is absent.
+            The pool is created when absent.
         schema : TableSchema
         dtype, missing, tier : str
         replace : bool
             Whether the key may exist.
         folder : str, optional
-            Where an earlier builder of the same store left it, which counts against the quota already.
+            Directory that an earlier builder of the same store left, which counts against the quota already.
 
         Raises
         ------
         ServerError
             The pool has no room for it.
         StoreURLError
-            The key exists and is not to be replaced.
+            The key exists and ``replace`` is false.
         """
         path = self.root / check_name(pool, "pool")
         check_name(key, "key")
-        with self._lock:  # two builds must not both find the same room
+        with self._lock:  # two builds must not count on the same free bytes
             _refuse_link(path)
             if not replace and self.has(pool, key):
-                raise StoreURLError(f"the key {key!r} stands in the pool {pool!r} already: choose another, or ask to replace it")
+                raise StoreURLError(f"the key {key!r} exists already in the pool {pool!r}: choose another, or ask to replace it")
             _refuse_link(path / key)
             itemsize = {"float16": 2, "float32": 4, "float64": 8}.get(dtype, 8) + (tier == "int8")
             needed = schema.n_columns * schema.n_obs * itemsize
@@ -144,16 +153,13 @@ class Pools:
                 raise ServerError(
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
                 )
-            builder = StoreBuilder
-            try:
+            with device_errors(f"make the pool {pool!r}"):
                 path.mkdir(exist_ok=True)
-            except OSError as error:
-                raise MediumError(f"the pool {pool!r} cannot be made: {error.strerror}") from error
             try:
                 url = self._url(path / key)
-                return builder(url, schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
+                return StoreBuilder(url, schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
             except BaseException:
-                if fresh:  # what is refused leaves no pool behind
+                if fresh:  # a refused build leaves no pool behind
                     with contextlib.suppress(OSError):
                         path.rmdir()
                 raise
@@ -162,14 +168,12 @@ class Pools:
         """Remove a store in one step."""
         path = self._store(pool, key)
         gone = path.with_name(f".{key}.deleted-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
+        with device_errors(f"delete the key {key!r}"):
             os.rename(path, gone)
-        except OSError as error:
-            raise MediumError(f"the key {key!r} cannot be deleted: {error.strerror}") from error
         shutil.rmtree(gone, ignore_errors=True)
 
     def _url(self, path: Path) -> str:
-        """Return the address of the store at a path of ours."""
+        """Return the URL of the store at a path."""
         return f"{self.scheme}://{urllib.parse.quote(str(path))}"
 
     def _pool(self, pool: str) -> Path:
@@ -177,64 +181,41 @@ class Pools:
         path = self.root / check_name(pool, "pool")
         _refuse_link(path)
         if not path.is_dir():
-            raise StoreURLError(f"there is no pool {pool!r}: list shows those there are")
+            raise StoreURLError(f"there is no pool {pool!r}: 'list' shows the pools")
         return path
 
     def _store(self, pool: str, key: str) -> Path:
-        """Return the directory of a store that exists and holds no links."""
+        """Return the directory of a store that exists; refuse symbolic links in it."""
         path = self._pool(pool) / check_name(key, "key")
         _refuse_link(path)
         if not path.is_dir():
-            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}: list shows those there are")
+            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}: 'list' shows its keys")
         for folder, folders, files in os.walk(path):
             for name in (*folders, *files):
                 _refuse_link(Path(folder) / name)
         return path
 
     def left_build(self, pool: str, folder: str) -> Path | None:
-        """Return the directory that an earlier builder left in a pool, if it is there and nobody's."""
+        """Return the directory that an earlier builder left in a pool, if it exists and no process holds it."""
         path = self.root / check_name(pool, "pool") / folder
         is_ours = _LEFT_BEHIND.fullmatch(folder) and path.is_dir() and not path.is_symlink() and not path.parent.is_symlink()
-        return path if is_ours and not _locked(str(path)) else None
+        return path if is_ours and is_unlocked(path) else None
 
     def sweep(self, kept: Collection[Path]) -> None:
-        """Remove what an earlier server left behind, builds and keys half deleted, but for those ``kept`` to go on with."""
+        """Remove the builds and half-deleted keys that an earlier server left, except those in ``kept``."""
         for pool in self.names():
             for entry in os.scandir(self.root / pool):
                 if _LEFT_BEHIND.fullmatch(entry.name) and self.root / pool / entry.name not in kept:
                     self.discard(pool, entry.name)
 
     def discard(self, pool: str, folder: str) -> None:
-        """Remove what an earlier builder left, unless a living one has it."""
+        """Remove the directory that an earlier builder left, unless a process holds it."""
         if (path := self.left_build(pool, folder)) is not None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _own(path: Path, root: Path) -> int:
-    """Return a descriptor that keeps other servers away from these pools for as long as it is open."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ServerError(f"another server has the pools in {root}: stop it, or choose another directory") from error
-    return descriptor
-
-
-def _locked(path: str) -> bool:
-    """Tell whether a builder, ours or someone else's, still holds this directory."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _directories(path: Path) -> list[str]:
-    """Return the names in a directory that are directories, neither hidden nor links."""
+    """Return the names of the subdirectories that are neither hidden nor links, in order."""
 
     def visible() -> Iterator[str]:
         for entry in os.scandir(path):
@@ -245,7 +226,7 @@ def _directories(path: Path) -> list[str]:
 
 
 def _refuse_link(path: Path) -> None:
-    """Refuse a symbolic link, wherever it leads."""
+    """Raise ``StoreError`` for a symbolic link."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:

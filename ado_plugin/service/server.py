@@ -1,7 +1,7 @@
-"""The embedded pool server, put together: pools, uploads, jobs, operations, a Flight host, metrics, and an orderly end.
+"""The pool server: pools, uploads, jobs, operations, a Flight host, metrics, and an orderly shutdown.
 
-Beyond the loopback interface it does not start without token and TLS unless told that this is meant. On ``stop`` it takes no more
-jobs, lets the running ones end or leaves them for the next server, and closes what is still open.
+Beyond the loopback interface it does not start without token and TLS unless ``insecure`` is set. ``stop`` accepts no more jobs,
+waits for the running ones or leaves them for the next server, and closes everything.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from ado_plugin.flight.server import FlightHost, TLSFiles
 from ado_plugin.service.access import Access
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.metrics import Figure, Labels, MetricsServer
 from ado_plugin.service.operations import Operations
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Uploads
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.remote.address import is_loopback
@@ -35,14 +35,14 @@ _REAP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """How to serve.
+    """Settings of a server.
 
     Attributes
     ----------
     pools : str
         Directory or URL of the pools.
     host, port : str, int
-        Where to listen; port 0 for any.
+        Address to listen on; port 0 for any.
     token_file, tls_certificate, tls_key : Path, optional
     metrics : (host, port), optional
     insecure : bool
@@ -52,9 +52,9 @@ class ServiceSettings:
     threads : int, optional
         Threads of a sweep.
     idle_seconds : float
-        After which an upload that lies still is reaped.
+        Time without a call after which an upload is removed.
     drain_seconds : float
-        What running jobs get when the server is stopped.
+        Time for running jobs to end when the server is stopped.
     journal_from : int, optional
         Bytes of work from which a job keeps a journal.
     limits : JobLimits
@@ -86,7 +86,7 @@ class Service:
     Raises
     ------
     InputError
-        The settings would serve strangers, or a file cannot be used.
+        The server would be open to other machines without protection, or a file cannot be used.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -94,11 +94,11 @@ class Service:
         local = is_loopback(settings.host)
         if not local and not settings.insecure and (tls is None or settings.token_file is None):
             raise InputError(
-                f"{settings.host} is not this machine alone: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
+                f"{settings.host} is reachable from other machines: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
             )
         if settings.metrics is not None and not is_loopback(settings.metrics[0]) and not settings.insecure:
             raise InputError(
-                f"{settings.metrics[0]} is not this machine alone and the metrics need no token: --insecure allows that"
+                f"{settings.metrics[0]} is reachable from other machines and the metrics need no token: --insecure allows that"
             )
         self._settings = settings
         self._access = Access(settings.token_file)
@@ -120,7 +120,7 @@ class Service:
             if self._metrics is not None:
                 self._metrics.close()
             self._pools.close()
-            raise ServerError(f"an address to listen on cannot be had ({error}): choose another port") from error
+            raise ServerError(f"the server cannot listen there ({error}): choose another port") from error
         if settings.token_file is None:
             if local:
                 self._access.admit_local(self._host.port)
@@ -133,17 +133,17 @@ class Service:
 
     @property
     def metrics_port(self) -> int | None:
-        """Port of the metrics, if they are served."""
+        """Port of the metrics; None if they are off."""
         return None if self._metrics is None else self._metrics.port
 
     def start(self) -> None:
-        """Begin to answer jobs."""
+        """Start to run jobs."""
         self._jobs.start()
         self._reaper.start()
         _log.info("serving", extra={"url": self.url, "pid": os.getpid(), "medium": self._pools.scheme})
 
     def reload(self) -> None:
-        """Read the token file again; one that cannot be used changes nothing."""
+        """Read the token file again; a file that cannot be used changes nothing."""
         try:
             self._access.reload()
             _log.info("tokens read again")
@@ -151,12 +151,12 @@ class Service:
             _log.error("the old tokens stay in force", extra={"reason": str(error)})
 
     def stop(self) -> bool:
-        """Drain and close; return False when clients still held calls open at the end."""
+        """Drain and close; return False when clients still hold calls open."""
         self._draining = True
         _log.info("draining", extra={"jobs": self._jobs.active})
         self._jobs.drain(self._settings.drain_seconds)
         self._ended.set()
-        # Waits for open calls, and a client that stalls would keep it waiting for ever.
+        # ``shutdown`` waits for open calls, and a client that stalls would make it wait for ever.
         closing = threading.Thread(target=self._host.shutdown, name="shutdown", daemon=True)
         closing.start()
         closing.join(self._settings.drain_seconds)
@@ -168,11 +168,11 @@ class Service:
         return not closing.is_alive()
 
     def _trouble(self) -> str | None:
-        """Return the reason why new work is not welcome, or None."""
+        """Return the reason why the server is not healthy, or None."""
         return "draining" if self._draining else self._jobs.trouble
 
     def _reap(self) -> None:
-        """Give up, from time to time, what nobody wants any more."""
+        """Periodically remove idle uploads and old jobs."""
         while not self._ended.wait(min(_REAP_SECONDS, self._settings.idle_seconds / 4)):
             try:
                 self._uploads.reap()
@@ -190,14 +190,14 @@ class Service:
             Figure("calls_total", "Operations carried out.", "counter", calls),
             Figure("jobs_finished_total", "Jobs that ended, by state.", "counter", finished),
             Figure("jobs_active", "Jobs waiting or running.", "gauge", {(): self._jobs.active}),
-            Figure("uploads_staged", "Uploads under way.", "gauge", {(): self._uploads.staged}),
+            Figure("uploads_staged", "Uploads in progress.", "gauge", {(): self._uploads.staged}),
             Figure("upload_bytes_total", "Bytes of values received.", "counter", {(): self._uploads.bytes_received}),
             Figure("pools", "Pools served.", "gauge", {(): len(self._pools.names())}),
         )
 
 
 def _tls(settings: ServiceSettings) -> TLSFiles | None:
-    """Return certificate and key, having made sure that they belong together."""
+    """Return certificate and key after checking that they belong together."""
     if settings.tls_certificate is None and settings.tls_key is None:
         return None
     if settings.tls_certificate is None or settings.tls_key is None:

@@ -6,8 +6,8 @@ import ipaddress
 import urllib.parse
 from dataclasses import dataclass
 
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import StoreURLError
-from fastomp_nvm.selection.codec import check_name
 from fastomp_nvm.stores.url import REMOTE_SCHEMES
 
 __all__ = ["ServerURL", "is_loopback", "is_remote", "split_host_port"]

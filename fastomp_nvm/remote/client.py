@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
 from fastomp_nvm.home import local_token_file
@@ -26,7 +27,6 @@ from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.remote.transport import TRANSPORTS, Transport
 from fastomp_nvm.remote.upload import Upload
 from fastomp_nvm.selection.codec import (
-    check_name,
     decode_message,
     decode_selection,
     encode_message,

@@ -1,1 +1,1 @@
-"""Durable runs: the log, the journal, the directory, the driver."""
+"""Durable runs: log, journal, registration, directory and driver."""

@@ -1,18 +1,21 @@
-"""Durable runs: registered by name before the first sweep, resumed after any crash, finished results kept.
+"""Durable runs: registered by name before the first sweep, resumed after any crash, their results kept.
+
+``drive`` brings journaled runs to their results: those registered here, the jobs of a server and the runs of an MCAS server. The
+other functions keep the runs of this user.
 
 A run has a directory ``runs/NAME`` under ``FASTOMP_HOME``:
 
 ::
 
-    run.json       the registration; the directory appears under its name with it, at once and durably
-    result.json    the result; with it the run is finished
-    builds.json    the other numeric builds that had a part in it, where there are any
-    run-ID.N.bin   the state, where the store cannot be written; otherwise it is a region of the store
+    run.json       the registration; the directory appears with it in one step, durably
+    result.json    the result of a finished run
+    builds.json    other numeric builds that took part in the run, if any
+    run-ID.N.bin   the log, where the store cannot be written; otherwise the log is a region of the store
 
-Invariants: a run is driven by one process, which holds a lock on the directory that the kernel releases when that process ends,
-however it ends. A run goes on only with the store, the request, the format and the numeric build it was registered with; what
-differs is named. Whatever the moment of a crash, ``resume`` comes to the result of the uninterrupted run, bit for bit, counters
-included; only ``seconds`` is what all processes together spent.
+Invariants: a run is driven by one process, which holds a lock on the directory; the kernel releases the lock when that process
+ends, however it ends. A run continues only with the store, request, format and numeric build it was registered with; an error names
+the difference. Whatever the moment of a crash, ``resume`` reaches the result of the uninterrupted run, bit for bit, counters
+included; ``seconds`` is the sum over all processes.
 """
 
 from __future__ import annotations
@@ -21,31 +24,33 @@ import contextlib
 import errno
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
-import numpy as np
-
+from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, InputError, MediumError, RequestError, StoreError
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.matrix.pool import automatic_budget
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.runs import directory as run_directory
-from fastomp_nvm.runs.journal import DecisionJournal, Standing, standing
-from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
-from fastomp_nvm.runs.registration import ConstraintFile, Registration, describe_request, describe_response, seal, unseal
+from fastomp_nvm.runs.journal import DecisionJournal, recorded_identity, recorded_progress
+from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, drop_log, read_state
+from fastomp_nvm.runs.registration import ConstraintFile, Registration, describe_request, describe_response
+from fastomp_nvm.runs.sealed import Json, seal, unseal
+from fastomp_nvm.selection.codec import decode_selection, encode_selection
+from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import make_request, select_shared
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
-__all__ = ["RunInfo", "forget", "list_runs", "registration", "resume", "start"]
+__all__ = ["JournaledRun", "RunInfo", "drive", "forget", "list_runs", "registration", "resume", "start"]
 
 #: Durable regions in a directory of their own.
 _DIRECTORY_REGIONS: Lazy[Callable[[Path], RegionPlace]] = Lazy("storage_backends.files.regions:DirectoryRegions")
@@ -55,7 +60,16 @@ _RESULT = "result.json"
 _BUILDS = "builds.json"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _READ_ATTEMPTS = 5
-_FIRST_REGION = 512 * PAGE  # bytes; a log that outgrows it moves, which few runs should have to wait for
+_FIRST_REGION = 512 * PAGE  # bytes; few runs outgrow it and have to wait while their log moves
+
+
+class _Options(TypedDict):
+    """Options that ``start`` and ``resume`` pass on to ``drive``."""
+
+    other_build: bool
+    threads: int | None
+    observer: Observer | None
+    cancelled: Callable[[], bool] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +84,15 @@ class RunInfo:
     store, algorithm, objective : str
     k : int, optional
     rounds, selected : int
-        Queries answered, features selected by then.
+        Queries answered, and features selected when the last one was asked.
     value : float
-        f of them.
+        f of the selected features.
     seconds : float
-        Spent so far.
+        Time spent so far, over all processes.
     created : str
         ISO 8601.
     detail : str
-        Why a run is damaged; else empty.
+        The damage of a damaged run; otherwise empty.
     """
 
     name: str
@@ -94,7 +108,7 @@ class RunInfo:
     created: str = ""
     detail: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the object that ``runs --json`` prints."""
         return asdict(self)
 
@@ -102,7 +116,7 @@ class RunInfo:
 def start(
     name: str,
     data: FeatureStore | str,
-    y: Any = None,
+    y: object = None,
     *,
     constraint_file: Path | None = None,
     load: Literal["dram", "tier"] | None = None,
@@ -110,17 +124,17 @@ def start(
     threads: int | None = None,
     observer: Observer | None = None,
     cancelled: Callable[[], bool] | None = None,
-    **request: Any,
+    **request: object,
 ) -> Selection:
     """Register a run and drive it to its result.
 
     Parameters
     ----------
     name : str
-        Up to 100 letters, digits, ``_``, ``-`` and ``.``; not used before.
+        Up to 100 letters, digits, ``_``, ``-`` and ``.``; not that of another run.
     data : FeatureStore or store URL
     y : (n_obs,) array, optional
-        The response; the store's target when left out. Kept with the run.
+        The response, kept with the run; a target of the store when left out.
     constraint_file : Path, optional
         A constraint file, in place of ``constraint``.
     load : {"dram", "tier"}, optional
@@ -136,17 +150,17 @@ def start(
     -------
     Selection
     """
-    run_directory.check_name(name)
+    check_name(name, "run")
     if not isinstance(data, (str, FeatureStore)):
-        raise RequestError("a durable run needs a store, which another process can open again: build one with create_store")
+        raise RequestError("a durable run needs a store that another process can open: build one with create_store")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(data)) if isinstance(data, str) else data
         if store.traits.durability == "none":
-            raise RequestError(f"{store.url} is gone with this process, so a run on it cannot be durable: use a store in a file")
+            raise RequestError(f"{store.url} ends with this process, so a run on it cannot be durable: use a store in a file")
         dataset = Dataset.of_store(store)
         file = None if constraint_file is None else ConstraintFile.read(constraint_file, dataset)
         asked = make_request(request)
-        if asked.gather_bytes is None:  # counters include what is re-read, which must not depend on the memory free at resume
+        if asked.gather_bytes is None:  # fixed now: counters must not depend on the memory free at resume
             asked = replace(asked, gather_bytes=automatic_budget(8 * len(dataset.matrix) * dataset.n_obs))
         new = Registration(
             name=name,
@@ -164,9 +178,10 @@ def start(
         )
         directory = stack.enter_context(run_directory.registered(name, _REGISTRATION, new.to_bytes()))
         try:
-            return _drive(new, store, directory, other_build=False, threads=threads, observer=observer, cancelled=cancelled)
+            options = _Options(other_build=False, threads=threads, observer=observer, cancelled=cancelled)
+            return _finish(new, store, directory, **options)
         except InputError:
-            # The request does not fit the data: no run came of it, and the name is free again.
+            # The request does not fit the data: there is nothing to resume.
             _remove(new, store, directory)
             raise
 
@@ -179,13 +194,13 @@ def resume(
     observer: Observer | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Selection:
-    """Go on with a run where it stopped, or return the result of a finished one.
+    """Continue a run where it stopped, or return the result of a finished one.
 
     Parameters
     ----------
     name : str
     other_build : bool
-        Go on although kernel, BLAS, NumPy or block size are not those the run was started with; the result says so.
+        Continue although kernel, BLAS, NumPy or block size differ from those of the start; the result lists the differences.
     threads, observer, cancelled
         As for ``select``.
 
@@ -201,7 +216,8 @@ def resume(
             return _read_result(directory)[0]
         found = registration(name)
         with open_store(found.store) as store:
-            return _drive(found, store, directory, other_build=other_build, threads=threads, observer=observer, cancelled=cancelled)
+            options = _Options(other_build=other_build, threads=threads, observer=observer, cancelled=cancelled)
+            return _finish(found, store, directory, **options)
 
 
 def list_runs() -> list[RunInfo]:
@@ -210,7 +226,7 @@ def list_runs() -> list[RunInfo]:
 
 
 def registration(name: str) -> Registration:
-    """Return what the run ``name`` is."""
+    """Return the registration of the run ``name``."""
     directory = run_directory.existing(name)
     try:
         return Registration.from_bytes((directory / _REGISTRATION).read_bytes())
@@ -220,22 +236,159 @@ def registration(name: str) -> Registration:
 
 
 def forget(name: str) -> None:
-    """Remove a run with its state and its result; its name is free again."""
+    """Remove a run with its log and its result; its name is free again."""
     directory = run_directory.existing(name)
     with run_directory.locked(directory, name):
         try:
             found = registration(name)
             with open_store(found.store) as store:
                 _remove(found, store, directory)
-        except FastompError:  # neither a lost store nor a damaged registration keeps the name
+        except FastompError:  # the store is lost or the registration damaged: the name is freed anyway
             run_directory.remove(directory)
 
 
-def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_build: bool, **options: Any) -> Selection:
-    """Bring a run to its result from wherever it stands, with options of ``select``; the lock is held."""
+@dataclass(slots=True, eq=False)
+class JournaledRun:
+    """A request whose decisions are kept in a log, from which any process can continue.
+
+    Attributes
+    ----------
+    request : SelectionRequest
+    open_log : callable, optional
+        Opens or begins the log. None: the run keeps no log.
+    identity : mapping
+        Entries of the log's identity beside ``fingerprint``, ``targets`` and ``build``, or replacing them.
+    selection : Selection, optional
+        The result, set when the run ends with one.
+    rounds : int
+        Queries answered, over all processes; set when the run ends.
+    """
+
+    request: SelectionRequest
+    open_log: Callable[[], StateLog] | None
+    identity: Mapping[str, Json]
+    selection: Selection | None = None
+    rounds: int = 0
+
+
+def drive(
+    dataset: Dataset,
+    runs: Sequence[JournaledRun],
+    y: object = None,
+    *,
+    verified: bool = False,
+    other_build: bool = False,
+    threads: int | None = None,
+    observer: Observer | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    deadline: Callable[[], bool] | None = None,
+    dropped: Callable[[int], bool] | None = None,
+    ended: Callable[[int], None] | None = None,
+) -> bool:
+    """Bring runs over the same data to their results from where their logs end, in shared sweeps.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    runs : sequence of JournaledRun
+        Receive their results.
+    y : (n_obs,) array, optional
+        The response of all runs, in place of a target of the data.
+    verified : bool
+        Reported in the results: whether the data was checked.
+    other_build : bool
+        Accept logs of another numeric build.
+    threads, observer, cancelled
+        As for ``select``.
+    deadline : callable, optional
+        Asked between two rounds, after the first new one, so that every call makes progress. A true answer ends the call; the runs
+        can be continued by another call.
+    dropped : callable, optional
+        Asked at every round of a run with its position; a true answer ends this run without a result.
+    ended : callable, optional
+        Called with the position of a run that was dropped or has its result, while the others go on.
+
+    Returns
+    -------
+    bool
+        Whether all runs ended; False where the deadline came first.
+
+    Raises
+    ------
+    StoreError
+        A log belongs to another request, other data, another numeric build or other code.
+    """
+    identity: dict[str, Json] = {}
+    if any(run.open_log is not None and "build" not in run.identity for run in runs):
+        build = dict[str, Json](numeric_build(kernel().id))
+        identity = {"fingerprint": dataset.fingerprint, "targets": target_digest(dataset), "build": build}
+    budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(runs))
+    requests: list[SelectionRequest] = []
+    journals: list[DecisionJournal | None] = []
+    left = len(runs)
+
+    def hand_over(place: int, selection: Selection | None) -> None:
+        nonlocal left
+        run, journal = runs[place], journals[place]
+        if journal is not None:
+            with contextlib.suppress(FastompError):  # its last record is not needed, but no thread may write it later
+                journal.close()
+            run.rounds = journal.rounds
+        if selection is not None:
+            seconds = selection.seconds + (0.0 if journal is None else journal.seconds_before)
+            run.selection = replace(selection, details={**selection.details, "verified": verified, "seconds": seconds})
+        left -= 1
+        if ended is not None:
+            ended(place)
+
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            journal, request = None, run.request
+            if run.open_log is not None:
+                log = stack.enter_context(contextlib.closing(run.open_log()))
+                request, kept = _pinned(request, recorded_identity(log.records), budget)
+                # Closed before its log: the last record may still be on its way to the device.
+                journal = DecisionJournal(log, {**identity, **run.identity, **kept}, other_build=other_build)
+                stack.enter_context(contextlib.closing(journal))
+            requests.append(request)
+            journals.append(journal)
+        opened = [journal for journal in journals if journal is not None]
+        recorded = sum(journal.recorded for journal in opened)
+
+        def is_over() -> bool:
+            return deadline is not None and sum(journal.rounds for journal in opened) > recorded and deadline()
+
+        select_shared(
+            dataset,
+            requests,
+            y,
+            threads=threads,
+            observer=observer,
+            cancelled=cancelled,
+            journals=journals,
+            dropped=dropped,
+            ended=hand_over,
+            deadline=is_over,
+        )
+    return left == 0
+
+
+def _pinned(request: SelectionRequest, recorded: Mapping[str, Json], budget: int) -> tuple[SelectionRequest, dict[str, Json]]:
+    """Return a request with the memory budget that its log was begun with, and the budget as an entry of the identity.
+
+    Counters include columns that are read again for lack of memory: they must not depend on the memory free at a later start.
+    """
+    kept = recorded.get("gather_bytes") if recorded else budget
+    if request.gather_bytes is not None or not isinstance(kept, int):
+        return request, {}
+    return replace(request, gather_bytes=kept), {"gather_bytes": kept}
+
+
+def _finish(run: Registration, store: FeatureStore, directory: Path, **options: Unpack[_Options]) -> Selection:
+    """Bring a registered run to its result from where its log ends; the caller holds its lock."""
     dataset = Dataset.of_store(store)
     build = numeric_build(kernel().id)
-    _check_identity(run, dataset, build, other_build=other_build)
+    _check_identity(run, dataset, build, other_build=options["other_build"])
     if run.verify:
         store.verify()
     request = run.selection_request(dataset)
@@ -246,65 +399,62 @@ def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_bui
         dataset = dataset.loaded(store.url)
     others = _other_builds(directory)
     if build != run.build and build not in others:
-        # Before its first record: whoever finishes the run must be able to say so.
-        others.append(build)
-        run_directory.write_durably(directory, _BUILDS, seal("fastomp-builds", {"builds": others}))
-    log = _open_log(run, store, directory)
-    try:
-        with contextlib.closing(DecisionJournal(log, run.identity(), other_build=other_build)) as journal:
-            (selection,), _ = select_shared(dataset, [request], run.decoded_response(), journals=[journal], **options)
-        details = {**selection.details, "verified": run.verify}
-        details["seconds"] += journal.seconds_before
-        if others:
-            phrases = (phrase for other in others for phrase in _differences(run.build, other))
-            details["other_build"] = list(dict.fromkeys(phrases))
-        selection = replace(selection, details=details)
-        run_directory.write_durably(directory, _RESULT, seal("fastomp-result", _result_content(selection, journal.rounds)))
-        with contextlib.suppress(FastompError):  # the result is safe; a state left behind is only room taken
-            log.drop()
-            _drop_regions(run, store)  # of a store that could not be written for a while
-    finally:
-        log.close()
+        # Before its first record: the process that finishes the run must be able to report it.
+        others.append(dict(build))
+        run_directory.write(directory / _BUILDS, seal("fastomp-builds", {"builds": [*others]}))
+    journaled = JournaledRun(request, lambda: _open_log(run, store, directory), run.identity())
+    response = run.decoded_response()
+    drive(dataset, [journaled], response, verified=run.verify, **options)
+    selection = journaled.selection
+    assert selection is not None, "without a deadline a run ends with a result or an error"
+    if others:
+        phrases = (phrase for other in others for phrase in _differences(run.build, other))
+        selection = replace(selection, details={**selection.details, "other_build": list(dict.fromkeys(phrases))})
+    run_directory.write(directory / _RESULT, seal("fastomp-result", _result_content(selection, journaled.rounds)))
+    with contextlib.suppress(FastompError):  # the result is durable; a log left behind only takes room
+        _drop_logs(run, _own_regions(directory), store)
     return selection
 
 
 def _check_identity(run: Registration, dataset: Dataset, build: Mapping[str, str], *, other_build: bool) -> None:
-    """Refuse to go on with other data or another numeric build, saying what differs."""
+    """Raise ``StoreError`` for other data, other targets or another numeric build than those of the registration."""
     if dataset.fingerprint != run.fingerprint:
         raise StoreError(
             f"the store {run.store} holds another matrix (fingerprint {dataset.fingerprint[:16]}) than the run {run.name!r} was "
-            f"started on ({run.fingerprint[:16]}): put the old store back or start a new run"
+            f"started on ({run.fingerprint[:16]}): restore that store or start a new run"
         )
     if target_digest(dataset) != run.targets:
         raise StoreError(f"the targets of the store {run.store} are not those the run {run.name!r} was started on: start a new run")
     if build != run.build and not other_build:
         raise StoreError(
             f"the run {run.name!r} was started with another numeric build ({'; '.join(_differences(run.build, build))}), "
-            "under which bits may differ: resume it there, or go on with this one (--other-build, other_build=True)"
+            "under which bits may differ: resume it there, or accept this build (--other-build, other_build=True)"
         )
 
 
-def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _differences(was: Mapping[str, str], now: Mapping[str, Json]) -> list[str]:
     """Return one phrase per part of the build that differs."""
     return [f"{part} {was.get(part)} then, {now.get(part)} now" for part in {**was, **now} if was.get(part) != now.get(part)]
 
 
-def _other_builds(directory: Path) -> list[dict[str, str]]:
-    """Return the numeric builds, other than that of its start, that had a part in a run."""
+def _other_builds(directory: Path) -> list[dict[str, Json]]:
+    """Return the numeric builds, other than that of its start, that took part in a run."""
     try:
-        builds: list[dict[str, str]] = unseal("fastomp-builds", (directory / _BUILDS).read_bytes())["builds"]
-        if not (isinstance(builds, list) and all(isinstance(build, dict) for build in builds)):
-            raise StoreError("it holds a field that is out of its domain")
+        builds = unseal("fastomp-builds", (directory / _BUILDS).read_bytes())["builds"]
+        if not isinstance(builds, list):
+            raise StoreError("it is not a list")
+        if len(found := [build for build in builds if isinstance(build, dict)]) < len(builds):
+            raise StoreError("it is not a list of objects")
+        return found
     except FileNotFoundError:
         return []
     except (OSError, StoreError, KeyError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"the list of builds {directory / _BUILDS} cannot be used: {reason}; forget the run") from error
-    return builds
 
 
 def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateLog:
-    """Open the run's log: in the store, or in the run's directory from the moment on when the store could not be written."""
+    """Open the run's log: in the store or, once the store could not be written, in the run's directory."""
     own = _own_regions(directory)
     if read_state(own, _region(run), run.run_id).sequence:
         return _log_in(own, run)
@@ -315,7 +465,7 @@ def _open_log(run: Registration, store: FeatureStore, directory: Path) -> StateL
             raise
     if kept := read_state(store, _region(run), run.run_id).records:
         with contextlib.closing(_log_in(own, run)) as copy:
-            copy.append(*kept)  # at once: a copy that was not finished is none, and is made again
+            copy.append(*kept)  # as one state: an unfinished copy counts as none and is made again
     return _log_in(own, run)
 
 
@@ -335,86 +485,95 @@ def _region(run: Registration) -> str:
 
 
 def _info(name: str) -> RunInfo:
-    """Return where a run stands, whatever state it is in."""
+    """Return the entry of a run in the list, whatever its condition."""
     try:
         found = registration(name)
         directory = run_directory.existing(name)
         status: Literal["running", "stopped", "finished"] = "stopped"
-        now = Standing()
+        now = recorded_progress(())
         if not (directory / _RESULT).exists():
             status = "running" if run_directory.is_locked(directory) else "stopped"
             try:
-                now = _standing(found, directory)
+                now = _progress(found, directory)
             except FastompError:
                 if not (directory / _RESULT).exists():
                     raise
-        # Looked for again: a run that finished meanwhile has dropped its state.
+        # Checked again: a run that finished meanwhile has dropped its log.
         if (directory / _RESULT).exists():
             result, rounds = _read_result(directory)
-            status, now = "finished", Standing(rounds, len(result.indices), result.score, result.seconds)
-        fields: dict[str, Any] = {field: found.request.get(field) for field in ("algorithm", "objective", "k")}
-        return RunInfo(name, status, store=found.store, created=found.created, **fields, **asdict(now))
+            status = "finished"
+            now = replace(now, round=rounds, selected=len(result.indices), value=result.score, seconds=result.seconds)
+        k = found.request.get("k")
+        return RunInfo(
+            name,
+            status,
+            store=found.store,
+            algorithm=str(found.request.get("algorithm")),
+            objective=str(found.request.get("objective")),
+            k=k if isinstance(k, int) else None,
+            rounds=now.round,
+            selected=now.selected,
+            value=now.value,
+            seconds=now.seconds,
+            created=found.created,
+        )
     except FastompError as error:
         return RunInfo(name, "damaged", detail=str(error))
 
 
-def _standing(run: Registration, directory: Path) -> Standing:
-    """Return where an unfinished run stands."""
+def _progress(run: Registration, directory: Path) -> Progress:
+    """Return the progress of an unfinished run."""
     if own := _read_records(_own_regions(directory), run):
-        return standing(own)
+        return recorded_progress(own)
     with open_store(run.store) as store:
-        return standing(_read_records(store, run))
+        return recorded_progress(_read_records(store, run))
 
 
 def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
     """Return the records of a run that another process may be appending to."""
     for _ in range(_READ_ATTEMPTS - 1):
-        with contextlib.suppress(FastompError):  # both slots can be seen half written, or a region be gone, if we are slow
+        with contextlib.suppress(FastompError):  # a slow reader can see both slots half written, or no region
             return list(read_state(place, _region(run), run.run_id).records)
     return list(read_state(place, _region(run), run.run_id).records)
 
 
-def _result_content(selection: Selection, rounds: int) -> dict[str, Any]:
-    """Return a selection as plain JSON, with what ``to_json`` leaves out."""
-    return {
-        "rounds": rounds,
-        "result": selection.to_json(),
-        "columns": [list(part) for part in selection.columns],
-        "column_positions": selection.column_positions.tolist(),
-    }
+def _result_content(selection: Selection, rounds: int) -> dict[str, Json]:
+    """Return a result as JSON."""
+    encoded = encode_selection(selection)
+    return {"rounds": rounds, "result": encoded.pop("json"), **encoded}
 
 
 def _read_result(directory: Path) -> tuple[Selection, int]:
     """Return the result of a finished run and its rounds."""
     try:
         content = unseal("fastomp-result", (directory / _RESULT).read_bytes())
-        result = dict(content["result"])
-        result.pop("columns", None)
-        coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in result.pop("coef")]
-        indices, positions = (np.array(numbers, dtype=np.int64) for numbers in (result.pop("indices"), content["column_positions"]))
-        fields = {field: result.pop(field) for field in ("features", "intercept", "score")}
-        columns, rounds = content["columns"], int(content["rounds"])
-        selection = Selection(indices=indices, columns=columns, coef=coef, column_positions=positions, details=result, **fields)
-        names = [name for part in (selection.features, *columns) for name in part]
-        widths = [len(part) for part in columns] == [len(part) for part in coef] and len(indices) == len(selection.features)
-        if not (widths and all(isinstance(name, str) for name in names) and sum(map(len, coef)) == len(positions)):
+        rounds = content["rounds"]
+        selection = decode_selection({**content, "json": content["result"]})
+        names = [name for part in (selection.features, *selection.columns) for name in part]
+        widths = [len(part) for part in selection.columns]
+        if (
+            not isinstance(rounds, int)
+            or not all(isinstance(name, str) for name in names)
+            or widths != [len(part) for part in selection.coef]
+            or len(selection.indices) != len(selection.features)
+            or sum(widths) != len(selection.column_positions)
+        ):
             raise StoreError("its parts do not fit together")
         json.dumps(selection.to_json())
         return selection, rounds
-    except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (OSError, FastompError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"the result {directory / _RESULT} cannot be used: {reason}; forget the run") from error
 
 
 def _remove(run: Registration, store: FeatureStore, directory: Path) -> None:
-    """Remove a run: its registration first, so that no run without a state remains."""
+    """Remove a run: its registration first, so that no run without a log remains."""
     run_directory.remove(directory)
-    with contextlib.suppress(FastompError):  # in a store that cannot be written its state is only room taken
-        _drop_regions(run, store)
+    with contextlib.suppress(FastompError):  # a log left in a store that cannot be written only takes room
+        _drop_logs(run, store)
 
 
-def _drop_regions(run: Registration, store: FeatureStore) -> None:
-    """Remove what a run left in the store."""
-    for region in store.regions():
-        if region.startswith(f"{_region(run)}."):
-            store.drop_region(region)
+def _drop_logs(run: Registration, *places: RegionPlace) -> None:
+    """Remove the logs of a run."""
+    for place in places:
+        drop_log(place, _region(run))

@@ -1,20 +1,19 @@
-"""What makes a run durable: a journal of the decisions it was given.
+"""The journal of decisions that makes a run durable.
 
-Algorithms are deterministic generators in the answers to their queries. So nothing of their state need survive but what the
-:class:`~fastomp_nvm.algorithms.protocol.Gradients` answered and what each answer cost: to resume, a fresh generator is run again
-and given the recorded answers. Columns are gathered again and work in memory is repeated; no full pass is. Every algorithm is
-durable this way, without a line of its own.
+Algorithms are generators, deterministic in the answers to their queries. It is therefore enough to keep the answers of the
+:class:`~fastomp_nvm.algorithms.protocol.Gradients` and the cost of each: to resume, a fresh generator is run and given the recorded
+answers. Columns are gathered again and work in memory is repeated; no full pass is. Every algorithm is durable this way, without a
+line of its own.
 
-Invariants: one record, hence one ``persist``, per answered query. A record holds the query as far as it must be the same again (the
-number of asks, a checksum of each vector and of each list of candidates), the decisions in the order they were asked for with
-their arguments, and the cost. On replay every one of these is compared; a difference means that the record was made by other code
-or from other data, and is an error, never an answer. The first record is the run's identity.
+Invariants: one record, hence one ``persist``, per answered query. A record holds a fingerprint of the query (the number of asks, a
+checksum of each vector and of each list of candidates), the decisions in the order they were asked for, with their arguments, and
+the cost. On replay all of these are compared; a difference means that the record was made by other code or from other data, and is
+an error, never an answer. The first record is the run's identity.
 
-Decisions about a query are taken before the next query is asked: an answer is over once its round is.
+Decisions about a query are taken before the next query is asked: an answer is valid until the end of its round.
 
-A record is encoded and written between two sweeps, begins to be persisted then, and is waited for after the next sweep, before the
-next record is written: a crash may cost the round before it as well, which is then swept again, and in exchange a slow device costs
-no time.
+A record is encoded and written between two sweeps; flushing begins then and is waited for after the next sweep, before the next
+record is written. A crash may therefore lose one more round, which is then swept again, but a slow device costs no time.
 
 Numbers are encoded in little-endian binary; nothing is ever unpickled. Knows neither media nor algorithms.
 """
@@ -28,17 +27,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs.sealed import Json
 
-__all__ = ["DecisionJournal", "RecordLog", "Standing", "recorded_identity", "standing"]
+__all__ = ["DecisionJournal", "RecordLog", "recorded_identity", "recorded_progress"]
 
 _ROUND = struct.Struct("<QddII")  # selected, value, seconds, asks, decisions
 _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
@@ -48,63 +49,45 @@ _DECISION = struct.Struct("<BQIQ")  # kind, ask, bytes of argument, bytes of ans
 _TOP_MEAN, _AT_LEAST, _ARGMAX, _OF = range(1, 5)
 _NAMES = {_TOP_MEAN: "top_mean", _AT_LEAST: "at_least", _ARGMAX: "argmax", _OF: "of"}
 
-#: Candidates that a round after the first looks at.
+#: Candidates in the fingerprint of a round after the first.
 _STRETCH = 512
 
-#: How far arguments may differ when a run goes on with another numeric build.
+#: Relative difference of arguments accepted when a run continues with another numeric build.
 _OTHER_BUILD_TOLERANCE = 1e-6
 
 
 class RecordLog(Protocol):
-    """Where records are kept: see :class:`fastomp_nvm.runs.log.StateLog`."""
+    """A log of records; see :class:`fastomp_nvm.runs.log.StateLog`."""
 
     records: list[bytes]
 
     def write(self, *records: bytes) -> None:
-        """Write ``records`` behind those before."""
+        """Append ``records``."""
         ...
 
     def start(self) -> None:
-        """Begin to make what was written durable, beside other work."""
+        """Begin to persist the written records in the background."""
         ...
 
     def persist(self) -> None:
-        """Return once what was written is durable."""
+        """Return once the written records are durable."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands according to its records.
+def recorded_progress(records: Sequence[bytes], run: int = 0) -> Progress:
+    """Return the progress of a run according to its records; ``run`` is its position among runs driven together.
 
-    Attributes
-    ----------
-    rounds : int
-        Queries answered.
-    selected : int
-        Features selected when the last of them was asked.
-    value : float
-        f of them.
-    seconds : float
-        Spent so far, over all processes that drove the run.
+    The records do not say how many features there can be: ``target`` is 0.
     """
-
-    rounds: int = 0
-    selected: int = 0
-    value: float = 0.0
-    seconds: float = 0.0
-
-
-def standing(records: Sequence[bytes]) -> Standing:
-    """Return where the run stands that left ``records``."""
     if len(records) < 2:
-        return Standing()
-    selected, value, seconds, _, _ = _unpack(_ROUND, records[-1], 0)
-    return Standing(len(records) - 1, selected, value, seconds)
+        return Progress(run, 0, 0, 0, 0.0, 0, 0.0)
+    selected, value, seconds, _, _ = _ROUND.unpack_from(_long_enough(_ROUND, records[-1], 0))
+    read = sum(_cost(record).bytes_read for record in records[1:])
+    return Progress(run, len(records) - 1, selected, 0, value, read, seconds)
 
 
-def recorded_identity(records: Sequence[bytes]) -> dict[str, Any]:
-    """Return what the run was begun with that left ``records``; empty when there are none.
+def recorded_identity(records: Sequence[bytes]) -> dict[str, Json]:
+    """Return the identity of the run that left ``records``; empty when there are none.
 
     Raises ``StoreError`` when the first record is no identity.
     """
@@ -121,7 +104,7 @@ def recorded_identity(records: Sequence[bytes]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """One decision: what was asked of which answer, and what came back, encoded."""
+    """One decision, encoded: its kind, the answer it was asked of, its argument and its result."""
 
     kind: int
     ask: int
@@ -136,25 +119,26 @@ class DecisionJournal:
     ----------
     log : RecordLog
     identity : mapping
-        What the record must have been made from (request, data, build), plain JSON; ``StoreError`` names the entry that differs.
+        Request, data and build that the records must have been made from; ``StoreError`` names the entry that differs.
     other_build : bool
-        Accept a record made by another numeric build: bits of vectors may differ, the path may not.
+        Accept records of another numeric build: bits of vectors may differ, decisions may not.
     """
 
-    def __init__(self, log: RecordLog, identity: Mapping[str, Any], *, other_build: bool = False) -> None:
+    def __init__(self, log: RecordLog, identity: Mapping[str, Json], *, other_build: bool = False) -> None:
         self._log = log
-        self._identity = json.loads(json.dumps(identity))
+        self._identity: dict[str, Json] = json.loads(json.dumps(identity))
         self._other_build = other_build
         self._position = 0  # records replayed
+        self.recorded = max(len(log.records) - 1, 0)  # rounds that earlier processes left
         self._asks = 0  # answers given out so far, over all rounds
         self._expected: list[_Decision] = []  # decisions of the round being replayed, the next one last
         self._query: Query | None = None
         self._traffic = Traffic()
-        self._asked: list[bytes] = []  # each ask of the query, as far as it must be the same again
+        self._asked: list[bytes] = []  # fingerprints of the asks of the query
         self._noted: list[_Decision] = []
-        self._spent = standing(log.records).seconds
+        self._spent = recorded_progress(log.records).seconds
         self._started = time.perf_counter()
-        self._unconfirmed = False  # the last record was written and not yet waited for
+        self._unconfirmed = False  # the last record was written, and its ``persist`` not yet awaited
         if log.records:
             self._check_identity(recorded_identity(log.records))
 
@@ -165,18 +149,18 @@ class DecisionJournal:
 
     @property
     def seconds_before(self) -> float:
-        """What earlier processes spent on this run."""
+        """Time that earlier processes spent on this run."""
         return self._spent
 
     def replay(self, query: Query, traffic: Traffic) -> Sequence[Gradients] | None:
-        """Return the recorded answers to ``query``, adding what they cost to ``traffic``, or None beyond the record."""
+        """Return the recorded answers to ``query`` and add their cost to ``traffic``; None after the last record."""
         if self._expected:
             raise self._foreign(f"{_NAMES.get(self._expected[-1].kind)} was asked for and is not any more")
         if self._position + 1 >= len(self._log.records):
             return None
         self._position += 1
         record = self._log.records[self._position]
-        self._log.records[self._position] = b""  # may be large, and is needed once
+        self._log.records[self._position] = b""  # may be large, and is not needed again
         first = self._asks
         cost = self._open_round(record, query)
         traffic.include(cost)
@@ -184,18 +168,18 @@ class DecisionJournal:
         return [_Remembered(self, first + place) for place in range(len(query.asks))]
 
     def record(self, query: Query, answers: Sequence[Gradients], traffic: Traffic) -> Sequence[Gradients]:
-        """Return ``answers`` such that every decision taken from them is noted; ``traffic`` is what they cost."""
+        """Return ``answers`` wrapped so that every decision is noted; ``traffic`` is their cost."""
         if self._expected:
             raise self._foreign(f"{_NAMES.get(self._expected[-1].kind)} was asked for and is not any more")
         self._query, self._traffic, self._noted = query, traffic, []
-        # Now: a model may update its residual in place, and what the answers were taken from is still in the processor's cache.
+        # Now: a model may update its residual in place, and the vectors are still in the processor's cache.
         self._asked = [_ASK.pack(*_fingerprint(ask, self._position)) for ask in query.asks]
         noted = [_Noted(self, self._asks + place, answer) for place, answer in enumerate(answers)]
         self._asks += len(answers)
         return noted
 
     def commit(self) -> None:
-        """Begin to make what was noted durable; return once the round before is."""
+        """Begin to persist the noted decisions; return once the previous round is durable."""
         assert self._query is not None, "commit follows record"
         seconds = self._spent + time.perf_counter() - self._started
         identity = [json.dumps(self._identity).encode("ascii")] if self._position == 0 else []
@@ -208,17 +192,17 @@ class DecisionJournal:
         self._position += 1
 
     def close(self) -> None:
-        """Return once everything committed is durable, or raise what prevented it."""
+        """Return once everything committed is durable, or raise the error that prevented it."""
         self._confirm()
 
     def note(self, kind: int, ask: int, argument: bytes, answer: bytes) -> None:
-        """Remember a decision for the record of this round."""
+        """Add a decision to the record of this round."""
         if self._query is None or ask < self._asks - len(self._query.asks):
-            raise StoreError(f"{_NAMES[kind]} was asked of an answer whose round is over: a durable run cannot repeat that")
+            raise StoreError(f"{_NAMES[kind]} was asked of an answer after its round, which a durable run cannot replay")
         self._noted.append(_Decision(kind, ask, argument, answer))
 
     def recall(self, kind: int, ask: int, argument: bytes) -> bytes:
-        """Return the recorded answer to the decision that must come next."""
+        """Return the recorded result of the next decision, which must be this one."""
         if not self._expected:
             raise self._foreign(f"{_NAMES[kind]} is asked for and was not")
         decision = self._expected.pop()
@@ -231,18 +215,18 @@ class DecisionJournal:
     def _confirm(self) -> None:
         """Return once the last record is durable."""
         if self._unconfirmed:
-            self._unconfirmed = False  # told once: nobody can do anything about it
+            self._unconfirmed = False  # a failure is raised once
             self._log.persist()
 
     def _open_round(self, record: bytes, query: Query) -> Traffic:
-        """Compare a record with the query it must answer, lay its decisions out, and return its cost."""
-        selected, _, _, asks, decisions = _unpack(_ROUND, record, 0)
-        cost = Traffic(*_unpack(_COST, record, _ROUND.size))
+        """Compare a record with its query, make its decisions available to ``recall``, and return its cost."""
+        selected, _, _, asks, decisions = _ROUND.unpack_from(_long_enough(_ROUND, record, 0))
+        cost = _cost(record)
         if (selected, asks) != (query.selected, len(query.asks)):
             raise self._foreign(f"{asks} models of {selected} features were asked about, now {len(query.asks)} of {query.selected}")
         position = _ROUND.size + _COST.size
         for ask in query.asks:
-            vector, *candidates = _unpack(_ASK, record, position)
+            vector, *candidates = _ASK.unpack_from(_long_enough(_ASK, record, position), position)
             position += _ASK.size
             vector_now, *candidates_now = _fingerprint(ask, self._position - 1)
             if candidates != candidates_now:
@@ -250,7 +234,7 @@ class DecisionJournal:
             if vector != vector_now and not self._other_build:
                 raise self._foreign("the residual has other bits")
         for _ in range(decisions):
-            kind, number, *lengths = _unpack(_DECISION, record, position)
+            kind, number, *lengths = _DECISION.unpack_from(_long_enough(_DECISION, record, position), position)
             position += _DECISION.size
             middle, end = position + lengths[0], position + sum(lengths)
             if end > len(record):
@@ -260,24 +244,24 @@ class DecisionJournal:
         self._expected.reverse()
         return cost
 
-    def _check_identity(self, found: Mapping[str, Any]) -> None:
-        """Refuse a record made for something else, naming what differs."""
+    def _check_identity(self, found: Mapping[str, Json]) -> None:
+        """Raise ``StoreError`` for a record of another identity, naming the entry that differs."""
         for name in {**found, **self._identity}:
             if name == "build" and self._other_build:
                 continue
             if found.get(name) != self._identity.get(name):
-                was, now = found.get(name), self._identity.get(name)
-                was, now = _shown(was, now), _shown(now, was)
-                raise StoreError(f"the state of this run was made with {name} {was} and now meets {name} {now}: start a new run")
+                before, after = found.get(name), self._identity.get(name)
+                was, now = _shown(before, after), _shown(after, before)
+                raise StoreError(f"the state of this run was made with {name} {was} and now has {name} {now}: start a new run")
 
     def _foreign(self, difference: str) -> StoreError:
-        """Return the error for a record that does not fit."""
+        """Return the error for a record that differs from the replay."""
         advice = "start a new run" if self._other_build else "resume it with the release that made it, or start a new run"
         return StoreError(f"the record of this run does not belong to this code: at round {self._position} {difference}; {advice}")
 
 
 class _Noted(Gradients):
-    """Answers of the medium, each decision noted."""
+    """Answers computed now; every decision is noted in the journal."""
 
     def __init__(self, journal: DecisionJournal, ask: int, answers: Gradients) -> None:
         self._journal, self._ask, self._answers = journal, ask, answers
@@ -308,7 +292,7 @@ class _Noted(Gradients):
 
 
 class _Remembered(Gradients):
-    """Answers from the record."""
+    """Answers from a record."""
 
     def __init__(self, journal: DecisionJournal, ask: int) -> None:
         self._journal, self._ask = journal, ask
@@ -333,7 +317,7 @@ class _Remembered(Gradients):
 def _encode_round(
     query: Query, asked: Sequence[bytes], cost: Sequence[int], seconds: float, decisions: Sequence[_Decision]
 ) -> bytes:
-    """Return the record of an answered query, whose asks are encoded already."""
+    """Return the record of an answered query; ``asked`` are its encoded asks."""
     parts = [_ROUND.pack(query.selected, query.value, seconds, len(query.asks), len(decisions)), _COST.pack(*cost), *asked]
     for decision in decisions:
         parts.append(_DECISION.pack(decision.kind, decision.ask, len(decision.argument), len(decision.answer)))
@@ -341,17 +325,22 @@ def _encode_round(
     return b"".join(parts)
 
 
-def _unpack(layout: struct.Struct, data: bytes, position: int) -> tuple[Any, ...]:
-    """Unpack one structure of a record, which may come from anywhere."""
-    if position + layout.size > len(data):
+def _cost(record: bytes) -> Traffic:
+    """Return the traffic of the round that a record holds."""
+    return Traffic(*_COST.unpack_from(_long_enough(_COST, record, _ROUND.size), _ROUND.size))
+
+
+def _long_enough(layout: struct.Struct, record: bytes, position: int) -> bytes:
+    """Return ``record``; raise ``StoreError`` where it ends before ``layout`` at ``position`` does."""
+    if position + layout.size > len(record):
         raise StoreError("a record of this run ends too early: it was not written by this program")
-    return layout.unpack_from(data, position)
+    return record
 
 
 def _array(data: bytes, dtype: str, length: int | None = None) -> AnyArray:
-    """Return a recorded array as one of this machine's, writable."""
+    """Return a recorded array in native byte order, writable."""
     if len(data) % 8 or (length is not None and len(data) != 8 * length):
-        raise StoreError(f"a recorded answer has {len(data)} bytes, which no answer of its kind has: the record is not ours")
+        raise StoreError(f"a recorded answer has {len(data)} bytes, which no answer of its kind has: the record is damaged")
     return np.frombuffer(data, dtype).astype(np.dtype(dtype).newbyteorder("="))
 
 
@@ -363,8 +352,8 @@ def _checksum(array: AnyArray) -> int:
 def _fingerprint(ask: Ask, round_: int) -> tuple[int, int, int]:
     """Return the checksum of the vector, and the number and a checksum of the candidates.
 
-    The first round looks at all of them, each later one at one stretch, another every time. All of them would be half the work of a
-    record, and what becomes of them follows from constraint and decisions, which are compared as well.
+    The first round covers all candidates, each later one a different block of them: all would take half the time of a record, and
+    the candidates follow from constraint and decisions, which are compared as well.
     """
     candidates = ask.candidates
     if round_ and len(candidates) > _STRETCH:
@@ -374,19 +363,19 @@ def _fingerprint(ask: Ask, round_: int) -> tuple[int, int, int]:
 
 
 def _named(features: IndexArray) -> bytes:
-    """Encode which features were asked about: their number and checksum."""
+    """Encode the features of a question: their number and checksum."""
     return struct.pack("<QI", len(features), _checksum(features))
 
 
 def _close(kind: int, recorded: bytes, argument: bytes) -> bool:
-    """Tell whether two arguments differ by no more than two numeric builds do."""
+    """Return whether two arguments may come from the same step on two numeric builds."""
     if kind != _AT_LEAST or len(recorded) != 8:
         return False
     return math.isclose(*struct.unpack("<d", recorded), *struct.unpack("<d", argument), rel_tol=_OTHER_BUILD_TOLERANCE)
 
 
-def _shown(value: Any, other: Any) -> str:
-    """Return the part of ``value`` that ``other`` does not have, short enough for a sentence."""
+def _shown(value: Json, other: Json) -> str:
+    """Return the part of ``value`` that differs from ``other``, short enough for a sentence."""
     if isinstance(value, dict) and isinstance(other, dict):
         value = {key: part for key, part in value.items() if part != other.get(key, None)}
     text = json.dumps(value)

@@ -8,20 +8,20 @@ A *state* is a sequence of records, and states only grow. In a region
     page 1   slot 1      the same
     page 2   body        the records, each {length, bytes, zeros up to the end of the page}
 
-state ``n`` is the first ``length`` bytes of the body, vouched for by slot ``n & 1``. Appending writes the new records behind the
-old ones, writes slot ``n & 1``, calls ``persist`` once and only then returns. Recovery takes the highest sequence whose CRC holds.
+state ``n`` is the first ``length`` bytes of the body, checked by slot ``n & 1``. Appending writes the new records behind the old
+ones, writes slot ``n & 1``, calls ``persist`` once and only then returns. Recovery takes the highest sequence whose CRC matches.
 
 Why it is safe: the new state touches neither the pages of the state before it nor its slot. Whatever subset of the new words
-reached the medium, in whatever order, either the new slot and body are whole, or the CRC fails and the state before is still
-there. A state that was acknowledged has been persisted, so it is whole.
+reached the medium, in whatever order, either the new slot and body are complete, or the CRC fails and the previous state is still
+there. A state that was acknowledged has been persisted, so it is complete.
 
 Three traps: a recovered state may come from a cache that no ``persist`` ever confirmed, so recovery writes its last step again and
-persists it before building on it or dropping what was before it; after a failed ``persist`` nobody knows what the medium holds,
-so the log refuses to go on and must be opened anew; a region may have belonged to another run, so the run id must fit too.
+persists it before building on it or dropping an older region; after a failed ``persist`` the content of the medium is unknown, so
+the log refuses further records and must be opened again; a region may have belonged to another run, so the run id must match too.
 
 When the body outgrows the region, the state moves to a region of twice the size in the same single ``persist``; until that is
-confirmed the old region holds the state before. What is written per round is thus proportional to what is new. Knows nothing of
-what the records mean, nor of the medium.
+confirmed the old region holds the previous state. The bytes written per round are thus proportional to the new records. Knows
+neither the content of the records nor the medium.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.stores.contract import DurableRegion
 
-__all__ = ["FORMAT", "PAGE", "RegionPlace", "State", "StateLog", "read_state"]
+__all__ = ["FORMAT", "PAGE", "RegionPlace", "State", "StateLog", "drop_log", "read_state"]
 
 #: Version of the bytes described above.
 FORMAT = 1
@@ -49,13 +49,13 @@ _SLOT = struct.Struct("<8s16sQQI")  # magic, run id, sequence, length of the bod
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 _BODY = 2 * PAGE
-_MOST_STATES = 2**63  # the number has room for as many again
+_MOST_STATES = 2**63  # a larger number was not written by this program
 
 logger = logging.getLogger(__name__)
 
 
 class RegionPlace(Protocol):
-    """Where regions live: a store, or a run's own directory."""
+    """A place of named durable regions: a store, or a directory."""
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the region ``name``; create it zero-filled with ``size`` bytes when it is absent."""
@@ -72,12 +72,12 @@ class RegionPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a region holds of one run.
+    """The state of one run in a region.
 
     Attributes
     ----------
     sequence : int
-        Number of the state; 0 when there is none yet.
+        Number of the state; 0 for none.
     length : int
         Bytes of its body.
     checksum : int
@@ -101,7 +101,7 @@ class StateLog:
     ----------
     place : RegionPlace
     name : str
-        Regions are called ``name.0``, ``name.1``, ...: one generation after the other.
+        Regions are called ``name.0``, ``name.1``, ...: one per generation.
     run_id : (16,) bytes
     capacity : int
         Bytes of the first region.
@@ -112,15 +112,15 @@ class StateLog:
         self._name = name
         self._run_id = run_id
         self._failed = False
-        self._outgrown: DurableRegion | None = None  # holds the state before, until the one just written is persisted
+        self._outgrown: DurableRegion | None = None  # holds the previous state until the new one is persisted
         self._generation, state = _latest(place, name, run_id)
         self._sequence, self._length, self._checksum = state.sequence, state.length, state.checksum
         self.records = list(state.records)
         if state.sequence:
             self._region = place.region(f"{name}.{self._generation}")
             self._confirm(len(_framed(self.records[-1])))
-        # Only now may other generations go: outgrown ones, and moves that were not confirmed. Without a state all of them go, as
-        # they may have had another owner, and a fresh region has no past.
+        # Only now may other generations be dropped: outgrown ones and unconfirmed moves. Without a state all are dropped: they may
+        # have had another owner, and a fresh region has no history.
         for generation in _generations(place, name):
             if generation != self._generation or not state.sequence:
                 place.drop_region(f"{name}.{generation}")
@@ -138,9 +138,9 @@ class StateLog:
         self.persist()
 
     def write(self, *records: bytes) -> None:
-        """Write the state with ``records`` at its end; it counts once ``persist`` has returned, which any thread may call."""
+        """Write the state with ``records`` at its end; it is durable once ``persist`` has returned, which any thread may call."""
         if self._failed:
-            raise StoreError(f"the log {self._name!r} failed before: what it holds is known only after opening it again")
+            raise StoreError(f"the log {self._name!r} failed before, so its content is unknown: open it again")
         self._failed = True  # until the state is persisted
         new = b"".join(_framed(record) for record in records)
         self._outgrown = self._make_room(self._length + len(new))
@@ -151,11 +151,11 @@ class StateLog:
         self._write_slot()
 
     def start(self) -> None:
-        """Begin to make what was written durable, beside other work; ``persist`` is still to be called."""
+        """Begin to persist the written records in the background; ``persist`` must still be called."""
         self._region.start(*self._unconfirmed())
 
     def persist(self) -> None:
-        """Return once what was written is durable."""
+        """Return once the written records are durable."""
         self._region.persist(*self._unconfirmed())
         if self._outgrown is not None:
             self._outgrown.close()
@@ -163,14 +163,8 @@ class StateLog:
             self._outgrown = None
         self._failed = False
 
-    def drop(self) -> None:
-        """Remove every trace of the log."""
-        self._region.close()
-        for generation in _generations(self._place, self._name):
-            self._place.drop_region(f"{self._name}.{generation}")
-
     def close(self) -> None:
-        """Let go of the region."""
+        """Close the region."""
         self._region.close()
 
     def _confirm(self, last: int) -> None:
@@ -254,12 +248,12 @@ def _recover(region: DurableRegion, run_id: bytes, name: str) -> State:
 
 
 def _belongs(owner: bytes, run_id: bytes) -> bool:
-    """Tell whether a slot was written by this run; a region may have had another owner before."""
+    """Return whether a slot was written by this run: a region may have had another owner."""
     return owner == run_id
 
 
 def _slot_of(sequence: int) -> int:
-    """Return the slot that vouches for a state: never that of the state before."""
+    """Return the slot that describes a state: never the slot of the previous state."""
     return sequence & 1
 
 
@@ -287,6 +281,12 @@ def _framed(record: bytes) -> bytes:
     """Return a record with its length before it and zeros up to the end of a page behind it."""
     framed = _LENGTH.pack(len(record)) + record
     return framed + bytes(-len(framed) % PAGE)
+
+
+def drop_log(place: RegionPlace, name: str) -> None:
+    """Remove every region of a log, which is closed."""
+    for generation in _generations(place, name):
+        place.drop_region(f"{name}.{generation}")
 
 
 def _generations(place: RegionPlace, name: str) -> list[int]:

@@ -1,41 +1,30 @@
-"""What a durable run is, as plain JSON: enough to carry it out again in another process, and to notice that something changed.
+"""The registration of a durable run, as JSON: enough to carry the run out again in another process, and to detect changes.
 
 A registration holds everything the answer depends on: the request by value (weights and a response given as arrays included), the
-store's address and fingerprints, the numeric build, and the text of a constraint file with a digest of what it meant. It is sealed
+store's address and fingerprints, the numeric build, and the text of a constraint file with a digest of its meaning. It is sealed
 with a CRC and written before the first sweep. Knows neither where it is kept nor how a run is driven.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.errors import FastompError, RequestError, StoreError
+from fastomp_nvm.errors import RequestError, StoreError
+from fastomp_nvm.runs.sealed import FORMAT, Json, seal, unseal
+from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_request, encode_vector
 from fastomp_nvm.selection.request import SelectionRequest
 
-__all__ = [
-    "FORMAT",
-    "ConstraintFile",
-    "Registration",
-    "describe_request",
-    "describe_response",
-    "seal",
-    "unseal",
-]
-
-#: Version of registrations, results and records; a run of another version is refused.
-FORMAT = 1
+__all__ = ["ConstraintFile", "Registration", "describe_request", "describe_response"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +37,9 @@ class ConstraintFile:
     source : str
         Its name, for errors.
     folder : str
-        Where its side files stand.
+        Directory of the files that it names.
     digest : str
-        Of the constraint it meant; side files that changed since then change it.
+        Of the constraint that it describes; a change of a file that it names changes this digest.
     """
 
     text: str
@@ -60,7 +49,7 @@ class ConstraintFile:
 
     @classmethod
     def read(cls, path: Path, dataset: Dataset) -> ConstraintFile:
-        """Take a constraint file as it is now."""
+        """Read a constraint file."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -69,12 +58,12 @@ class ConstraintFile:
         return dataclasses.replace(file, digest=_digest(file._parse(dataset)))
 
     def constraint(self, dataset: Dataset) -> Constraint:
-        """Return the constraint, provided that it still means what it did."""
+        """Return the constraint; raise ``StoreError`` where a file that it names has changed."""
         constraint = self._parse(dataset)
         if _digest(constraint) != self.digest:
             raise StoreError(
-                f"the constraint file {self.source} now means something else than when the run was started: a file that it names "
-                f"in {self.folder} has changed; put it back or start a new run"
+                f"the constraint file {self.source} means another constraint than at the start of the run: a file that it names "
+                f"in {self.folder} has changed; restore it or start a new run"
             )
         return constraint
 
@@ -102,12 +91,12 @@ class Registration:
     fingerprint, targets : str
         Of the store's matrix and of its targets.
     request : mapping
-        Fields of the ``SelectionRequest``, encoded.
-    response : object
-        A response given as an array, encoded; None for one of the store's.
+        Every field of the ``SelectionRequest``, encoded.
+    response : JSON value
+        A response given as an array, encoded; None for a target of the store.
     constraint : ConstraintFile, optional
     load : {"dram", "tier"}, optional
-        What is copied into memory first: matrix and tier, or the tier alone.
+        Parts to copy into memory first: matrix and tier, or the tier alone.
     verify : bool
         Whether every block is checked first.
     build : mapping
@@ -120,8 +109,8 @@ class Registration:
     store: str
     fingerprint: str
     targets: str
-    request: Mapping[str, Any]
-    response: Any
+    request: Mapping[str, Json]
+    response: Json
     constraint: ConstraintFile | None
     load: str | None
     verify: bool
@@ -132,8 +121,14 @@ class Registration:
         """The id as 16 bytes."""
         return bytes.fromhex(self.id)
 
-    def identity(self) -> dict[str, Any]:
-        """Return what a state must have been made from to belong to this run."""
+    @property
+    def target(self) -> str | None:
+        """The target of the store that the run was started with, where it was named."""
+        target = self.request.get("target")
+        return target if isinstance(target, str) else None
+
+    def identity(self) -> dict[str, Json]:
+        """Return the identity that a log must have to belong to this run."""
         constraint = None if self.constraint is None else self.constraint.digest
         return {
             "format": FORMAT,
@@ -145,22 +140,26 @@ class Registration:
 
     def selection_request(self, dataset: Dataset) -> SelectionRequest:
         """Return the request over ``dataset``."""
-        fields = {name: _decode(value) for name, value in self.request.items()}
-        unknown = [name for name in fields if name not in SelectionRequest.__dataclass_fields__]
-        if unknown:
-            raise StoreError(f"the run {self.name!r} has a parameter {unknown[0]!r}, which this release does not know")
-        if self.constraint is not None:
-            fields["constraint"] = self.constraint.constraint(dataset)
+        fields: dict[str, object] = dict(self.request)
+        if isinstance(weights := self.request.get("weights"), dict):
+            fields["weights"] = _without_shape(weights)
         try:
-            return SelectionRequest(**fields)
-        except FastompError:
-            raise
-        except (TypeError, ValueError, OverflowError) as error:
-            raise StoreError(f"the run {self.name!r} has a parameter of the wrong kind: forget it") from error
+            request = decode_request(fields)
+        except RequestError as error:
+            raise StoreError(f"the request of the run {self.name!r} cannot be used: {error}") from error
+        if self.constraint is None:
+            return request
+        return dataclasses.replace(request, constraint=self.constraint.constraint(dataset))
 
-    def decoded_response(self) -> Any:
+    def decoded_response(self) -> AnyArray | None:
         """Return the response given as an array, or None."""
-        return _decode(self.response)
+        if self.response is None:
+            return None
+        sent = _without_shape(self.response) if isinstance(self.response, dict) else self.response
+        try:
+            return decode_vector(sent, "the response")
+        except RequestError as error:
+            raise StoreError(f"the response of the run {self.name!r} cannot be used: {error}") from error
 
     def to_bytes(self) -> bytes:
         """Return the sealed registration."""
@@ -171,124 +170,108 @@ class Registration:
         """Return the registration in ``data`` after checking every byte of it."""
         found = unseal("fastomp-run", data)
         try:
-            constraint = found["constraint"]
-            values = {field.name: found[field.name] for field in dataclasses.fields(cls)}
-            values["constraint"] = None if constraint is None else ConstraintFile(**constraint)
-            registration = cls(**values)
-            texts = [registration.name, registration.created, registration.store, registration.fingerprint, registration.targets]
-            if registration.constraint is not None:
-                texts += dataclasses.astuple(registration.constraint)
-            sound = all(isinstance(text, str) for text in texts) and len(registration.run_id) == 16
-            sound &= isinstance(registration.request, dict) and isinstance(registration.build, dict)
+            constraint, load, verify = found["constraint"], found["load"], found["verify"]
+            registration = cls(
+                **{name: _text(found[name]) for name in ("name", "id", "created", "store", "fingerprint", "targets")},
+                request=_mapping(found["request"]),
+                response=found["response"],
+                constraint=None if constraint is None else ConstraintFile(**_texts(constraint)),
+                load=None if load is None else _text(load),
+                verify=bool(verify),
+                build=_texts(found["build"]),
+            )
+            sound = len(registration.run_id) == 16
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError("it lacks a field or holds one of the wrong kind") from error
+            raise StoreError("it lacks a field or holds one of the wrong type") from error
         if not sound:
-            raise StoreError("it holds a field that is out of its domain")
+            raise StoreError("its id is not 32 hexadecimal digits")
         return registration
 
 
-def describe_request(request: SelectionRequest) -> dict[str, Any]:
-    """Return the fields of a request as plain JSON.
-
-    Raises ``RequestError`` for a constraint built in Python, of which nothing could be written down.
-    """
-    if isinstance(request.constraint, Constraint):
-        raise RequestError(
-            f"a durable run needs a constraint that can be written down, not a {type(request.constraint).__name__} object: "
-            "give its description, as a mapping or as YAML text"
-        )
-    out: dict[str, Any] = {}
-    for field in dataclasses.fields(request):
-        value = getattr(request, field.name)
-        if isinstance(value, Mapping):
-            value = dict(value)
-        out[field.name] = value.item() if isinstance(value, np.generic) else _encode(value)
-        try:
-            out[field.name] = json.loads(json.dumps(out[field.name]))
-        except (TypeError, ValueError) as error:
-            raise RequestError(f"a durable run needs a {field.name} that JSON can hold ({error})") from error
-    return out
+def describe_request(request: SelectionRequest) -> dict[str, Json]:
+    """Return every field of a request as JSON, those at their defaults included: a later release may have other defaults."""
+    encoded = encode_request(request)
+    fields = {name: encoded.get(name, field.default) for name, field in SelectionRequest.__dataclass_fields__.items()}
+    if request.weights is not None:
+        fields["weights"] = _with_shape(encoded["weights"], len(request.weights))
+    try:
+        plain: dict[str, Json] = json.loads(json.dumps(fields))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"a durable run needs a request that JSON can hold ({error})") from error
+    return plain
 
 
-def describe_response(y: Any) -> Any:
-    """Return a response given by the caller as plain JSON, or None when there is none."""
+def describe_response(y: object) -> Json:
+    """Return a response given by the caller as JSON, or None when there is none."""
     if y is None:
         return None
     values = np.asarray(y)
-    return _encode(values if values.dtype.kind in "fiub" else [str(label) for label in values.ravel().tolist()])
+    if values.dtype.kind not in "fiub":
+        return [str(label) for label in values.ravel().tolist()]
+    if values.dtype.itemsize > 8:
+        values = values.astype(np.float64)
+    return _with_shape(encode_vector(values.ravel()), values.size)
 
 
-def seal(kind: str, content: Mapping[str, Any]) -> bytes:
-    """Return ``content`` as JSON that names its kind and format and carries a CRC-32 over all of it."""
-    body = json.dumps({"kind": kind, "format": FORMAT, **content})
-    return json.dumps({"crc32": zlib.crc32(body.encode("ascii")), "body": body}).encode("ascii")
+def _with_shape(vector: Mapping[str, str] | list[str], length: int) -> Json:
+    """Return an encoded vector as format 1 has it: with its shape."""
+    assert isinstance(vector, Mapping)
+    return {**vector, "shape": [length]}
 
 
-def unseal(kind: str, data: bytes) -> dict[str, Any]:
-    """Return the content of sealed JSON, or raise ``StoreError`` with the reason alone."""
-    try:
-        outer = json.loads(data)
-        body = outer["body"]
-        if not isinstance(body, str) or zlib.crc32(body.encode("ascii")) != outer["crc32"]:
-            raise StoreError("it does not match its checksum")
-        content: dict[str, Any] = json.loads(body)
-        found = content["kind"], content["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreError("it is cut off or was overwritten") from error
-    if found[0] != kind:
-        raise StoreError(f"it is a {found[0]!r} and not a {kind!r}")
-    if found[1] != FORMAT:
-        raise StoreError(f"its format version is {found[1]!r} and this release reads {FORMAT}: use the release that wrote it")
-    return content
+def _without_shape(vector: Mapping[str, Json]) -> dict[str, Json]:
+    """Return an encoded vector as the codec has it."""
+    return {name: value for name, value in vector.items() if name != "shape"}
 
 
-def _encode(value: Any) -> Any:
-    """Return an array as JSON, exactly; other values as they are."""
-    if not isinstance(value, np.ndarray):
-        return list(value) if isinstance(value, tuple) else value
-    little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
-    return {"dtype": little.dtype.str, "shape": list(value.shape), "base64": base64.b64encode(little.tobytes()).decode("ascii")}
+def _text(value: Json) -> str:
+    """Return a value that must be text."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, not a {type(value).__name__}")
+    return value
 
 
-def _decode(value: Any) -> Any:
-    """Return what ``_encode`` was given."""
-    if not (isinstance(value, dict) and value.keys() == {"dtype", "shape", "base64"}):
-        return value
-    try:
-        array = np.frombuffer(base64.b64decode(value["base64"]), value["dtype"]).reshape(value["shape"])
-        return array.astype(array.dtype.newbyteorder("="))
-    except (TypeError, ValueError) as error:
-        raise StoreError("an array of the run cannot be decoded: its registration was not written by this program") from error
+def _mapping(value: Json) -> dict[str, Json]:
+    """Return a value that must be an object."""
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, not a {type(value).__name__}")
+    return value
 
 
-def _digest(value: Any) -> str:
+def _texts(value: Json) -> dict[str, str]:
+    """Return a value that must be an object of texts."""
+    return {name: _text(each) for name, each in _mapping(value).items()}
+
+
+def _digest(value: object) -> str:
     """Return a digest of an object as it was built: its class and, recursively, its attributes."""
     digest = hashlib.blake2b(digest_size=16)
-    _feed(digest, value)
+    for part in _parts(value):
+        digest.update(part)
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
-    """Feed a value to a digest, with its type, so that different values cannot look alike."""
-    digest.update(type(value).__qualname__.encode())
+def _parts(value: object) -> Iterator[bytes]:
+    """Yield the bytes of a value with its type, so that different values cannot look alike."""
+    yield type(value).__qualname__.encode()
     if isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype.str}{value.shape}".encode() + value.tobytes())
+        yield f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
     elif value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
-        digest.update(repr(value).encode())
+        yield repr(value).encode()
     elif isinstance(value, Mapping):
-        _feed(digest, list(value.items()))
+        yield from _parts(list(value.items()))
     elif isinstance(value, (set, frozenset)):
-        _feed(digest, sorted(map(repr, value)))
+        yield from _parts(sorted(map(repr, value)))
     elif isinstance(value, Sequence):
         for part in (len(value), *value):
-            _feed(digest, part)
+            yield from _parts(part)
     elif callable(value) and hasattr(value, "__qualname__"):
-        digest.update(f"{value.__module__}:{value.__qualname__}".encode())
+        yield f"{value.__module__}:{value.__qualname__}".encode()
     else:
-        _feed(digest, {name: getattr(value, name) for name in _attributes(value)})
+        yield from _parts({name: getattr(value, name) for name in _attributes(value)})
 
 
-def _attributes(value: Any) -> list[str]:
+def _attributes(value: object) -> list[str]:
     """Return the names of an object's attributes, slots included, in order."""
     slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
     return sorted(name for name in slots | set(getattr(value, "__dict__", {})) if hasattr(value, name))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -26,7 +25,6 @@ from fastomp_nvm.selection.result import Selection
 __all__ = [
     "LARGEST_MESSAGE",
     "as_names",
-    "check_name",
     "decode_message",
     "decode_request",
     "decode_selection",
@@ -42,26 +40,8 @@ __all__ = [
 #: Bytes of one JSON message, in either direction.
 LARGEST_MESSAGE = 64 << 20
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 _VECTOR_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
 _TEXT_FIELDS = ("algorithm", "objective", "until", "polish", "target")
-
-
-def check_name(name: object, kind: str) -> str:
-    """Return ``name`` if it is one that a pool, key or run may have.
-
-    Parameters
-    ----------
-    name : object
-        What a client sent.
-    kind : str
-        ``pool``, ``key`` or ``run``, for the error.
-    """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(
-            f"{str(name)[:120]!r} is no name of a {kind}: expected 1 to 100 letters, digits, '_', '-', '.', not first '.' or '-'"
-        )
-    return name
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
@@ -142,8 +122,8 @@ def encode_request(request: SelectionRequest) -> dict[str, Any]:
     """
     if isinstance(request.constraint, Constraint):
         raise RequestError(
-            f"the constraint is a {type(request.constraint).__name__} object, which runs locally only: "
-            "give a server its description, a mapping or YAML text"
+            f"the constraint is a {type(request.constraint).__name__} object, which exists in this process only: servers and "
+            "durable runs need its description, a mapping or YAML text"
         )
     fields: dict[str, Any] = {}
     for name, field in SelectionRequest.__dataclass_fields__.items():
@@ -223,7 +203,7 @@ def decode_selection(sent: Mapping[str, Any]) -> Selection:
             details=details,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.ServerError(f"the server's answer cannot be read ({error!r}): is it of another version?") from error
+        raise errors.ServerError(f"the answer cannot be read ({error!r}): was it made by another release?") from error
 
 
 def encode_error(error: FastompError) -> dict[str, str]:

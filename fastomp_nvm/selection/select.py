@@ -136,15 +136,16 @@ def select_shared(
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
     cancelled: Callable[[], bool] | None = None,
-    journals: Sequence[Journal] = (),
+    journals: Sequence[Journal | None] = (),
     dropped: Callable[[int], bool] | None = None,
     ended: Callable[[int, Selection | None], None] | None = None,
+    deadline: Callable[[], bool] | None = None,
 ) -> tuple[list[Selection], Traffic]:
     """Answer several requests as ``select_many`` does; return also what all of them together took from the medium.
 
     ``journals`` make the runs durable, one each. ``dropped`` is asked at every round of a request, by its place, whether it alone
     is to end. With ``ended`` each selection is handed over by its place as soon as there is one (None for a dropped request), while
-    the others go on, and none is returned.
+    the others go on, and none is returned. Where ``deadline`` (see ``Engine``) ends the sweeps, none is returned either.
     """
     started = time.perf_counter()
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -174,8 +175,8 @@ def select_shared(
                 ended(place, found)
 
             engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
-            engine.drive([run for run, _ in runs])
-            left = [] if ended is not None else zip(wanted, runs, strict=True)
+            driven = engine.drive([run for run, _ in runs], deadline)
+            left = [] if ended is not None or not driven else zip(wanted, runs, strict=True)
             selections = [_finish(dataset, request, run, target, sweeper, started) for request, (run, target) in left]
             return selections, _shared_traffic(dataset, engine, [run for run, _ in runs], len(weights))
     finally:

@@ -24,6 +24,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.durable_files import device_errors, opened_directory, sync_directory
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.matrix.moments import ColumnStatistics
@@ -32,7 +33,7 @@ from fastomp_nvm.stores.url import StoreURL
 from fastomp_nvm.matrix.tier import TierSidecar
 from fastomp_nvm.stores.open import open_store
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, device_errors, give_back, rename_with_flag, sync_directory, write_file
+from storage_backends.files.durable import EXCHANGE, give_back, rename_with_flag, write_file
 from storage_backends.build.manifest import FILE_MEDIA, MANIFEST, Manifest
 from storage_backends.build.statistics import fingerprint, label_digest
 
@@ -119,12 +120,9 @@ def cut(
             layout.fingerprint, layout.n_obs, layout.n_features, layout.n_columns, layout.dtype, tier, tuple(addresses)
         )
         with device_errors(f"write {partial / MANIFEST}"):
-            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with opened_directory(partial) as descriptor:
                 write_file(descriptor, MANIFEST, manifest.to_yaml().encode("utf-8"))
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             _publish(partial, final)
     return final / MANIFEST
 
@@ -296,4 +294,4 @@ def _publish(partial: Path, final: Path) -> None:
         os.rename(final, retired)
         os.rename(partial, final)
         os.rename(retired, partial)
-    sync_directory(str(final.parent))
+    sync_directory(final.parent)

@@ -7,7 +7,6 @@ swept away by the next builder of the same store.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -15,10 +14,11 @@ import shutil
 from typing import Literal
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.durable_files import device_errors, lock, new_locked_directory, remove_abandoned, sync_directory
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, device_errors, rename_with_flag, sync_directory, write_file
+from storage_backends.files.durable import EXCHANGE, rename_with_flag, write_file
 from storage_backends.files.matrix import DraftMatrix
 
 __all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "is_leftover", "occupant"]
@@ -63,7 +63,9 @@ class FileDraft(StoreDraft):
             self._partial, self._directory = _new_directory(parent, name)
         else:
             self._partial = os.path.join(parent, folder)
-            self._directory = _open_locked(self._partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):  # on a file system without locks
+                lock(self._directory)
         shapes = {store_format.MATRIX: self._shape}
         if tier != "none":
             shapes[store_format.TIER] = (n_columns, n_obs, tier)
@@ -208,31 +210,15 @@ def _sweep(parent: str, name: str) -> None:
     """Remove what dead builders of this store left behind: what nobody holds the lock of."""
     for entry in os.listdir(parent):
         if _PARTIAL.fullmatch(entry) and entry.startswith(f".{name}.partial-"):
-            leftover = os.path.join(parent, entry)
-            with contextlib.suppress(OSError):
-                directory = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(leftover, ignore_errors=True)
-                finally:
-                    os.close(directory)
+            remove_abandoned(os.path.join(parent, entry))
 
 
 def _new_directory(parent: str, name: str) -> tuple[str, int]:
     """Make the directory of a draft; return its path and its descriptor, which holds its lock."""
-    while True:
+
+    def make() -> str:
         partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
         os.mkdir(partial)
-        with contextlib.suppress(FileNotFoundError):
-            directory = _open_locked(partial, fcntl.LOCK_EX)
-            if os.path.isdir(partial):
-                return partial, directory
-            os.close(directory)  # a sweep came between the directory and its lock
+        return partial
 
-
-def _open_locked(path: str, operation: int) -> int:
-    """Open a directory and lock it: that tells a sweep that its builder lives, in whichever process namespace it does."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # without locks nothing is swept
-        fcntl.flock(directory, operation)
-    return directory
+    return new_locked_directory(make)

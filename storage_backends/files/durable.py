@@ -1,7 +1,6 @@
-"""What file stores ask of the operating system: room, durability, atomic renames, and the kind of file system.
+"""Files of stores: allocated room, new files, exclusive renames, and the kind of file system.
 
-Invariant: a call that returns has reached the device as far as ``fsync`` can tell; a failure of the device is a ``MediumError``,
-never a bare ``OSError``. Knows nothing of stores.
+Locks, atomic writes and the conversion of ``OSError`` are in :mod:`fastomp_nvm.durable_files`. Knows nothing of stores.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
 from collections.abc import Iterator
 
+from fastomp_nvm.durable_files import device_errors, lock, remove_abandoned
 from fastomp_nvm.errors import MediumError
 
 __all__ = [
@@ -23,12 +22,10 @@ __all__ = [
     "VOLATILE_FILE_SYSTEMS",
     "allocate",
     "describe_bytes",
-    "device_errors",
     "file_system_type",
     "give_back",
     "partial_file",
     "rename_with_flag",
-    "sync_directory",
     "write_file",
 ]
 
@@ -40,7 +37,7 @@ NO_REPLACE = 1
 EXCHANGE = 2
 
 _PARTIAL = re.compile(r"\..+\.partial-[0-9a-f-]+")
-# What stands in the way of a file although there is room for it.
+# Limits that refuse a file although there is free space.
 _LIMITS = {errno.EDQUOT: "the quota on its file system", errno.EFBIG: "the largest size of a file (ulimit -f, or its file system)"}
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -53,15 +50,6 @@ def describe_bytes(count: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-
-
-@contextlib.contextmanager
-def device_errors(action: str) -> Iterator[None]:
-    """Turn an ``OSError`` raised inside into a ``MediumError`` that says what was being done."""
-    try:
-        yield
-    except OSError as error:
-        raise MediumError(f"cannot {action}: {error.strerror or error}") from error
 
 
 def file_system_type(path: str) -> str:
@@ -82,16 +70,16 @@ def file_system_type(path: str) -> str:
 
 
 def allocate(descriptor: int, length: int, path: str) -> None:
-    """Give an open file ``length`` bytes of real room, so that writing through a mapping cannot run out of it.
+    """Allocate ``length`` bytes for an open file, so that writing through a mapping cannot run out of space.
 
     Raises
     ------
     MediumError
-        When the file system has no room for them.
+        The file system has not enough free space.
     """
     room = os.fstatvfs(descriptor)
     free = room.f_bavail * room.f_frsize
-    shortage = f"{path} needs {describe_bytes(length)}, has {describe_bytes(free)} free: make room or choose another place"
+    shortage = f"{path} needs {describe_bytes(length)}, has {describe_bytes(free)} free: free some space or choose another place"
     if length > free:
         raise MediumError(shortage)
     try:
@@ -109,7 +97,7 @@ def allocate(descriptor: int, length: int, path: str) -> None:
 
 
 def give_back(descriptor: int, offset: int, length: int) -> None:
-    """Return the room of a part of an open file to the file system, where that can be done: the part then reads as zeros."""
+    """Release the space of a part of an open file, where the file system supports it; the part then reads as zeros."""
     keep_size, punch_hole = 1, 2
     library = ctypes.CDLL(None, use_errno=True)
     library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
@@ -128,52 +116,32 @@ def write_file(directory: int, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, int]]:
-    """Make a file that is to become ``name`` in an open directory, having swept away what dead processes left of such.
+    """Create a temporary file, to be renamed to ``name`` in an open directory; remove those of dead processes first.
 
-    Its lock tells other sweeps that its maker lives, in whichever process namespace that is.
+    The file is locked while its process lives, in whichever process namespace.
 
     Yields
     ------
     tuple of str and int
-        Its name for the time of the ``with``, unless it is renamed, and its descriptor.
+        Its name and its descriptor. A file that was not renamed is removed at the end of the ``with`` block.
     """
     for entry in os.listdir(directory):
         if _PARTIAL.fullmatch(entry):
-            _remove_unlocked(directory, entry)
+            remove_abandoned(entry, directory=directory)
     while True:
         partial = f".{name}.partial-{secrets.token_hex(8)}"
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=directory)
-        with contextlib.suppress(OSError):  # without locks nothing is swept
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # without locks no file is removed as abandoned
+            lock(descriptor, wait=True)
         if os.fstat(descriptor).st_nlink:
             break
-        os.close(descriptor)  # a sweep came between the file and its lock
+        os.close(descriptor)  # another process removed the file before it was locked
     try:
         yield partial, descriptor
     finally:
         os.close(descriptor)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial, dir_fd=directory)
-
-
-def _remove_unlocked(directory: int, name: str) -> None:
-    """Remove a file unless a process holds its lock."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(name, dir_fd=directory)
-        finally:
-            os.close(descriptor)
-
-
-def sync_directory(path: str) -> None:
-    """Bring the entries of a directory to the device: a rename is durable only after this."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def rename_with_flag(source: str, target: str, flag: int, *, directory: int | None = None) -> bool:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits
-from storage_backends.files.durable import device_errors
 from storage_backends.files.flushing import Flusher
 from storage_backends.opened import check_range
 

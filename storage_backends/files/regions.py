@@ -1,7 +1,7 @@
-"""Durable regions as files of a plain directory: where a run keeps its state when its store cannot be written.
+"""Durable regions as files of a directory: for logs of runs whose store cannot be written, and for a server's journals.
 
-Written with pwrite(2) and made durable with fdatasync(2), beside other work if asked to; a region appears whole, with its room
-allocated, or not at all.
+Written with pwrite(2) and made durable with fdatasync(2), in the background if requested; a region appears with its space allocated
+or not at all.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from fastomp_nvm.durable_files import device_errors, opened_directory, sync_directory
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion
-from storage_backends.files.durable import allocate, device_errors, partial_file, sync_directory
+from storage_backends.files.durable import allocate, partial_file
 from storage_backends.files.flushing import Flusher
 from storage_backends.opened import check_range, check_region_name
 
@@ -36,7 +37,7 @@ class DirectoryRegions:
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the region ``name``; create it zero-filled with ``size`` bytes when it is absent.
 
-        One that cannot be written is opened for reading.
+        A region that cannot be written is opened for reading.
         """
         path = self._path(name)
         with device_errors(f"open region {name!r} in {self._directory}"):
@@ -64,7 +65,7 @@ class DirectoryRegions:
                 self._path(name).unlink()
             except FileNotFoundError as error:
                 raise StoreURLError(f"there is no region {name!r} in {self._directory} to drop") from error
-            sync_directory(str(self._directory))
+            sync_directory(self._directory)
 
     def _path(self, name: str) -> Path:
         """Return the file of a region."""
@@ -72,29 +73,26 @@ class DirectoryRegions:
         return self._directory / f"{name}.bin"
 
     def _create(self, path: Path, size: int) -> None:
-        """Make a region appear at once and whole."""
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        """Create a region atomically."""
+        with opened_directory(self._directory) as directory:
             with partial_file(directory, path.name, 0o600) as (partial, descriptor):
                 allocate(descriptor, size, str(path))
                 os.fsync(descriptor)
                 os.rename(partial, path.name, src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 class FileRegion(DurableRegion):
-    """A region that is a file, reached without a mapping.
+    """A region that is a file, accessed without a mapping.
 
-    A run calls ``write``, ``start`` and ``persist`` between two sweeps, which leave nothing of the interpreter in the processor's
-    caches: what is executed there costs far more than elsewhere, so that they do without ``device_errors``.
+    A run calls ``write``, ``start`` and ``persist`` between two sweeps, when the processor's caches hold nothing of the interpreter
+    and every call is slow: these methods therefore do without ``device_errors``.
 
     Parameters
     ----------
     name : str
     descriptor : int
-        Owned by the region from now on.
+        Owned by the region.
     writable : bool
         False where the file can only be read; ``write`` then raises ``MediumError``.
     """
@@ -105,7 +103,7 @@ class FileRegion(DurableRegion):
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self._flusher: Flusher | None = None
-        self._started = self._written_since = False  # a flush runs or was not waited for; it does not cover all that was written
+        self._started = self._written_since = False  # a flush was begun and not awaited; bytes were written after its begin
 
     @property
     def size(self) -> int:
@@ -131,9 +129,9 @@ class FileRegion(DurableRegion):
         try:
             if not self._writable:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-            if os.fstat(self._descriptor).st_size < self._size:  # writing would make it whole again, with zeros in it
+            if os.fstat(self._descriptor).st_size < self._size:  # writing would extend it again, with zeros
                 raise self._cut_off()
-            self._written_since = True  # also by a write that fails halfway
+            self._written_since = True  # also if the write fails halfway
             written = os.pwrite(self._descriptor, data, offset)
             while written < len(data):
                 written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
@@ -141,7 +139,7 @@ class FileRegion(DurableRegion):
             raise self._failure("write region {!r}", error) from error
 
     def start(self, offset: int, length: int) -> None:
-        """Begin to make the bytes of this range (and all others of the file) durable."""
+        """Begin to flush the file, which includes this range."""
         self._check(offset, length)
         try:
             self._finish()
@@ -153,7 +151,7 @@ class FileRegion(DurableRegion):
         self._started, self._written_since = True, False
 
     def persist(self, offset: int, length: int) -> None:
-        """Return once the bytes of this range (and all others of the file) are durable."""
+        """Return once the file, which includes this range, is durable."""
         self._check(offset, length)
         try:
             if not self._finish() or self._written_since:
@@ -171,7 +169,7 @@ class FileRegion(DurableRegion):
             self._descriptor = -1
 
     def _finish(self) -> bool:
-        """Wait for the flush that was started; tell whether there was one."""
+        """Wait for the flush that was begun; return whether there was one."""
         started, self._started = self._started, False
         if started:
             assert self._flusher is not None
@@ -183,11 +181,11 @@ class FileRegion(DurableRegion):
         return MediumError(f"cannot {action.format(self._name)}: {error.strerror or error}")
 
     def _cut_off(self) -> MediumError:
-        """Return the error for a file that is shorter than it was."""
-        return MediumError(f"region {self._name!r} lost its end: its file was cut off while in use")
+        """Return the error for a file that was truncated."""
+        return MediumError(f"region {self._name!r} lost its end: its file was truncated while in use")
 
     def _check(self, offset: int, length: int) -> None:
-        """Refuse a closed region and bytes outside it."""
+        """Raise ``StoreError`` for a closed region, ``InputError`` for bytes outside it."""
         if self._descriptor < 0:
             raise StoreError(f"region {self._name!r} is closed: open it again")
         check_range(self._name, self._size, offset, length)

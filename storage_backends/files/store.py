@@ -20,6 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.pacing import DeviceProfile
@@ -28,7 +29,7 @@ from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, Sidecars, S
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
 from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
-from storage_backends.files.durable import NO_REPLACE, allocate, device_errors, partial_file, rename_with_flag
+from storage_backends.files.durable import NO_REPLACE, allocate, partial_file, rename_with_flag
 from storage_backends.files.mapped import Access, MappedRegion, map_file
 from storage_backends.files.matrix import matrix_view
 from storage_backends.files.regions import FileRegion

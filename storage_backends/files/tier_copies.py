@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 
+from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import StoreError, StoreURLError
-from storage_backends.files.durable import NO_REPLACE, allocate, device_errors, partial_file, rename_with_flag
+from storage_backends.files.durable import NO_REPLACE, allocate, partial_file, rename_with_flag
 
 __all__ = ["open_folder", "provide_copy"]
 

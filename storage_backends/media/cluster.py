@@ -21,6 +21,7 @@ import numpy as np
 
 from fastomp_nvm.cluster.driver import ShardedRows, Transport
 from fastomp_nvm.cluster.shard import ShardAddress
+from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError
 from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.registry import Lazy
@@ -28,7 +29,7 @@ from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTrait
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.manifest import MANIFEST, Manifest, merged, read_manifest
 from storage_backends.build.statistics import label_digest
-from storage_backends.files.durable import device_errors, file_system_type
+from storage_backends.files.durable import file_system_type
 from storage_backends.files.regions import DirectoryRegions
 from storage_backends.media.mmap import sync_durability
 from storage_backends.media.shards import open_shard

@@ -30,8 +30,9 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.durable_files import device_errors, lock
 from fastomp_nvm.errors import MediumError, StoreError, UnavailableError
-from storage_backends.files.durable import describe_bytes, device_errors
+from storage_backends.files.durable import describe_bytes
 
 __all__ = ["ShelfDirectory", "free_address", "room_for"]
 
@@ -234,7 +235,8 @@ class _Lock:
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(self._descriptor):
+                raise BlockingIOError
             # pymm's own lock, whose conflict ends the process: a program without our lock may hold it. Only before pymm has opened
             # the file here, because closing any descriptor of it gives that lock up.
             for data in path.glob("*.data"):

@@ -26,18 +26,17 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.durable_files import device_errors, is_name, write_atomically
 from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import device_errors, sync_directory
 from storage_backends.opened import OpenedStore, check_range, check_region_name
 from storage_backends.pymm.directory import ShelfDirectory, free_address, room_for
 
 __all__ = ["MEDIUM", "ShelfDraft", "ShelfMedium", "ShelfRegion", "ShelfStore"]
 
 _TRAITS = MediumTraits("shelf", "process", False, "pymm shelf: persist flushes processor caches and nothing to a device")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 _REGIONS = "regions.json"
 _ALIGNMENT = 64
 #: Bytes kept free on every shelf for durable regions.
@@ -328,7 +327,7 @@ def _place(url: StoreURL) -> tuple[Path, str]:
     """Return the directory and the name in a URL."""
     for parameter in url.query:
         raise StoreURLError(f"unknown parameter {parameter!r} in {url.text!r}: shelf takes none")
-    if not _NAME.fullmatch(url.fragment) or url.fragment.endswith(("-tx", "-value")):
+    if not is_name(url.fragment) or url.fragment.endswith(("-tx", "-value")):
         raise StoreURLError(
             f"{url.text!r} does not end in the name of a store: expected shelf:///dir#name, a name of letters, digits, '_', '-', "
             "'.', without parameters behind it, of which shelf takes none"
@@ -367,23 +366,12 @@ def _points_to(folder: Path, name: str, token: str) -> bool:
 
 def _write_json(path: Path, content: dict[str, Any], *, replace: bool) -> None:
     """Write a small file at once and durably; ``FileExistsError`` when it exists and ``replace`` is false."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(partial, "xb") as file:
-            file.write(json.dumps(content).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(partial, path)
-        else:
-            os.link(partial, path)
+        write_atomically(path, json.dumps(content).encode(), replace=replace, mode=0o666)
     except FileExistsError:
         raise
     except OSError as error:
         raise MediumError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_directory(str(path.parent))
 
 
 def _sweep(folder: Path, name: str) -> None:

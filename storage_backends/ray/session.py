@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import glob
 import importlib
 import os
@@ -22,6 +21,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from fastomp_nvm.durable_files import new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
 
 __all__ = ["RaySession", "session"]
@@ -204,17 +204,9 @@ def _private_directory() -> _Locked:
         parent = "/tmp"
     for leftover in glob.glob(f"{parent}/{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_uid == os.getuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(leftover, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-    path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return _Locked(path, descriptor)
+            if os.lstat(leftover).st_uid == os.getuid():
+                remove_abandoned(leftover)
+    return _Locked(*new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX, dir=parent)))
 
 
 _current: RaySession | None = None

@@ -45,8 +45,8 @@ _REGIONS = (FileRegion, MappedRegion)
 
 #: Where a child can be told to die.
 KILL_POINTS: Mapping[str, KillPoint] = {
-    "before registration": (directory, "write_durably", True),
-    "registered": (drive, "_drive", True),
+    "before registration": (directory, "write", True),
+    "registered": (drive, "_finish", True),
     "log opened": (drive, "_open_log", False),
     "record written": (_REGIONS, "write", False),
     "persist begun": (_REGIONS, "start", False),
@@ -61,8 +61,8 @@ KILL_POINTS: Mapping[str, KillPoint] = {
     "before a region is dropped": (FileStore, "drop_region", True),
     "region dropped": (FileStore, "drop_region", False),
     "before result": (drive, "seal", True),
-    "result published": (StateLog, "drop", True),
-    "state dropped": (StateLog, "drop", False),
+    "result published": (drive, "_drop_logs", True),
+    "state dropped": (drive, "_drop_logs", False),
 }
 
 

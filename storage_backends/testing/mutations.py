@@ -27,7 +27,8 @@ from fastomp_nvm.runs import directory, drive
 from fastomp_nvm.runs import log as checkpoint
 from fastomp_nvm.runs.journal import DecisionJournal
 from fastomp_nvm.runs.log import FORMAT, PAGE, StateLog
-from fastomp_nvm.runs.registration import Registration, seal
+from fastomp_nvm.runs.registration import Registration
+from fastomp_nvm.runs.sealed import seal
 from fastomp_nvm.stores.open import create_store, open_store
 from storage_backends.files import format as store_format
 from storage_backends.testing.memory_log import MemoryLog

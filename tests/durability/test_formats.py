@@ -15,9 +15,9 @@ import pytest
 
 import fastomp_nvm as fo
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.records import JobRecords
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.engine.identity import numeric_build
 from fastomp_nvm.matrix.kernels import kernel

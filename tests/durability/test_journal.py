@@ -11,7 +11,7 @@ import pytest
 from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.errors import MediumError, StoreError
 from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.runs.journal import DecisionJournal, standing
+from fastomp_nvm.runs.journal import DecisionJournal, recorded_progress
 from storage_backends.testing.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics
@@ -83,9 +83,9 @@ def test_answers_and_costs_come_back(log: MemoryLog) -> None:
 
 def test_where_a_run_stands(log: MemoryLog) -> None:
     """Rounds, features and value are read from the records alone."""
-    assert standing([]).rounds == 0
-    now = standing(log.records)
-    assert (now.rounds, now.selected, now.value) == (2, 2, 0.5)
+    assert recorded_progress([]).round == 0
+    now = recorded_progress(log.records)
+    assert (now.round, now.selected, now.value) == (2, 2, 0.5)
     assert now.seconds > 0
 
 
@@ -173,7 +173,7 @@ def test_an_answer_is_over_with_its_round() -> None:
 
 def test_another_identity_is_refused(log: MemoryLog) -> None:
     """A record made for another request or build is refused by name; another build may be allowed."""
-    with pytest.raises(StoreError, match=r'request \{"k": 3\} and now meets request \{"k": 4\}'):
+    with pytest.raises(StoreError, match=r'request \{"k": 3\} and now has request \{"k": 4\}'):
         DecisionJournal(MemoryLog(log.records), {**IDENTITY, "request": {"k": 4}})
     other = {**IDENTITY, "build": {"kernel": "b"}}
     with pytest.raises(StoreError, match="build"):

@@ -18,7 +18,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.constraints import Cardinality
 from fastomp_nvm.engine import identity
-from fastomp_nvm.runs import drive, registration
+from fastomp_nvm.runs import drive, registration, sealed
 from storage_backends.files import mapped
 from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
@@ -53,7 +53,7 @@ def test_a_finished_run_leaves_its_result_and_nothing_in_the_store(store_url: st
 @pytest.mark.parametrize("name", ["", ".hidden", "-dash", "a/b", "..", "x" * 101, "line\n", "null\0", None, 3])
 def test_bad_names_are_refused(store_url: str, name: Any) -> None:
     """A name is safe as a file name, or refused."""
-    with pytest.raises(fo.RequestError, match="no run name"):
+    with pytest.raises(fo.RequestError, match="no name of a run"):
         drive.start(name, store_url, **REQUEST)
     with pytest.raises(fo.RequestError):
         fo.resume(name)
@@ -87,10 +87,10 @@ def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
         fo.select(X, X[:, 0], run="array", k=1)
     with (
         fo.create_store("dram:volatile", X, X[:, 0], replace=True) as store,
-        pytest.raises(fo.RequestError, match="gone with this"),
+        pytest.raises(fo.RequestError, match="ends with this process"),
     ):
         fo.select(store, run="memory", k=1)
-    with pytest.raises(fo.RequestError, match="written down, not a Cardinality object"):
+    with pytest.raises(fo.RequestError, match="Cardinality object, which exists in this process only"):
         fo.select(store_url, run="object", constraint=Cardinality(298, 3), target="amount")
     assert fo.list_runs() == []
 
@@ -126,7 +126,7 @@ def test_another_request_is_refused(stopped: str, own_home: Path) -> None:
     """A state made for other parameters is refused, naming them."""
     found = drive.registration("half")
     rewrite(own_home, "half", request={**found.request, "k": 4})
-    with pytest.raises(fo.StoreError, match=r'made with request \{"k": 5\} and now meets request \{"k": 4\}'):
+    with pytest.raises(fo.StoreError, match=r'made with request \{"k": 5\} and now has request \{"k": 4\}'):
         fo.resume("half")
 
 
@@ -174,7 +174,7 @@ def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: py
     """A registration of a later format is refused by its version."""
     found = drive.registration("half")
     with monkeypatch.context() as patch:
-        patch.setattr(registration, "FORMAT", 9)
+        patch.setattr(sealed, "FORMAT", 9)
         data = found.to_bytes()
     (own_home / "runs" / "half" / "run.json").write_bytes(data)
     with pytest.raises(fo.StoreError, match="format version is 9 and this release reads 1"):
@@ -280,7 +280,7 @@ def test_a_side_file_that_changed_is_refused(store_url: str, tmp_path: Path) -> 
         with pytest.raises(fo.CancelledError):
             drive.start("side", store, constraint_file=tmp_path / "c.yaml", target="amount", cancelled=lambda: True)
     (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},2\n" for name in names))
-    with pytest.raises(fo.StoreError, match="means something else"):
+    with pytest.raises(fo.StoreError, match="means another constraint"):
         fo.resume("side")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from ado_plugin.service.job_records import JobRecords
+from ado_plugin.service.records import JobRecords
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.build.schema import TableSchema
 from tests.service.gated_server import HELD_FROM, GatedServer

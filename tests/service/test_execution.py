@@ -15,6 +15,7 @@ from ado_plugin.service import execution as module
 from ado_plugin.service.execution import Execution
 from ado_plugin.service.jobs import Job, JobRequest
 from fastomp_nvm.engine.engine import Progress
+from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.log import StateLog, read_state
 from fastomp_nvm.selection.codec import encode_request
 from fastomp_nvm.selection.select import make_request
@@ -108,7 +109,7 @@ def test_a_job_that_goes_on_has_the_counters_of_one_that_was_not_disturbed(
     """The budget of gathered columns is that of the first server, and the time of both is counted."""
     request = {"algorithm": "fast_omp", "k": 8}
     budgets = iter((4_000, 40_000_000, 4_000))
-    monkeypatch.setattr(module, "automatic_budget", lambda needed, pools: next(budgets))
+    monkeypatch.setattr(drive, "automatic_budget", lambda needed, pools: next(budgets))
     with pytest.raises(fo.CancelledError):
         carried_out(execution, job(1, **request), lambda step: time.sleep(0.02), after(3))
     assert len(records(tmp_path, job(1, **request))) > 1

@@ -167,7 +167,6 @@ def test_slices_add_up_to_the_whole(url, data, monkeypatch) -> None:
     """A selection in slices of one round each, with a journal that outgrows its room, is the one made in one go."""
     X, y = data
     monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-6)
-    monkeypatch.setattr(mcas_transport.McasTransport, "_step", lambda self, number, each: {})
     with fo.connect(url) as client:
         client.put(X, y)
         job = client.submit(k=70, algorithm="sds_omp", polish="none")

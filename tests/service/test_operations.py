@@ -22,10 +22,10 @@ import fastomp_nvm as fo
 from ado_plugin.flight.server import _NUMBERS, _tile
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Tile, Uploads
 from fastomp_nvm import errors
 from fastomp_nvm.selection.codec import encode_vector
@@ -198,7 +198,7 @@ def test_an_upload_is_checked_and_goes_on(host: Host) -> None:
 
     begun = host.call("put", **put_plan())
     assert (begun["next"], begun["crc"]) == (0, 0)
-    assert "did not arrive" in write(tile(0, blocks[0], 1))["error"]["message"]
+    assert "was damaged on its way" in write(tile(0, blocks[0], 1))["error"]["message"]
     assert write(tile(0, blocks[0], sums[0])) == {"next": 1, "crc": sums[0]}
     assert "tile 1 was expected" in write(tile(3, blocks[1], sums[1], 1))["error"]["message"]
     again = host.call("put", **put_plan())
@@ -214,7 +214,7 @@ def test_an_upload_is_checked_and_goes_on(host: Host) -> None:
     done = host.call("commit", **commit, tiles=2, crc=sums[1])
     assert done["state"] == "done"
     assert host.call("commit", **commit, tiles=2, crc=sums[1]) == done
-    assert "stands in the pool" in host.refused("put", **put_plan())
+    assert "exists already in the pool" in host.refused("put", **put_plan())
     assert "no such upload" in host.refused("commit", **{**commit, "upload": "other"}, tiles=2, crc=sums[1])
     with host.pools.open("lab", "new") as store:
         assert store.matrix.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

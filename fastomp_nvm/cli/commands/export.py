@@ -85,7 +85,7 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
             arguments.store or found.store,
             selection.indices,
             selection.objective,
-            found.request["target"],
+            found.target,
             found.decoded_response(),
         )
     if not os.path.isfile(name):
