@@ -47,7 +47,7 @@ test-cluster: install
 
 # Proof by fault injection: 10,000 simulated power cuts, 1,000 real SIGKILLs, 100,000 mutated files. Takes minutes; goes on where it was.
 crash: install
-	$(BIN)/python -m benchmarks.crash
+	$(BIN)/python -m tests.harness.crash
 
 bench: install
 	$(BIN)/python -m benchmarks.pursuit

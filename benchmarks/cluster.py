@@ -34,8 +34,8 @@ import numpy as np
 from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.crash import private_folder
-from benchmarks.machine import Bar, fingerprint, show_bars
+from benchmarks.harness.machine import Bar, fingerprint, show_bars
+from benchmarks.harness.processes import private_home
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.cluster import driver
@@ -153,7 +153,7 @@ def main(words: Sequence[str] | None = None) -> int:
     features, observations, repeats = arguments.features, arguments.observations, arguments.repeats
     if arguments.quick:
         features, observations, repeats = 5_000, 500, 3
-    with private_folder(), tempfile.TemporaryDirectory() as folder:
+    with private_home(), tempfile.TemporaryDirectory() as folder:
         design = PaperDesign(observations, features, seed=0)
         with fo.create_store(f"mmap://{folder}/one", design.matrix(), design.response(), rows="features") as store:
             manifest = cut(store, f"{folder}/cut", arguments.shards)

@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.device import direct_bandwidth, evict, resident_share
-from benchmarks.machine import at_least, fingerprint
+from benchmarks.harness.device import direct_bandwidth, evict, resident_share
+from benchmarks.harness.machine import at_least, fingerprint
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError

@@ -15,7 +15,6 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
     {
         "cluster": "benchmarks.cluster:main",
         "cold-pass": "benchmarks.cold_pass:main",
-        "crash": "benchmarks.crash:main",
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",
         "kernels": "benchmarks.kernels:main",

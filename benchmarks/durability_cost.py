@@ -38,9 +38,9 @@ from typing import Any
 from unittest import mock
 
 import fastomp_nvm as fo
-from benchmarks.crash import private_folder
-from benchmarks.device import evict
-from benchmarks.machine import fingerprint
+from benchmarks.harness.device import evict
+from benchmarks.harness.machine import fingerprint
+from benchmarks.harness.processes import private_home
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.matrix import reader
@@ -243,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> int:
     features, observations, repeats = arguments.features, arguments.observations, arguments.repeats
     if arguments.quick:
         features, observations, repeats = 10_000, 500, 3
-    with private_folder(), tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+    with private_home(), tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         url = f"mmap://{folder}/store"
         design = PaperDesign(observations, features, seed=0)
         fo.create_store(url, design.matrix(), design.response(), rows="features").close()

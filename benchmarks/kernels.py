@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
-from benchmarks.machine import Bar, fingerprint, interleaved, show_bars
+from benchmarks.harness.machine import Bar, fingerprint, interleaved, show_bars
 from fastomp_nvm.algorithms.draws import random_sequence
 from fastomp_nvm.analysis.synthetic import sparse_design
 from fastomp_nvm.constraints import (

@@ -31,11 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
-from benchmarks.child_process import run_alone
-from benchmarks.device import direct_bandwidth, evict
-from benchmarks.machine import fingerprint, show_bars
+from benchmarks.harness.device import direct_bandwidth, evict
+from benchmarks.harness.machine import fingerprint, show_bars
+from benchmarks.harness.memory import PeakMemory, memory_group
+from benchmarks.harness.processes import run_alone
 from benchmarks.media_report import media_bars, noise_sentence, write_report
-from benchmarks.memory import PeakMemory, memory_group
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.engine.dataset import Dataset

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import Bar
+from benchmarks.harness.machine import Bar
 from benchmarks.paper_report import STYLE
 from fastomp_nvm.errors import UnavailableError
 from fastomp_nvm.matrix.pacing import PROFILES

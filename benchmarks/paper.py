@@ -25,7 +25,7 @@ import numpy as np
 
 import fastomp_nvm as fo
 from benchmarks import compas
-from benchmarks.machine import fingerprint
+from benchmarks.harness.machine import fingerprint
 from benchmarks.paper_report import write_report
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.constraints import RandomSystem

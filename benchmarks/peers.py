@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.child_process import run_alone
-from benchmarks.machine import at_least, fingerprint
-from benchmarks.memory import PeakMemory, resident_bytes
+from benchmarks.harness.machine import at_least, fingerprint
+from benchmarks.harness.memory import PeakMemory, resident_bytes
+from benchmarks.harness.processes import run_alone
 from fastomp_nvm.analysis.synthetic import sparse_design
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import RequestError

@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.machine import fingerprint
+from benchmarks.harness.machine import fingerprint
 from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
-from benchmarks.machine import fingerprint, interleaved
+from benchmarks.harness.machine import fingerprint, interleaved
 from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.standardisation import Standardisation

@@ -31,7 +31,7 @@ from pyarrow import flight
 from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.machine import fingerprint
+from benchmarks.harness.machine import fingerprint
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.remote.client import Client, local_token
 from fastomp_nvm.stores.contract import Target

@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.device import direct_bandwidth, evict
-from benchmarks.machine import at_least, fingerprint
-from benchmarks.memory import PeakMemory
+from benchmarks.harness.device import direct_bandwidth, evict
+from benchmarks.harness.machine import at_least, fingerprint
+from benchmarks.harness.memory import PeakMemory
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition

@@ -15,12 +15,14 @@ import psutil
 import pytest
 
 import fastomp_nvm as fo
-from benchmarks import machine, peers
-from benchmarks.child_process import run_alone
+from benchmarks import peers
+from benchmarks.harness import machine
+from benchmarks.harness.processes import run_alone
 
 _MEASURED = """
 import threading, numpy as np
-from benchmarks import memory, peers
+from benchmarks import peers
+from benchmarks.harness import memory
 
 sampled, resident = threading.Event(), memory.resident_bytes
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cold_pass, device, media, media_report, memory, scale
+from benchmarks import cold_pass, media, media_report, scale
+from benchmarks.harness import device, memory
 from fastomp_nvm.errors import MediumError
 from storage_backends.files.durable import VOLATILE_FILE_SYSTEMS, file_system_type
 

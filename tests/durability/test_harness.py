@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import crash, durability_cost
+from benchmarks import durability_cost
+from tests.harness import crash
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 

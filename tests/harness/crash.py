@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 import fastomp_nvm as fo
-from benchmarks.server_crash import JOB_POINTS, UPLOAD_POINTS, ServerTrials
+from benchmarks.harness.processes import private_home
 from fastomp_nvm.analysis.synthetic import PaperDesign
-from storage_backends.testing.kill_trials import KILL_POINTS, kill_at_point, kill_at_random_times
-from storage_backends.testing.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
-from storage_backends.testing.mutations import MutationTrials
+from tests.harness.kill_trials import KILL_POINTS, kill_at_point, kill_at_random_times
+from tests.harness.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
+from tests.harness.mutations import MutationTrials
+from tests.harness.server_crash import JOB_POINTS, UPLOAD_POINTS, ServerTrials
 
 __all__ = ["main"]
 
@@ -170,18 +168,6 @@ def mutate_files(session: Session, goal: int, folder: Path) -> None:
         session.note(mutated_files=tried, refused=refused)
 
 
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """Yield a folder that is also ``FASTOMP_HOME`` for the time being."""
-    before = os.environ.get("FASTOMP_HOME")
-    with tempfile.TemporaryDirectory(prefix="fastomp-crash-") as name:
-        os.environ["FASTOMP_HOME"] = f"{name}/home"
-        try:
-            yield Path(name)
-        finally:
-            os.environ.pop("FASTOMP_HOME") if before is None else os.environ.update(FASTOMP_HOME=before)
-
-
 def show(tally: Counter[str], goals: dict[str, int], seconds: float) -> None:
     """Print the summary."""
     table = Table(title=f"crash harness, {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s in this session")
@@ -212,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     goals = QUICK_GOALS if arguments.quick else GOALS
     session, started = Session(arguments.state, 60 * arguments.minutes), time.monotonic()
-    with private_folder() as folder:
+    with private_home() as folder:
         steps: tuple[tuple[Callable[..., None], str, tuple[Path, ...]], ...] = (
             (catch_broken_logs, "broken logs caught", ()),
             (cut_powers, "simulated images", ()),

@@ -37,7 +37,7 @@ from fastomp_nvm.errors import ServerError, StoreURLError
 from fastomp_nvm.runs.log import StateLog
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.files.regions import FileRegion
-from storage_backends.testing.kill_trials import KillPoint, WrongAnswerError, comparable, die_at
+from tests.harness.kill_trials import KillPoint, WrongAnswerError, comparable, die_at
 
 __all__ = ["JOB_POINTS", "UPLOAD_POINTS", "MortalServer", "ServerReport", "ServerTrials"]
 
@@ -66,6 +66,7 @@ UPLOAD_POINTS: Mapping[str, KillPoint] = {
     "published": (StoreBuilder, "finish", False),
 }
 
+_ROOT = Path(__file__).parents[2]  # `tests` is found from here
 _POOL, _KEY = "lab", "data"
 _CLIENT_SECONDS = 60.0
 _START_SECONDS = 60.0
@@ -120,9 +121,11 @@ class MortalServer:
         self._port = 0
         self._log = folder / "log"
         self._pid = 0
-        words = [sys.executable, "-m", "benchmarks.server_crash"]
+        words = [sys.executable, "-m", "tests.harness.server_crash"]
         # A session of its own: an interrupt typed at the terminal is this process's to handle.
-        self._nest = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._nest = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=_ROOT
+        )
 
     def __enter__(self) -> MortalServer:
         return self
@@ -405,8 +408,8 @@ def _nest() -> None:
         "fastomp_nvm.selection.select",
     ):
         importlib.import_module(module)
-    for medium in ("mmap_ssd", "pmem"):
-        importlib.import_module(f"storage_backends.{medium}")
+    for medium in ("mmap", "pmem"):
+        importlib.import_module(f"storage_backends.media.{medium}")
     for line in sys.stdin:
         wanted = json.loads(line)
         child = os.fork()

@@ -30,8 +30,8 @@ from fastomp_nvm.runs.log import FORMAT, PAGE, StateLog
 from fastomp_nvm.runs.registration import Registration, seal
 from fastomp_nvm.stores.open import create_store, open_store
 from storage_backends.files import format as store_format
-from storage_backends.testing.memory_log import MemoryLog
 from storage_backends.testing.power_cut import SimulatedPlace
+from tests.harness.memory_log import MemoryLog
 
 __all__ = ["MutationTrials", "mutate", "mutate_json"]
 

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, which leaves no process behind."""
+"""Processes of a benchmark: commands that leave no process behind, and a private ``FASTOMP_HOME``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-__all__ = ["run_alone"]
+__all__ = ["private_home", "run_alone"]
 
 
 def run_alone(words: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
@@ -27,3 +29,15 @@ def run_alone(words: Sequence[str], timeout: float) -> subprocess.CompletedProce
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(words, child.returncode, said, complaints)
+
+
+@contextlib.contextmanager
+def private_home() -> Iterator[Path]:
+    """Yield a temporary folder whose subfolder ``home`` is ``FASTOMP_HOME`` for the duration of a ``with``."""
+    before = os.environ.get("FASTOMP_HOME")
+    with tempfile.TemporaryDirectory(prefix="fastomp-") as name:
+        os.environ["FASTOMP_HOME"] = f"{name}/home"
+        try:
+            yield Path(name)
+        finally:
+            os.environ.pop("FASTOMP_HOME") if before is None else os.environ.update(FASTOMP_HOME=before)
