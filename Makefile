@@ -50,7 +50,7 @@ crash: install
 	$(BIN)/python -m tests.harness.crash
 
 bench: install
-	$(BIN)/python -m benchmarks.pursuit
+	$(BIN)/python -m benchmarks.fast
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

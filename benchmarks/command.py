@@ -15,6 +15,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
     {
         "cluster": "benchmarks.cluster:main",
         "cold-pass": "benchmarks.cold_pass:main",
+        "constraint-share": "benchmarks.constraint_share:main",
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",
         "kernels": "benchmarks.kernels:main",
@@ -22,8 +23,9 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "paper": "benchmarks.paper:main",
         "peers": "benchmarks.peers:main",
         "plan": "benchmarks.plan:main",
-        "pursuit": "benchmarks.pursuit:main",
+        "push-down": "benchmarks.push_down:main",
         "scale": "benchmarks.scale:main",
+        "tier-noise": "benchmarks.tier_noise:main",
     },
 )
 
