@@ -18,6 +18,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "constraint-share": "benchmarks.constraint_share:main",
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",
+        "footprint": "benchmarks.footprint:main",
         "kernels": "benchmarks.kernels:main",
         "media": "benchmarks.media:main",
         "paper": "benchmarks.paper:main",
@@ -25,6 +26,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "plan": "benchmarks.plan:main",
         "push-down": "benchmarks.push_down:main",
         "scale": "benchmarks.scale:main",
+        "side-by-side": "benchmarks.side_by_side:main",
         "tier-noise": "benchmarks.tier_noise:main",
     },
 )

@@ -107,7 +107,10 @@ class Report:
         self.machine = fingerprint()
         self.bars: list[Bar] = []
         self._figures: dict[str, Any] = {}
-        self._options, self._command = options, shlex.join(["fastomp", "bench", self.name, *(words or ())])
+        self._options = options
+        # A recorded command names no folder of the machine.
+        shown = [Path(word).name if word.startswith(("/", "~", ".")) else word for word in words or ()]
+        self._command = shlex.join(["fastomp", "bench", self.name, *shown])
         self._markdown: list[str] = []
         self._html: list[str] = []
         self._console = Console(width=150, highlight=False, markup=False, quiet=options.json)

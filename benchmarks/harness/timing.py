@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-__all__ = ["Ratio", "in_turn", "paired", "stopwatch"]
+__all__ = ["PAUSE", "Ratio", "in_turn", "paired", "stopwatch"]
 
 #: Seconds between contestants: BLAS threads spin for a while after their work and would take a core from the next one.
 PAUSE = 0.1
