@@ -51,10 +51,10 @@ test-cluster: install
 
 # Proof by fault injection: 10,000 simulated power cuts, 1,000 real SIGKILLs, 100,000 mutated files. Takes minutes; goes on where it was.
 crash: install
-	$(BIN)/python -m benchmarks.crash
+	$(BIN)/python -m tests.harness.crash
 
 bench: install
-	$(BIN)/python -m benchmarks.pursuit
+	$(BIN)/python -m benchmarks.fast
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

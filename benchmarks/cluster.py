@@ -1,27 +1,22 @@
-"""What shards cost: the same selections from one store and from two shards of it through Ray, interleaved in one run.
+"""The overhead of shards: the same selections from one store and from two shards of it through Ray, in turn.
 
-The overhead of a round is the difference of the two wall times divided by the rounds that ask something; the bar is 25 ms at two
-shards. It is given as the median over pairs, which is judged, with the quartiles, because a busy machine makes single pairs
-worthless, and as the best of the one against the best of the other, which is what an idle machine would show.
-``put`` is the time to hand one round's vectors to the object store; small ones travel with the question instead. ``columns`` is the
-time that the bytes of a round's gathered columns take on their way: a gather of as many columns less a gather of one.
+The overhead of a round is the difference of the two wall times divided by the rounds that ask a question; the bar is 25 ms at two
+shards, for the median over pairs. Best against best shows an idle machine. ``put`` is the time to pass one round's vectors to the
+object store; small ones travel with the question instead. ``columns`` is the time to move the gathered columns of a round: a gather
+of as many columns less a gather of one.
 
-Bytes are those of the payloads, counted where they are sent and received, next to what the formula says:
+Bytes are those of the payloads, counted where they are sent and received, beside the formula:
 
     sent      shards x (8 n_obs x vectors + a few bytes per decision)        per round
     received  8 r x shards + 16 per survivor, or 16 per shard for an argmax  per round, and the gathered columns once
 
-Shards offer their survivors with the r scores, before the threshold is known; ``near`` are those among them that turn out not to
-be survivors, 16 bytes each.
-
-Both shards are on this machine: the figure holds the processes, the object store and the merging, not a network. Exit code 1 when
-the bar is missed or an answer differs.
+Shards offer candidates with the r scores, before the threshold is known; ``near`` counts those that turn out below it, 16 bytes
+each. Both shards are on this machine: the figure contains processes, object store and merging, not a network. Exit code 1 when the
+bar is missed or an answer differs.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -31,11 +26,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.crash import private_folder
-from benchmarks.machine import Bar, fingerprint, show_bars
+from benchmarks.harness.processes import private_home
+from benchmarks.harness.report import Report, argument_parser
+from benchmarks.harness.timing import paired
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.cluster import driver
@@ -114,7 +109,7 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
         "calls": details["shard_calls"],
         "one": median(wall["one"]),
         "shards": median(wall["shards"]),
-        "ratio": median(shards / one for one, shards in zip(wall["one"], wall["shards"], strict=True)),
+        "ratio": paired(wall["shards"], wall["one"]),
         "overhead_ms": median(extra),
         "overhead_quartiles_ms": quantiles(extra, n=4)[::2],
         "overhead_best_ms": 1e3 * (min(wall["shards"]) - min(wall["one"])) / seen["rounds"],
@@ -142,47 +137,31 @@ def _gather_seconds(rows: Any, count: int) -> float:
 @terminating_cleanly()
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser("cluster", __doc__)
     parser.add_argument("--features", type=int, default=50_000)
     parser.add_argument("--observations", type=int, default=2_000)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="a small store, three pairs")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args(words)
-    features, observations, repeats = arguments.features, arguments.observations, arguments.repeats
-    if arguments.quick:
+    options = parser.parse_args(words)
+    features, observations, repeats = options.features, options.observations, options.repeats
+    if options.quick:
         features, observations, repeats = 5_000, 500, 3
-    with private_folder(), tempfile.TemporaryDirectory() as folder:
+    report = Report(options, words)
+    with private_home(), tempfile.TemporaryDirectory() as folder:
         design = PaperDesign(observations, features, seed=0)
         with fo.create_store(f"mmap://{folder}/one", design.matrix(), design.response(), rows="features") as store:
-            manifest = cut(store, f"{folder}/cut", arguments.shards)
+            manifest = cut(store, f"{folder}/cut", options.shards)
             with fo.open_store(f"cluster://{manifest}") as sharded:
                 found = {name: measure(store, sharded, {**request, "tier": "exact"}, repeats) for name, request in REQUESTS.items()}
-    bars = [
-        Bar(f"milliseconds per round that shards add to {name}", figures["overhead_ms"], BAR, at_most=True)
-        for name, figures in found.items()
-        if arguments.shards == 2
-    ]
-    code = 0 if all(figures["same"] for figures in found.values()) and all(bar.met for bar in bars) else 1
-    if arguments.json:
-        print(json.dumps({"machine": fingerprint(), "features": features, "observations": observations, **found}))
-        return code
-    print(f"{features:,} features x {observations:,} observations, {arguments.shards} shards on this machine")
-    for name, figures in found.items():
-        low, high = figures["overhead_quartiles_ms"]
-        print(
-            f"{name:8} {figures['rounds']:3} rounds, {figures['calls']} calls  one store {figures['one']:.3f} s, shards "
-            f"{figures['shards']:.3f} s, ratio {figures['ratio']:.2f}  overhead per round {figures['overhead_ms']:.1f} ms "
-            f"(median of {repeats} pairs, quartiles {low:.1f} to {high:.1f}; best against best "
-            f"{figures['overhead_best_ms']:.1f} ms; put {figures['put_ms']:.1f} ms, columns {figures['columns_ms']:.1f} ms)  "
-            f"{'same bits' if figures['same'] else 'ANOTHER ANSWER'}\n"
-            f"{'':8} sent {figures['sent']:,} bytes, formula {figures['sent_formula']:,}; received {figures['received']:,}, "
-            f"formula {figures['received_formula']:,} and {figures['near']:,} near, and columns {figures['columns']:,} of a matrix "
-            f"of {figures['matrix']:,}"
-        )
-    show_bars(Console(highlight=False, markup=False, soft_wrap=True), bars)
-    return code
+    report.figures(features=features, observations=observations, **found)
+    title = f"{features:,} features x {observations:,} observations, {options.shards} shards on this machine, {repeats} pairs"
+    figures = list(found.values())
+    report.table(title, ("figure", *found), [(name, *(each[name] for each in figures)) for name in figures[0]])
+    if options.shards == 2:
+        for name, each in found.items():
+            report.bar(f"milliseconds per round that shards add to {name}", each["overhead_ms"], BAR, at_most=True)
+    report.bar("answers that shards change", sum(not each["same"] for each in figures), 0, at_most=True)
+    return report.finish(judged=True)
 
 
 if __name__ == "__main__":

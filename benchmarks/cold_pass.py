@@ -1,27 +1,24 @@
-"""One pass over a matrix that is not in memory, against what its device delivers to direct reads that compute nothing.
+"""One pass over a matrix that is not in memory, against the rate of direct reads from its device that compute nothing.
 
-The file's pages are dropped before every reading (verified by sampling them). The ways to read take turns, several times over; a
-ratio is taken within a turn, and its median over the turns counts, because a shared device changes from minute to minute. Exit code
-1 when the direct pass falls below 85 % of the device's rate.
+The file's pages are dropped before every pass (verified by sampling them). The ways to read take turns, and ratios are taken within
+a turn, because a shared device changes from minute to minute. Exit code 1 when the direct pass falls below 85 % of the device's
+rate.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
-import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.device import direct_bandwidth, evict, resident_share
-from benchmarks.machine import at_least, fingerprint
+from benchmarks.harness.device import direct_bandwidth, evict, resident_share
+from benchmarks.harness.report import Report, argument_parser, at_least
+from benchmarks.harness.timing import paired
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError
@@ -60,62 +57,48 @@ def cold_sweep(folder: Path, io: str) -> tuple[float, float]:
         return dataset.matrix.nbytes / seconds, resident_share(file)
 
 
-def measure(folder: Path, n_obs: int, n_features: int, turns: int) -> dict[str, Any]:
-    """Return the rates of every turn, and how much of the file each way left in memory."""
+def measure(folder: Path, n_obs: int, n_features: int, turns: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return bytes per second of every turn, and the share of the file that each way left in memory."""
     build(folder, n_obs, n_features)
     rates: dict[str, list[float]] = {"device": [], "direct": [], "mmap": []}
     left = {}
     for turn in range(turns):
-        # The device goes first and last in turn, so that a drift favours neither.
-        for name in ("device", "direct") if turn % 2 else ("direct", "device"):
+        # The device goes first and second in turn, so that a drift favours neither.
+        for name in ("device", "direct", "mmap") if turn % 2 else ("direct", "device", "mmap"):
             if name == "device":
                 evict(folder / "matrix.npy")
                 rates[name].append(direct_bandwidth(folder / "matrix.npy"))
             else:
                 rate, left[name] = cold_sweep(folder, name)
                 rates[name].append(rate)
-        rate, left["mmap"] = cold_sweep(folder, "mmap")
-        rates["mmap"].append(rate)
-    ratios = {name: [mine / raw for mine, raw in zip(rates[name], rates["device"], strict=True)] for name in ("direct", "mmap")}
-    return {
-        "bytes": 4 * n_obs * n_features,
-        "bytes_per_second": rates,
-        "resident_share_afterwards": left,
-        "ratios": ratios,
-        "ratio": statistics.median(ratios["direct"]),
-        "ratio_mmap": statistics.median(ratios["mmap"]),
-    }
+    return rates, left
 
 
 @terminating_cleanly()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, judge."""
-    parser = argparse.ArgumentParser(prog="fastomp bench cold-pass", description=__doc__.splitlines()[0])
+    parser = argument_parser("cold-pass", __doc__)
     parser.add_argument("--observations", type=int, default=5000)
     parser.add_argument("--features", type=int, default=50_000, help="1 GB by default")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="folder on the device to measure (default a temporary folder)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     for option in ("observations", "features", "turns"):
-        at_least(f"--{option}", getattr(arguments, option), 1)
-    place = Path(tempfile.mkdtemp(dir=arguments.folder))
+        at_least(f"--{option}", getattr(options, option), 1)
+    report = Report(options, argv)
+    sizes = (1000, 2000, 1) if options.quick else (options.observations, options.features, options.turns)
+    place = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        found = measure(place / "store", arguments.observations, arguments.features, arguments.turns)
+        rates, left = measure(place / "store", *sizes)
     finally:
         shutil.rmtree(place)
-    if arguments.json:
-        print(json.dumps({"machine": fingerprint(), **found, "bar": BAR, "met": found["ratio"] >= BAR}))
-    else:
-        console = Console(width=120, highlight=False, markup=False)
-        for name, rates in found["bytes_per_second"].items():
-            shown = ", ".join(f"{rate / 1e9:.2f}" for rate in rates)
-            kept = found["resident_share_afterwards"].get(name)
-            console.print(f"{name:7} {shown} GB/s" + ("" if kept is None else f"; {100 * kept:.0f} % in memory afterwards"))
-        console.print(f"mmap pass over device: {found['ratio_mmap']:.2f}")
-        verdict = "met   " if found["ratio"] >= BAR else "MISSED"
-        console.print(f"{verdict} direct pass over device: {found['ratio']:.2f} (bar >= {BAR})")
-    return 0 if found["ratio"] >= BAR else 1
+    direct, mapped = (paired(rates[name], rates["device"]) for name in ("direct", "mmap"))
+    report.figures(bytes_per_second=rates, resident_share_afterwards=left, ratio=direct.median, ratio_mmap=mapped.median)
+    rows = [(name, ", ".join(f"{rate / 1e9:.2f}" for rate in each), left.get(name)) for name, each in rates.items()]
+    report.table("one cold pass", ("way", "GB/s per turn", "share in memory afterwards"), rows)
+    report.say(f"mmap pass over device: {mapped}")
+    report.bar("direct pass over device", direct, BAR)
+    return report.finish()
 
 
 if __name__ == "__main__":

@@ -15,16 +15,19 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
     {
         "cluster": "benchmarks.cluster:main",
         "cold-pass": "benchmarks.cold_pass:main",
-        "crash": "benchmarks.crash:main",
+        "constraint-share": "benchmarks.constraint_share:main",
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",
+        "footprint": "benchmarks.footprint:main",
         "kernels": "benchmarks.kernels:main",
         "media": "benchmarks.media:main",
         "paper": "benchmarks.paper:main",
         "peers": "benchmarks.peers:main",
         "plan": "benchmarks.plan:main",
-        "pursuit": "benchmarks.pursuit:main",
+        "push-down": "benchmarks.push_down:main",
         "scale": "benchmarks.scale:main",
+        "side-by-side": "benchmarks.side_by_side:main",
+        "tier-noise": "benchmarks.tier_noise:main",
     },
 )
 

@@ -1,51 +1,41 @@
-"""What a selection costs on each medium, below and above the memory allowed: DRAM, persistent memory, files warm and cold.
+"""Selections on each medium, below and above the memory allowed: DRAM, persistent memory, files warm and cold.
 
-``fastomp bench media`` builds each data set once per place, then runs every cell (data, medium, algorithm, tier) in its own process
-and writes ``media.jsonl`` (a line per cell), a figure per data set and one HTML page. Persistent memory is emulated unless the
-machine has it, and every row says so: a mapping on the file system named in the row, once as quick as it is and once held back to
-the pace of a published Optane module. The data set larger than memory runs inside a control group that may use a quarter of its
-bytes, page cache included; without the right to make one those rows are skipped, with the reason. Exit code 1
-when a bar is missed, but not with ``--quick``, whose data are too small to be judged by.
+Every cell (data, medium, algorithm, tier) runs in its own process and gives the median over its repetitions, after one that does
+not count where the medium is warm. Copying into DRAM is not part of the time and is given beside it. Persistent memory is emulated
+unless the machine has it, and every row says so: a mapping of a file system, without the latencies of a device; at Optane pace,
+reads from it are slowed to the published bandwidth of a module. The data set larger than memory runs inside a control group that
+may use a quarter of its bytes, page cache included; where no group can be made those rows are skipped, with the reason.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import fastomp_nvm as fo
-from benchmarks.child_process import run_alone
-from benchmarks.device import direct_bandwidth, evict
-from benchmarks.machine import fingerprint, show_bars
-from benchmarks.media_report import media_bars, noise_sentence, write_report
-from benchmarks.memory import PeakMemory, memory_group
+from benchmarks.harness.data import build_paper_design
+from benchmarks.harness.device import direct_bandwidth, evict
+from benchmarks.harness.memory import PeakMemory, memory_group
+from benchmarks.harness.processes import CellError, run_cell, server
+from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, MediumError, RequestError
 from fastomp_nvm.remote.client import Client
-from fastomp_nvm.stores.contract import Target
-from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.url import StoreURL
-from storage_backends.build.builder import StoreBuilder
-from storage_backends.build.schema import TableSchema
 
 __all__ = ["main"]
 
@@ -65,8 +55,32 @@ SHARED_MEMORY = Path("/dev/shm")
 
 MCAS = "MCAS, pushed down"
 
-#: What a data set larger than memory is to its allowance.
+#: Bytes of a data set larger than memory over its allowance.
 EXCESS = 4
+
+COLOURS = {
+    ("fast_omp", "exact"): "#d62728",
+    ("fast_omp", "int8"): "#ff9896",
+    ("sds_omp", "exact"): "#1f77b4",
+    ("sds_omp", "int8"): "#aec7e8",
+}
+
+#: Beyond this factor between the quickest and the slowest the axis of a figure is logarithmic.
+WIDE = 30
+
+#: Repetitions from which quantiles mean something.
+FEW = 5
+
+#: What exceeding the memory may cost: over the run in DRAM with the tier loaded, over passes x bytes / bandwidth without.
+TIER_BAR, EXACT_BAR = 2.0, 1.3
+
+TITLES = {
+    "small": "The paper's small set, far smaller than memory",
+    "large": "The paper's large set scaled down, smaller than memory",
+    "excess": "Four times the memory allowed",
+}
+
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,51 +147,44 @@ class Cell:
 
 
 @terminating_cleanly()
-def main(argv: list[str] | None = None) -> int:
-    """Measure, write, judge."""
-    parser = argparse.ArgumentParser(prog="fastomp bench media", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller data, fewer repetitions: under three minutes")
-    parser.add_argument("--out", type=Path, default=Path("bench-out/media"), help="folder of the results (default bench-out/media)")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, report, judge."""
+    parser = argument_parser("media", __doc__, out=True)
     parser.add_argument("--folder", type=Path, help="folder on the device to measure (default the folder of the results)")
-    parser.add_argument("--data", nargs="+", choices=("small", "large", "excess"), help="which data sets (default all)")
-    parser.add_argument("--defaults", action="store_true", help="FAST_OMP as users get it, not with the paper's tau")
+    parser.add_argument("--data", nargs="+", choices=("small", "large", "excess"), help="data sets (default all)")
+    parser.add_argument("--defaults", action="store_true", help="FAST_OMP with default settings, not with the paper's tau")
     parser.add_argument("--scale", type=float, default=1.0, help="divide the number of features by this")
     parser.add_argument("--mcas", metavar="HOST:PORT", help="an MCAS server to push selections down to (default none)")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.cell:
-        print(json.dumps(run_cell(Cell(**json.loads(arguments.cell)))))
+    options = parser.parse_args(argv)
+    if options.cell:
+        print(json.dumps(measure_cell(Cell(**options.cell))))
         return 0
-    if not 0 < arguments.scale < math.inf:
-        raise RequestError(f"--scale is {arguments.scale:g}: expected a number above 0")
-    every = data_sets(arguments.quick, arguments.scale)
-    wanted = [replace(each, defaults=arguments.defaults) for each in every if each.name in (arguments.data or each.name)]
+    if not 0 < options.scale < math.inf:
+        raise RequestError(f"--scale is {options.scale:g}: expected a number above 0")
+    every = data_sets(options.quick, options.scale)
+    wanted = [replace(each, defaults=options.defaults) for each in every if each.name in (options.data or each.name)]
     for data in wanted:
         if data.n_features < data.k:
             raise RequestError(
-                f"--scale {arguments.scale:g} leaves {data.n_features} features to {data.name!r}, of which {data.k} are selected"
+                f"--scale {options.scale:g} leaves {data.n_features} features to {data.name!r}, of which {data.k} are selected"
             )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    folder = arguments.folder or arguments.out
-    if lacking := _lacking(folder, sum(data.stored_bytes for data in wanted)):
+    folder = options.folder or options.out
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if lacking := _lacking(existing, sum(data.stored_bytes for data in wanted)):
         raise MediumError(f"{lacking}: choose a larger --scale or another --folder")
+    report = Report(options, argv)
     rows: list[dict[str, Any]] = []
-    machine = fingerprint()
-    with (
-        (arguments.out / "media.jsonl").open("w", encoding="utf-8") as lines,
-        # Closed here and not when it is collected: a signal may come between two rows.
-        contextlib.closing(measure(wanted, folder, arguments.mcas)) as measured,
-    ):
+    # Closed here and not when it is collected: a signal may come between two rows.
+    with contextlib.closing(measure(wanted, folder, options.mcas)) as measured:
         for row in measured:
             rows.append(row)
-            lines.write(json.dumps({"machine": machine, **row}) + "\n")
-            lines.flush()
-    console = Console(width=160, highlight=False, markup=False)
-    show(console, rows)
-    bars = media_bars(rows)
-    show_bars(console, bars)
-    print(f"wrote {write_report(arguments.out, rows, machine)}")
-    return 0 if arguments.quick or all(bar.met for bar in bars) else 1
+            report.measured(row)
+            outcome = row.get("skipped") or f"{row['seconds']:.3f} s"
+            report.progress(f"  {row['data']:7} {row['medium']:28} {row.get('algorithm', ''):9} {row.get('tier', ''):6} {outcome}")
+    for name in dict.fromkeys(row["data"] for row in rows):
+        show(report, name, [row for row in rows if row["data"] == name])
+    judge(report, rows)
+    return report.finish()
 
 
 def data_sets(quick: bool, scale: float) -> list[Data]:
@@ -211,7 +218,6 @@ def measure(data_sets: list[Data], folder: Path, mcas: str | None = None) -> Gen
 
 def _measure_data(data: Data, disk: Path, memory: Path | None, mcas: str | None) -> Iterator[dict[str, Any]]:
     """Build a data set in every place and run its cells."""
-    print(f"{data.name}: building {data.n_obs} x {data.n_features} {data.dtype}, {data.bytes / 1e6:.0f} MB", flush=True)
     store = disk / "pools" / "bench" / data.name
     store.parent.mkdir(parents=True, exist_ok=True)
     build(data, f"mmap://{store}")
@@ -266,13 +272,13 @@ def _lacking(place: Path, needed: int) -> str | None:
     return None if needed <= free else f"{place} has {free / 1e6:,.0f} MB free and {needed / 1e6:,.0f} MB are needed"
 
 
-def _in_mcas(data: Data, store: Path, server: str | None) -> Iterator[dict[str, Any]]:
+def _in_mcas(data: Data, store: Path, address: str | None) -> Iterator[dict[str, Any]]:
     """Put the data into a pool of the MCAS server at HOST:PORT, run its cells there, and delete it."""
     skipped = {"data": data.name, "medium": MCAS}
-    if server is None:
+    if address is None:
         yield {**skipped, "skipped": "needs a server of its own: see fastomp ado, and name it with --mcas"}
         return
-    url = f"mcas://{server}/fastomp-bench/{data.name}-{secrets.token_hex(4)}"
+    url = f"mcas://{address}/fastomp-bench/{data.name}-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
         try:
             # Open until the end: with its last client the server ends the process that serves the pool, and starting it takes long.
@@ -319,40 +325,25 @@ def _excess(data: Data, store: Path) -> Iterator[dict[str, Any]]:
 
 
 def build(data: Data, url: str) -> None:
-    """Generate a data set straight into a store."""
-    design = PaperDesign(data.n_obs, data.n_features)
-    signal, rho = design.signal(), design.correlations()
-    schema = TableSchema.plain(data.n_obs, NumberedNames(data.n_features))
-    with StoreBuilder(url, schema, dtype=data.dtype, tier="int8") as builder:
-        for first in range(0, data.n_features, design.block):
-            builder.write_columns(first, design.columns(first // design.block, signal, rho))
-        builder.finish({"y": Target(design.response())})
+    """Generate a data set into a store."""
+    build_paper_design(url, data.n_obs, data.n_features, data.dtype)
 
 
 def run_process(cell: Cell, data: Data) -> dict[str, Any]:
     """Run a cell in a process of its own, inside a memory limit where it has one; return its row."""
     row: dict[str, Any] = {**asdict(cell), "n_obs": data.n_obs, "n_features": data.n_features, "bytes": data.bytes}
-    words = [sys.executable, "-m", "benchmarks.media", "--cell", json.dumps(asdict(cell))]
     with memory_group(cell.allowed or 1 << 40) as group:
         if cell.allowed and group is None:
             return {**row, "skipped": "no right to make a memory control group"}
         if cell.allowed and group is not None:
-            words = group.command(words)
             row["limit"] = f"cgroup v{group.version}, {cell.allowed / 1e6:.0f} MB, page cache included"
         try:
-            done = run_alone(words, PATIENCE)
-        except subprocess.TimeoutExpired:
-            return {**row, "skipped": f"not done after {PATIENCE} s"}
-    if done.returncode == -9:
-        return {**row, "skipped": "killed: the memory allowed does not suffice"}
-    if done.returncode:
-        return {**row, "skipped": (done.stderr.strip().splitlines() or ["failed without a word"])[-1]}
-    row |= json.loads(done.stdout)
-    print(f"  {cell.data:7} {cell.medium:28} {cell.algorithm:9} {cell.tier:6} {row['seconds']:8.3f} s", flush=True)
-    return row
+            return row | run_cell("benchmarks.media", asdict(cell), PATIENCE, group if cell.allowed else None)
+        except CellError as error:
+            return {**row, "skipped": str(error)}
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
+def measure_cell(cell: Cell) -> dict[str, Any]:
     """Run a cell in this process; return its figures."""
     if cell.url.startswith("pushed:"):
         return _pushed(cell)
@@ -396,11 +387,9 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 def _pushed(cell: Cell) -> dict[str, Any]:
     """Run a cell through the embedded server."""
-    from benchmarks.push_down import child
-
     folder = Path(cell.url.removeprefix("pushed:"))
     pools = f"mmap://{folder.parent.parent}"
-    with child("fastomp_nvm", "serve", "--pools", pools, "--listen", "127.0.0.1:0") as (_, port):
+    with server("fastomp_nvm", "serve", "--pools", pools, "--listen", "127.0.0.1:0") as (_, port):
         url = f"grpc://127.0.0.1:{port}/{folder.parent.name}/{folder.name}"
         with fo.connect(url, timeout=REMOTE_PATIENCE) as client:
             return _through(client, cell, "embedded server over loopback")
@@ -439,17 +428,151 @@ def _refusal(data: Data, url: str) -> str | None:
     return None
 
 
-def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    table = Table("data", "medium", "algorithm", "tier", "seconds", "passes", "score", "note")
+def show(report: Report, name: str, rows: Rows) -> None:
+    """Report one data set: sentences, figure, table."""
+    measured = [row for row in rows if "seconds" in row]
+    report.heading(TITLES.get(name, name))
     for row in rows:
-        note = row.get("skipped") or row.get("limit") or ("emulated" if row["emulated"] else "")
-        figures = [f"{row['seconds']:.3f}", f"{row['passes']:.1f}", f"{row['score']:.4f}"] if "seconds" in row else ["-"] * 3
-        table.add_row(row["data"], row["medium"], row.get("algorithm", "-"), row.get("tier", "-"), *figures, note)
-    console.print(table)
-    for name in ("small", "large"):
-        if sentence := noise_sentence([row for row in rows if row["data"] == name and "seconds" in row]):
-            console.print(f"{name}: {sentence}")
+        if "k" in row:
+            settings = ", ".join(f"{key} {value}" for key, value in row.get("asked", {}).items()) or "default settings"
+            report.say(f"{row['n_obs']:,} x {row['n_features']:,}, {row['bytes'] / 1e6:,.0f} MB, k = {row['k']}, {settings}")
+            break
+    for sentence in filter(None, (noise_sentence(measured), _cost_sentence(measured), *_excess_sentences(measured))):
+        report.say(sentence)
+    if measured:
+        report.figure(name, lambda path: _draw(path, measured))
+    heads = ("medium", "algorithm", "tier", "seconds", "least to most", "load s", "passes", "GB read", "peak MB", "score", "note")
+    table = []
+    for row in sorted(rows, key=lambda row: "skipped" in row):
+        label = (row["medium"], row.get("algorithm"), row.get("tier"))
+        if "seconds" not in row:
+            table.append((*label, "skipped", *[None] * 6, row["skipped"]))
+            continue
+        spread = f"{min(row['all_seconds']):.3f} to {max(row['all_seconds']):.3f}"
+        figures = (row["load_seconds"], row["passes"], row["bytes_read"] / 1e9, (row["peak_memory"] / 1e6) or None, row["score"])
+        note = "; ".join(filter(None, (row.get("limit", ""), row["detail"] if row["emulated"] else "")))
+        table.append((*label, row["seconds"], spread, *figures, note))
+    report.table("", heads, table)
+
+
+def judge(report: Report, rows: Rows) -> None:
+    """Judge a run: the same features on every medium, and the cost of exceeding the memory."""
+    differing = _differing(rows)
+    if differing:
+        report.say(f"The features depend on the medium or the tier for {', '.join(differing)}, which is a defect.")
+    report.bar("answers that depend on the medium or the tier", len(differing), 0, at_most=True)
+    excess = [row for row in rows if row["data"] == "excess" and "seconds" in row]
+    for algorithm in ALGORITHMS:
+        dram, tiered = _find(excess, "dram", algorithm, "exact"), _find(excess, "mmap, limited, tier in DRAM", algorithm, "int8")
+        if dram and tiered:
+            claim = f"{algorithm.upper()}, tier in DRAM: times the all-in-DRAM run"
+            report.bar(claim, tiered["seconds"] / dram["seconds"], TIER_BAR, at_most=True)
+        if exact := _find(excess, "mmap, limited", algorithm, "exact"):
+            claim = f"{algorithm.upper()}, exact only: times passes x bytes / device bandwidth"
+            ratio = exact["seconds"] * exact["device_bytes_per_second"] / exact["bytes_read"]
+            report.bar(claim, ratio, EXACT_BAR, at_most=True)
+
+
+def _differing(rows: Rows) -> list[str]:
+    """Return the data sets and algorithms whose features depend on the medium or the tier."""
+    answers: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for row in rows:
+        if "indices" in row:
+            answers.setdefault((row["data"], row["algorithm"]), set()).add(tuple(row["indices"]))
+    return [f"{data}/{algorithm}" for (data, algorithm), found in answers.items() if len(found) > 1]
+
+
+def _draw(path: Path, rows: Rows) -> None:
+    """Draw seconds per medium, a bar for each algorithm and tier, with the range of the repetitions."""
+    from matplotlib import pyplot
+
+    media = list(dict.fromkeys(row["medium"] for row in rows))
+    kinds = [kind for kind in COLOURS if any((row["algorithm"], row["tier"]) == kind for row in rows)]
+    figure, axis = pyplot.subplots(figsize=(11, 1.2 + 0.75 * len(media)))
+    height = 0.8 / len(kinds)
+    for place, kind in enumerate(kinds):
+        for row in rows:
+            if (row["algorithm"], row["tier"]) == kind:
+                level = media.index(row["medium"]) + (place - (len(kinds) - 1) / 2) * height
+                spread = [[row["seconds"] - min(row["all_seconds"])], [max(row["all_seconds"]) - row["seconds"]]]
+                axis.barh(level, row["seconds"], height * 0.9, xerr=spread, color=COLOURS[kind], error_kw={"lw": 0.8})
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[kind]) for kind in kinds]
+    names = [f"{algorithm.upper()}, {tier}" for algorithm, tier in kinds]
+    figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
+    axis.set_yticks(range(len(media)), media)
+    axis.invert_yaxis()
+    least, most = (extreme(row["seconds"] for row in rows) for extreme in (min, max))
+    if most > WIDE * least > 0:
+        axis.set(xscale="log", xlim=(least / 2, 2 * most), xlabel="seconds (logarithmic)")
+        axis.xaxis.set_major_formatter("{x:g}")
+    else:
+        axis.set(xlabel="seconds")
+    axis.grid(alpha=0.3, axis="x")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _find(rows: Rows, medium: str, algorithm: str, tier: str) -> dict[str, Any] | None:
+    """Return the row of a cell."""
+    return next((row for row in rows if (row["medium"], row["algorithm"], row["tier"]) == (medium, algorithm, tier)), None)
+
+
+def noise_sentence(rows: Rows) -> str:
+    """Say whether persistent memory and DRAM differ by more than the noise.
+
+    The noise of a pair is the larger of the factors that the repetitions of either cell spread over. What other cells do, and one
+    slow repetition among many, is no reason to call a steady difference noise.
+    """
+    parts = []
+    for algorithm, tier in COLOURS:
+        dram = _find(rows, "dram", algorithm, tier)
+        media = ("tmpfs-pmem", "pmem, Optane pace", "pmem")
+        others = [found for medium in media if (found := _find(rows, medium, algorithm, tier))]
+        if dram is None or not others:
+            continue
+        for other in others:
+            noise = max(_spread(dram["all_seconds"]), _spread(other["all_seconds"]))
+            ratio = other["seconds"] / dram["seconds"]
+            verdict = "within" if max(ratio, 1 / ratio) <= noise else "beyond"
+            parts.append(f"{other['medium']} {algorithm.upper()} {tier} {ratio:.2f} ({verdict} a noise of {noise:.2f})")
+    if not parts:
+        return ""
+    kind = "emulated" if all(row["emulated"] for row in rows if "pmem" in row["medium"]) else "real"
+    within = sum("(within" in part for part in parts)
+    verdict = (
+        "is within the noise, as the paper found"
+        if within == len(parts)
+        else f"is within the noise in {within} of {len(parts)} pairs"
+    )
+    return f"NVM ({kind}) against DRAM {verdict}. Times the seconds of DRAM: {', '.join(parts)}."
+
+
+def _spread(seconds: list[float]) -> float:
+    """Return the factor between the 90th and the 10th percentile of repetitions, or between the extremes of few."""
+    least, most = np.quantile(seconds, (0.1, 0.9) if len(seconds) >= FEW else (0.0, 1.0))
+    return float(most / least)
+
+
+def _cost_sentence(rows: Rows) -> str:
+    """Return SDS_OMP's time over FAST_OMP's on each medium."""
+    ratios = []
+    for medium in dict.fromkeys(row["medium"] for row in rows):
+        fast, slow = _find(rows, medium, "fast_omp", "exact"), _find(rows, medium, "sds_omp", "exact")
+        if fast and slow:
+            ratios.append(f"{medium} {slow['seconds'] / fast['seconds']:.1f}")
+    return f"SDS_OMP's seconds over FAST_OMP's (exact): {', '.join(ratios)}." if ratios else ""
+
+
+def _excess_sentences(rows: Rows) -> Iterator[str]:
+    """Yield figures beside the bars of data larger than memory."""
+    for algorithm in ALGORITHMS:
+        both, tiered = _find(rows, "dram", algorithm, "int8"), _find(rows, "mmap, limited, tier in DRAM", algorithm, "int8")
+        if both and tiered:
+            ratio = tiered["seconds"] / both["seconds"]
+            yield f"{algorithm.upper()}, tier in DRAM: times the all-in-DRAM run with the tier: {ratio:.2f}."
+        if exact := _find(rows, "mmap, limited", algorithm, "exact"):
+            yield f"{algorithm.upper()}, exact only: device bandwidth {exact['device_bytes_per_second'] / 1e9:.2f} GB/s."
 
 
 if __name__ == "__main__":

@@ -1,33 +1,28 @@
-"""FAST_OMP against what a user could pick instead: time, peak memory and refit score at equal k, on the same data, in one run.
+"""FAST_OMP against other packages: time, peak memory and refit score at equal k, on the same data.
 
-``fastomp bench peers`` runs every contestant in a process of its own (peak memory is then its own too), in turn, and prints ratios.
-Contestants whose package is not installed are listed as skipped. All scores are R^2 of one and the same least-squares refit. Each
-is given its data in the form that suits it best; that conversion is not timed, and neither is ingest, for anybody.
+Every contestant runs in a process of its own, so that its peak memory is its own too. Contestants whose package is not installed
+are listed as skipped. All scores are R^2 of the same least-squares refit. Each contestant gets its data in the form that suits it
+best; neither that conversion nor ingest is timed.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import json
 import math
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.child_process import run_alone
-from benchmarks.machine import at_least, fingerprint
-from benchmarks.memory import PeakMemory, resident_bytes
+from benchmarks.harness.data import centred_fortran, refit_score
+from benchmarks.harness.memory import PeakMemory, resident_bytes
+from benchmarks.harness.processes import CellError, run_cell
+from benchmarks.harness.report import Report, argument_parser, at_least
 from fastomp_nvm.analysis.synthetic import sparse_design
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import RequestError
@@ -58,20 +53,15 @@ class Contestant:
     spoils_data: bool = False
 
 
-def _fast_omp(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
-    import fastomp_nvm as fo
-    from fastomp_nvm.engine.dataset import Dataset
+def _fastomp(algorithm: str) -> Callable[[np.ndarray, np.ndarray, int], Prepared]:
+    def prepare(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
+        import fastomp_nvm as fo
+        from fastomp_nvm.engine.dataset import Dataset
 
-    data = Dataset.of_array(X)
-    return lambda: fo.select(data, y, k=k).indices
+        data = Dataset.of_array(X)
+        return lambda: fo.select(data, y, k=k, algorithm=algorithm).indices
 
-
-def _sds_omp(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
-    import fastomp_nvm as fo
-    from fastomp_nvm.engine.dataset import Dataset
-
-    data = Dataset.of_array(X)
-    return lambda: fo.select(data, y, k=k, algorithm="sds_omp").indices
+    return prepare
 
 
 def _sklearn_omp(order: str, dtype: str, precompute: bool) -> Callable[[np.ndarray, np.ndarray, int], Prepared]:
@@ -94,21 +84,11 @@ def _sklearn_omp_without_copy(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     return lambda: np.flatnonzero(orthogonal_mp(data, target, n_nonzero_coefs=k, copy_X=False, precompute=False))
 
 
-def centred_fortran(X: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the columns of ``X`` less their means, float64 in Fortran order: what scikit-learn's OMP makes of its data first."""
-    data = np.empty(X.shape, order="F") if out is None else out
-    data[...] = X
-    data -= data.mean(axis=0)
-    return data
-
-
 def _lasso_lars(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     from sklearn.linear_model import lars_path
 
-    data = np.asfortranarray(X.astype(np.float64))
-    data -= data.mean(axis=0)
+    data, centred = centred_fortran(X), y - y.mean()
     data /= np.linalg.norm(data, axis=0)
-    centred = y - y.mean()
     # Features may leave the path again: stop at the first step with k of them.
     return lambda: _of_size(lars_path(data, centred, method="lasso", max_iter=2 * k)[2], k)
 
@@ -129,10 +109,8 @@ def _largest(coef: np.ndarray, k: int) -> np.ndarray:
 def _celer(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     from celer import celer_path
 
-    data = np.asfortranarray(X.astype(np.float64))
-    data -= data.mean(axis=0)
+    data, centred = centred_fortran(X), y - y.mean()
     data /= data.std(axis=0)
-    centred = y - y.mean()
     return lambda: _of_size(celer_path(data, centred, pb="lasso", n_alphas=100, eps=1e-2)[1], k)
 
 
@@ -141,10 +119,8 @@ def _skglm(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     from skglm.penalties import MCPenalty
     from skglm.solvers import AndersonCD
 
-    data = np.asfortranarray(X.astype(np.float64))
-    data -= data.mean(axis=0)
+    data, centred = centred_fortran(X), y - y.mean()
     data /= data.std(axis=0)
-    centred = y - y.mean()
     largest = float(np.abs(data.T @ centred).max() / len(y))
 
     def fit() -> np.ndarray:
@@ -199,16 +175,15 @@ def _mrmr(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 def _spams(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
     import spams
 
-    data = np.asfortranarray(X.astype(np.float64))
-    data -= data.mean(axis=0)
+    data = centred_fortran(X)
     data /= np.linalg.norm(data, axis=0)
     centred = np.asfortranarray((y - y.mean())[:, None])
     return lambda: np.flatnonzero(spams.omp(centred, data, L=k, numThreads=-1).toarray())
 
 
 CONTESTANTS = (
-    Contestant("fastomp FAST_OMP", "fastomp_nvm", _fast_omp),
-    Contestant("fastomp SDS_OMP", "fastomp_nvm", _sds_omp),
+    Contestant("fastomp FAST_OMP", "fastomp_nvm", _fastomp("fast_omp")),
+    Contestant("fastomp SDS_OMP", "fastomp_nvm", _fastomp("sds_omp")),
     Contestant("scikit-learn OMP, float64 C order", "sklearn", _sklearn_omp("C", "float64", False), "as people call it"),
     Contestant("scikit-learn OMP, float64 Fortran", "sklearn", _sklearn_omp("F", "float64", False), "its estimator's best form"),
     Contestant(
@@ -229,13 +204,6 @@ CONTESTANTS = (
     Contestant("mRMR", "mrmr", _mrmr),
     Contestant("spams OMP", "spams", _spams),
 )
-
-
-def refit_score(X: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> float:
-    """Return R^2 of least squares on ``chosen``, in float64; the same bits in whichever order they were chosen."""
-    design = np.column_stack((np.ones(len(y)), X[:, np.sort(chosen)].astype(np.float64)))
-    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    return 1.0 - float(rest @ rest) / float(((y - y.mean()) ** 2).sum())
 
 
 def _sequential_step(X: np.ndarray, y: np.ndarray, k: int) -> dict[str, Any]:
@@ -289,35 +257,49 @@ def measure(name: str, n_obs: int, n_features: int, k: int, repeats: int) -> dic
 
 
 @terminating_cleanly()
-def main(argv: list[str] | None = None) -> int:
-    """Run all contestants, print and write the table."""
-    parser = argparse.ArgumentParser(prog="fastomp bench peers", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="500 x 4000, k = 40: a smoke test")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all contestants and report."""
+    parser = argument_parser("peers", __doc__)
     parser.add_argument("--observations", type=int, default=2000)
     parser.add_argument("--features", type=int, default=20_000)
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a contestant may take in all")
-    parser.add_argument("--out", type=Path, help="folder for peers.jsonl")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    shape = (500, 4000, 40) if arguments.quick else (arguments.observations, arguments.features, arguments.k)
-    _check(*shape, arguments.repeats, arguments.limit)
-    if arguments.only:
-        print(json.dumps(measure(arguments.only, *shape, arguments.repeats)))
+    options = parser.parse_args(argv)
+    if options.cell:
+        print(json.dumps(measure(**options.cell)))
         return 0
-    rows = [_in_a_process(entry.name, entry.module, shape, arguments) for entry in CONTESTANTS]
-    rows.append(_in_a_process("SequentialFeatureSelector", "sklearn", shape, arguments))
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"machine": fingerprint(), "shape": shape, **row}) for row in rows]
-        (arguments.out / "peers.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    _show(rows, shape)
-    return 0
+    n_obs, n_features, k = (500, 4000, 40) if options.quick else (options.observations, options.features, options.k)
+    _check(n_obs, n_features, k, options.repeats, options.limit)
+    report = Report(options, argv)
+    rows = []
+    for name, module in (*((each.name, each.module) for each in CONTESTANTS), ("SequentialFeatureSelector", "sklearn")):
+        cell = {"name": name, "n_obs": n_obs, "n_features": n_features, "k": k, "repeats": options.repeats}
+        rows.append({"contestant": name, **_measured(module, cell, options.limit)})
+        report.measured({"shape": [n_obs, n_features], "k": k, **rows[-1]})
+    report.figures(rows=rows)
+    own = rows[0].get("seconds", math.nan)  # it too may not be done in time
+    report.table(
+        f"{n_obs} x {n_features}, k = {k}",
+        ("contestant", "seconds", "times FAST_OMP's", "extra memory, MB", "selected", "R^2 of a refit", "note"),
+        [
+            (
+                row["contestant"],
+                row.get("seconds"),
+                row["seconds"] / own if "seconds" in row else None,
+                row["extra_bytes"] / 1e6 if "extra_bytes" in row else None,
+                row.get("selected"),
+                row.get("r2"),
+                f"skipped: {row['skipped']}" if "skipped" in row else row["note"],
+            )
+            for row in rows
+        ],
+    )
+    return report.finish()
 
 
 def _check(n_obs: int, n_features: int, k: int, repeats: int, limit: float) -> None:
-    """Refuse what no contestant could run on."""
+    """Refuse sizes that no contestant could run on."""
     for option, found, least in (("k", k, 1), ("observations", n_obs, 2), ("repeats", repeats, 1), ("limit", limit, 1)):
         at_least(f"--{option}", found, least)
     # The response is made of twice as many features as are selected.
@@ -328,42 +310,16 @@ def _check(n_obs: int, n_features: int, k: int, repeats: int, limit: float) -> N
         )
 
 
-def _in_a_process(name: str, module: str, shape: tuple[int, int, int], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure a contestant in a child process, or say why not."""
+def _measured(module: str, cell: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Measure a contestant in a process of its own, or give the reason why not."""
     if importlib.util.find_spec(module) is None:
-        return {"contestant": name, "skipped": f"{module} is not installed"}
-    if "Gram" in name and shape[1] > GRAM_FEATURES:
-        return {"contestant": name, "skipped": f"a Gram matrix of {shape[1]} features"}
-    sizes = ["--observations", str(shape[0]), "--features", str(shape[1]), "--k", str(shape[2])]
-    command = [sys.executable, "-m", "benchmarks.peers", "--only", name, "--repeats", str(arguments.repeats), *sizes]
+        return {"skipped": f"{module} is not installed"}
+    if "Gram" in cell["name"] and cell["n_features"] > GRAM_FEATURES:
+        return {"skipped": f"a Gram matrix of {cell['n_features']} features"}
     try:
-        done = run_alone(command, arguments.limit)
-    except subprocess.TimeoutExpired:
-        return {"contestant": name, "skipped": f"not done in {arguments.limit:.0f} s"}
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-        return {"contestant": name, "skipped": f"failed: {reason[:100]}"}
-    return {"contestant": name, **json.loads(done.stdout.splitlines()[-1])}
-
-
-def _show(rows: list[dict[str, Any]], shape: tuple[int, int, int]) -> None:
-    """Print the table, times as multiples of FAST_OMP's."""
-    console = Console(width=140, highlight=False, markup=False)
-    machine = fingerprint()
-    console.print(f"{machine['cpu']}, {machine['cores']} cores, numpy {machine['numpy']}, kernel {machine['kernel']}")
-    own = rows[0].get("seconds", math.nan)  # it too may not be done in time
-    table = Table(title=f"{shape[0]} x {shape[1]}, k = {shape[2]}")
-    for title in ("contestant", "seconds", "times FAST_OMP's", "extra memory", "selected", "R^2 of a refit", "note"):
-        table.add_column(title, justify="left" if title in ("contestant", "note") else "right")
-    for row in rows:
-        if "skipped" in row:
-            table.add_row(row["contestant"], "", "", "", "", "", f"skipped: {row['skipped']}")
-            continue
-        memory = "" if row.get("extra_bytes") is None else f"{row['extra_bytes'] / 1e6:.0f} MB"
-        score = "" if row["r2"] is None else f"{row['r2']:.4f}"
-        figures = (f"{row['seconds']:.3f}", f"{row['seconds'] / own:.1f}", memory, str(row["selected"]), score)
-        table.add_row(row["contestant"], *figures, row["note"])
-    console.print(table)
+        return run_cell("benchmarks.peers", cell, limit)
+    except CellError as error:
+        return {"skipped": str(error)[:100]}
 
 
 if __name__ == "__main__":

@@ -1,37 +1,34 @@
-"""What sending the request to the data saves over fetching the data, and what the server costs over bare means.
+"""Sending the request to the data against fetching the data, and the server against bare sockets and bare Flight.
 
-In one run, over loopback: a selection pushed down to a pool server against the same matrix pulled to the client and selected there
-(bytes over the wire, counted by a relay, and seconds); the upload against a plain socket copy of the same bytes, beside what bare
-Flight and a plain write of a file reach; an empty call against a bare Flight action; the anonymous memory of the server during the
-upload. Exit code 1 when a bar is missed.
+Over loopback: a selection pushed down to a pool server against the same matrix pulled to the client and selected there (seconds,
+and bytes on the wire, counted by a relay); the upload against a plain socket copy of the same bytes, beside bare Flight and a plain
+write of a file; an empty call against a bare Flight action; the anonymous memory of the server during the upload.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 from pyarrow import flight
-from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.machine import fingerprint
+from benchmarks.harness.memory import PeakMemory, resident_bytes
+from benchmarks.harness.processes import server
+from benchmarks.harness.report import Report, argument_parser
+from benchmarks.harness.timing import paired
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.remote.client import Client, local_token
 from fastomp_nvm.stores.contract import Target
@@ -110,45 +107,6 @@ class Relay:
             pass
 
 
-@contextmanager
-def child(*words: str) -> Iterator[tuple[int, int]]:
-    """Start a server of ours in a process; yields its process id and port."""
-    command = [sys.executable, "-m", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"grpc://127\.0\.0\.1:(\d+)", process.stdout.readline())
-            assert found is not None, "the server did not start"
-            yield process.pid, int(found[1])
-        finally:
-            process.terminate()
-
-
-class AnonymousMemory:
-    """Samples the anonymous memory of a process until closed; ``peak`` is above what it had at first."""
-
-    def __init__(self, process: int) -> None:
-        self._status = Path(f"/proc/{process}/status")
-        self._idle = self._now()
-        self.peak = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop sampling."""
-        self._ended.set()
-        self._thread.join()
-
-    def _now(self) -> int:
-        found = re.search(r"RssAnon:\s+(\d+)", self._status.read_text())
-        return 0 if found is None else 1024 * int(found[1])
-
-    def _sample(self) -> None:
-        while not self._ended.wait(0.02):
-            self.peak = max(self.peak, self._now() - self._idle)
-
-
 def plain_copy(matrix: np.ndarray) -> float:
     """Return the seconds it takes to send the bytes of a matrix through a plain socket to another process."""
     receiver = (
@@ -217,17 +175,6 @@ def push(port: int, token: str | None, k: int) -> fo.Selection:
         return client.select(k=k)
 
 
-def latencies(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each call, taken in turns."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            started = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - started)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
-
-
 def measure(n_obs: int, n_features: int, k: int, folder: Path) -> dict[str, Any]:
     """Run everything once on one matrix."""
     rng = np.random.default_rng(0)
@@ -237,7 +184,7 @@ def measure(n_obs: int, n_features: int, k: int, folder: Path) -> dict[str, Any]
     y = 3.0 * matrix[: min(k, n_features)].sum(axis=0) + rng.standard_normal(n_obs)
     out: dict[str, Any] = {"shape": [n_obs, n_features], "bytes": int(matrix.nbytes)}
     served = ("fastomp_nvm", "serve", "--pools", f"mmap://{folder}/pools", "--listen", "127.0.0.1:0")
-    with child(*served) as (process, port), child("benchmarks.push_down", "--bare", str(folder / "matrix.npy")) as (_, bare):
+    with server(*served) as (process, port), server("benchmarks.push_down", "--bare", str(folder / "matrix.npy")) as (_, bare):
         url = f"grpc://127.0.0.1:{port}/bench/matrix"
         token = local_token(port)
         client = fo.connect(url, timeout=300)
@@ -249,24 +196,26 @@ def measure(n_obs: int, n_features: int, k: int, folder: Path) -> dict[str, Any]
             copies.append(plain_copy(matrix))
             bares.append(bare_copy(raw, matrix))
             files.append(file_write(folder / "scratch", matrix.nbytes))
-            sampler = AnonymousMemory(process)
-            sent.clear()
-            started = time.perf_counter()
-            _put(client, matrix, y, lambda: sent.append(time.perf_counter()))
-            totals.append(time.perf_counter() - started)
+            idle = resident_bytes(process)
+            with PeakMemory(process=process) as peak:
+                started = time.perf_counter()
+                _put(client, matrix, y, lambda: sent.append(time.perf_counter()))
+                totals.append(time.perf_counter() - started)
             uploads.append(sent[-1] - started)
-            sampler.close()
-            memory = max(memory, sampler.peak)
+            memory = max(memory, peak.peak - idle)
         out["plain_copy_seconds"], out["upload_seconds"], out["with_seal_seconds"] = min(copies), min(uploads), min(totals)
         out["bare_copy_seconds"], out["file_write_seconds"] = min(bares), min(files)
-        out["upload_over_copy"] = min(copies) / min(uploads)
-        out["upload_over_copy_median"] = statistics.median(copies) / statistics.median(uploads)
-        out["bare_over_copy"] = min(copies) / min(bares)
+        out["upload_over_copy"], out["bare_over_copy"] = paired(copies, uploads), paired(copies, bares)
         out["server_anonymous_bytes"] = memory
 
-        median = latencies({"ours": client.ping, "bare": lambda: list(raw.do_action("empty"))}, 400)
-        out["call_seconds"], out["bare_call_seconds"] = median["ours"], median["bare"]
-        out["call_over_bare"] = median["ours"] / median["bare"]
+        calls: list[list[float]] = [[], []]
+        for _ in range(400):
+            for times, call in zip(calls, (client.ping, lambda: list(raw.do_action("empty"))), strict=True):
+                started = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - started)
+        out["call_seconds"], out["bare_call_seconds"] = map(median, calls)
+        out["call_over_bare"] = paired(*calls)
 
         started = time.perf_counter()
         pushed = client.select(k=k)
@@ -300,67 +249,34 @@ def _put(client: Client, matrix: np.ndarray, y: np.ndarray, sent: Callable[[], N
         upload.finish({"y": Target(y.astype(np.float64))})
 
 
-def bars(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Judge the figures of one run."""
-    claims = [
-        ("upload rate over a plain socket copy", found["upload_over_copy"], ">=", 0.30),
-        ("empty call over a bare Flight action", found["call_over_bare"], "<", 3.0),
-        ("bytes of a push-down", found["push_bytes"], "<", 1e6),
-        ("anonymous memory of the server during the upload, MB above idle", found["server_anonymous_bytes"] / 1e6, "<", 300.0),
-    ]
-    return [
-        {"claim": claim, "found": value, "bar": f"{sign} {bar:g}", "met": value >= bar if sign == ">=" else value < bar}
-        for claim, value, sign, bar in claims
-    ]
-
-
 @terminating_cleanly()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.push_down", description=__doc__.splitlines()[0])
+    parser = argument_parser("push-down", __doc__)
     parser.add_argument("--observations", type=int, default=2000)
     parser.add_argument("--features", type=int, default=25_000, help="200 MB by default; 250000 make 2 GB")
     parser.add_argument("--k", type=int, default=20)
-    parser.add_argument("--folder", type=Path, help="where to keep the pools (default a temporary folder)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--folder", type=Path, help="folder of the pools (default a temporary folder)")
     parser.add_argument("--bare", metavar="FILE", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.bare:
-        server = BareServer(arguments.bare)
-        print(f"grpc://127.0.0.1:{server.port}", flush=True)
-        server.serve()
+    options = parser.parse_args(argv)
+    if options.bare:
+        bare = BareServer(options.bare)
+        print(f"grpc://127.0.0.1:{bare.port}", flush=True)
+        bare.serve()
         return 0
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        found = measure(arguments.observations, arguments.features, arguments.k, Path(folder))
-    judged = bars(found)
-    if arguments.json:
-        print(json.dumps({"machine": fingerprint(), "figures": found, "bars": judged}))
-    else:
-        _show(found, judged)
-    return 0 if all(bar["met"] for bar in judged) else 1
-
-
-def _show(found: dict[str, Any], judged: list[dict[str, Any]]) -> None:
-    """Print for a person."""
-    console = Console(width=120, highlight=False, markup=False)
-    machine, size = fingerprint(), found["bytes"]
-    console.print(f"{machine['cpu']}, {machine['cores']} cores, load {psutil.getloadavg()[0]:.1f}, matrix of {size / 1e6:.0f} MB")
-    console.print(
-        f"push-down {found['push_seconds']:.2f} s and {found['push_bytes'] / 1e3:.1f} kB over the wire; pulling the matrix "
-        f"{found['pull_seconds']:.2f} s and {found['pull_bytes'] / 1e6:.0f} MB; same features: {found['same_features']}"
-    )
-    rates = {name: size / found[f"{name}_seconds"] / 1e9 for name in ("upload", "plain_copy", "bare_copy", "file_write")}
-    console.print(
-        f"upload {rates['upload']:.2f} GB/s (best of {_ROUNDS}), plain copy {rates['plain_copy']:.2f}, bare Flight "
-        f"{rates['bare_copy']:.2f}, writing a file {rates['file_write']:.2f}; against the plain copy: medians "
-        f"{found['upload_over_copy_median']:.2f}, bare Flight {found['bare_over_copy']:.2f}"
-    )
-    console.print(
-        f"upload with sealing {found['with_seal_seconds']:.2f} s; empty call {1e3 * found['call_seconds']:.2f} ms, "
-        f"bare {1e3 * found['bare_call_seconds']:.2f} ms"
-    )
-    for bar in judged:
-        console.print(f"{'met   ' if bar['met'] else 'MISSED'} {bar['claim']}: {bar['found']:.3g} (bar {bar['bar']})")
+    report = Report(options, argv)
+    n_obs, n_features = (500, 4000) if options.quick else (options.observations, options.features)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        found = measure(n_obs, n_features, options.k, Path(folder))
+    report.figures(figures=found)
+    report.table(f"matrix of {found['bytes'] / 1e6:.0f} MB, best of {_ROUNDS}", ("figure", "found"), list(found.items()))
+    report.bar("upload rate over a plain socket copy", found["upload_over_copy"], 0.30)
+    report.bar("empty call over a bare Flight action", found["call_over_bare"], 3.0, at_most=True)
+    report.bar("bytes of a push-down", found["push_bytes"], 1e6, at_most=True)
+    megabytes = found["server_anonymous_bytes"] / 1e6
+    report.bar("anonymous memory of the server during the upload, MB above idle", megabytes, 300.0, at_most=True)
+    report.bar("answers that pushing down changes", int(not found["same_features"]), 0, at_most=True)
+    return report.finish()
 
 
 if __name__ == "__main__":

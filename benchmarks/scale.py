@@ -1,9 +1,8 @@
 """The paper's largest size on a small machine: a million features of ten thousand observations, partition-constrained, k = 300.
 
-``fastomp bench scale`` generates the paper's design block by block straight into a store with an int8 tier, then selects twice,
-each time in a process of its own: with the tier copied into memory, and from the exact matrix alone. Generation, ingest and
-selection are timed apart; what the device gives is measured between the passes, and that time is not counted. The default is the
-largest size of ``SIZES`` that the free disk holds.
+The paper's design is generated block by block into a store with an int8 tier. Two selections follow, each in a process of its own:
+with the tier copied into memory, and from the exact matrix alone. Generation, ingest and selection are timed separately; the device
+is measured between the passes, and that time is not counted. The default is the largest of ``SIZES`` that the free disk holds.
 """
 
 from __future__ import annotations
@@ -14,30 +13,25 @@ import json
 import math
 import mmap
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import fastomp_nvm as fo
-from benchmarks.device import direct_bandwidth, evict
-from benchmarks.machine import at_least, fingerprint
-from benchmarks.memory import PeakMemory
-from fastomp_nvm.analysis.synthetic import PaperDesign
+from benchmarks.harness.data import build_paper_design
+from benchmarks.harness.device import direct_bandwidth, evict
+from benchmarks.harness.memory import PeakMemory
+from benchmarks.harness.processes import run_cell
+from benchmarks.harness.report import Report, argument_parser, at_least
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.constraints import Partition
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import MediumError, RequestError
-from fastomp_nvm.stores.contract import Target
-from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.build.builder import StoreBuilder
-from storage_backends.build.schema import TableSchema
 
 __all__ = ["main"]
 
@@ -48,7 +42,7 @@ HEADROOM = 1.1
 
 GROUPS = 100
 
-#: The parts of a file of which one is read, to see what the device gives, after every pass.
+#: Parts of the file, of which one is read after every pass to measure the device.
 STRETCHES = 10
 
 #: Time over passes x bytes / bandwidth without the tier; seconds and bytes of memory at the full size with it.
@@ -56,46 +50,43 @@ EXACT_BAR, SECONDS_BAR, MEMORY_BAR = 1.3, 90.0, 14e9
 
 
 @terminating_cleanly()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Generate, select, print, judge."""
-    parser = argparse.ArgumentParser(prog="fastomp bench scale", description=__doc__.splitlines()[0])
+    parser = argument_parser("scale", __doc__, out=True)
     parser.add_argument("--features", type=int, help="number of features (default by the free disk)")
     parser.add_argument("--observations", type=int, help="number of observations (default by the free disk)")
     parser.add_argument("--dtype", choices=("float32", "float16"), help="of a store that is built (default float32)")
     parser.add_argument("--k", type=int, default=300)
-    parser.add_argument("--quick", action="store_true", help="20,000 x 2000, k = 100")
     parser.add_argument("--folder", type=Path, help="folder on the device to measure (default the folder of the results)")
-    parser.add_argument("--store", type=Path, help="build the store here and keep it; one that stands here is used as it is")
-    parser.add_argument("--out", type=Path, default=Path("bench-out/scale"), help="folder of the results (default bench-out/scale)")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.cell:
-        print(json.dumps(run_cell(**json.loads(arguments.cell))))
+    parser.add_argument("--store", type=Path, help="build the store here and keep it; an existing one is used as it is")
+    options = parser.parse_args(argv)
+    if options.cell:
+        print(json.dumps(select_cell(**options.cell)))
         return 0
-    at_least("--k", arguments.k, 1)
-    k = min(arguments.k, 100) if arguments.quick else arguments.k
-    if arguments.features is not None:
-        at_least("--features, of which --k are selected,", arguments.features, k)
-    if arguments.observations is not None:
-        at_least("--observations", arguments.observations, 2)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    at_least("--k", options.k, 1)
+    k = min(options.k, 100) if options.quick else options.k
+    if options.features is not None:
+        at_least("--features, of which --k are selected,", options.features, k)
+    if options.observations is not None:
+        at_least("--observations", options.observations, 2)
+    if options.store is not None and options.store.exists():
+        check_store(options.store, options, k)
+    report = Report(options, argv)
     with contextlib.ExitStack() as stack:
-        folder = arguments.folder or arguments.out
-        store = arguments.store or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="scale-"))) / "store"
+        folder = options.folder or options.out
+        store = options.store or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="scale-"))) / "store"
         store = store.resolve()
         built: dict[str, float] = {}
-        if store.exists():
-            check_store(store, arguments, k)
-        else:
-            n_features, n_obs = choose_size(arguments, shutil.disk_usage(store.parent).free)
+        if not store.exists():
+            n_features, n_obs = choose_size(options, shutil.disk_usage(store.parent).free)
             check_k(k, n_features)
-            built = build(store, n_features, n_obs, arguments.dtype or "float32")
+            built = build(store, n_features, n_obs, options.dtype or "float32")
         row = {**built, **measure(store, k)}
-    row["bars"] = bars(row)
-    (arguments.out / "scale.jsonl").write_text(json.dumps({"machine": fingerprint(), **row}) + "\n", encoding="utf-8")
-    show(row)
-    print(f"wrote {arguments.out / 'scale.jsonl'}")
-    return 0 if all(bar["met"] for bar in row["bars"]) else 1
+    report.measured(row)
+    report.figures(**row)
+    show(report, row)
+    bars(report, row)
+    return report.finish(judged=True)
 
 
 def needed_bytes(n_features: int, n_obs: int, dtype: str) -> int:
@@ -104,7 +95,7 @@ def needed_bytes(n_features: int, n_obs: int, dtype: str) -> int:
 
 
 def check_store(store: Path, arguments: argparse.Namespace, k: int) -> None:
-    """Refuse a store that is not what was asked for."""
+    """Refuse a store that contradicts the options."""
     with fo.open_store(f"mmap://{store}") as opened:
         layout = opened.layout
         holds = {"features": layout.n_features, "observations": layout.n_obs, "dtype": str(opened.matrix.dtype)}
@@ -144,11 +135,7 @@ def measure(store: Path, k: int) -> dict[str, Any]:
         row: dict[str, Any] = {"n_features": layout.n_features, "n_obs": layout.n_obs, "dtype": str(opened.matrix.dtype), "k": k}
         row |= {"groups": GROUPS, "bytes": opened.matrix.nbytes}
     for name, tier in (("tier_in_dram", "int8"), ("exact_only", "exact")):
-        words = json.dumps({"store": str(store), "tier": tier, "k": k})
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.scale", "--cell", words], stdout=subprocess.PIPE, text=True, check=True
-        )
-        found = json.loads(done.stdout)
+        found = run_cell("benchmarks.scale", {"store": str(store), "tier": tier, "k": k}, None)
         found["device_seconds"] = found["bytes_read_exact"] / found["device_bytes_per_second"]
         row[name] = found
     row["same_features"] = row["tier_in_dram"].pop("indices") == row["exact_only"].pop("indices")
@@ -156,25 +143,16 @@ def measure(store: Path, k: int) -> dict[str, Any]:
 
 
 def build(store: Path, n_features: int, n_obs: int, dtype: str) -> dict[str, float]:
-    """Generate the design straight into a store; return the seconds of generating and of everything else."""
-    design = PaperDesign(n_obs, n_features)
-    signal, rho = design.signal(), design.correlations()
-    generation = 0.0
+    """Build the store; return the seconds of generating the data and of everything else."""
     started = time.perf_counter()
-    with StoreBuilder(f"mmap://{store}", TableSchema.plain(n_obs, NumberedNames(n_features)), dtype=dtype, tier="int8") as builder:
-        for number in range(-(-n_features // design.block)):
-            begun = time.perf_counter()
-            columns = design.columns(number, signal, rho)
-            generation += time.perf_counter() - begun
-            builder.write_columns(number * design.block, columns)
-        builder.finish({"y": Target(design.response())})
+    generation = build_paper_design(f"mmap://{store}", n_obs, n_features, dtype)
     return {"generation_seconds": generation, "ingest_seconds": time.perf_counter() - started - generation}
 
 
-def run_cell(store: str, tier: str, k: int) -> dict[str, Any]:
+def select_cell(store: str, tier: str, k: int) -> dict[str, Any]:
     """Select in this process from a cold store; return the figures."""
     stayed = max(evict(Path(store) / name) for name in ("matrix.npy", "tier.npy"))
-    lending = _lending_rate()
+    fresh = _fresh_memory_rate()
     with PeakMemory() as memory:
         started = time.perf_counter()
         with fo.open_store(f"mmap://{store}") as opened:
@@ -196,25 +174,25 @@ def run_cell(store: str, tier: str, k: int) -> dict[str, Any]:
         "bytes_read_exact": found.bytes_read_exact,
         "peak_memory": memory.peak,
         "resident_before": stayed,
-        "fresh_memory_bytes_per_second": lending,
+        "fresh_memory_bytes_per_second": fresh,
         "device_bytes_per_second": device.bytes / device.seconds,
         "indices": found.indices.tolist(),
     }
 
 
 class _DeviceBetweenPasses:
-    """Reads a stretch of a file for nothing before the first pass and after each: a shared device changes from minute to minute.
+    """Measures the device before the first pass and after each, on a part of the file: a shared device changes quickly.
 
     Parameters
     ----------
     path : Path
     pass_bytes : int
-        What a pass reads.
+        Bytes of a pass.
 
     Attributes
     ----------
     seconds, bytes : float
-        Spent, and read.
+        Spent and read by the measurements.
     """
 
     def __init__(self, path: Path, pass_bytes: int) -> None:
@@ -224,7 +202,7 @@ class _DeviceBetweenPasses:
         self._number = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Read the next stretch, where a pass was made since the last one."""
+        """Read the next part of the file if a pass was made since the last one."""
         if progress.bytes_read < self._due:
             return
         self._due = progress.bytes_read + self._pass
@@ -236,49 +214,36 @@ class _DeviceBetweenPasses:
         self._number += 1
 
 
-def _lending_rate() -> float:
-    """Return the bytes per second at which fresh memory is had: a host that lends memory lazily can be slower than a disk."""
+def _fresh_memory_rate() -> float:
+    """Return the bytes per second at which fresh memory is mapped: a host that assigns it lazily can be slower than a disk."""
     size = 1 << 30
     started = time.perf_counter()
     np.empty(size, dtype=np.uint8)[:: mmap.PAGESIZE] = 1
     return size / (time.perf_counter() - started)
 
 
-def bars(row: dict[str, Any]) -> list[dict[str, Any]]:
+def bars(report: Report, row: dict[str, Any]) -> None:
     """Judge the figures; seconds and memory have a bar at the full size only."""
     exact, tiered = row["exact_only"], row["tier_in_dram"]
-    claims = [
-        ("answers that the tier changes", int(not row["same_features"]), 0),
-        ("exact only: seconds over passes x bytes / device bandwidth", exact["seconds"] / exact["device_seconds"], EXACT_BAR),
-    ]
+    report.bar("answers that the tier changes", int(not row["same_features"]), 0, at_most=True)
+    claim = "exact only: seconds over passes x bytes / device bandwidth"
+    report.bar(claim, exact["seconds"] / exact["device_seconds"], EXACT_BAR, at_most=True)
     if (row["n_features"], row["n_obs"], row["dtype"]) == (*SIZES[0], "float32"):
-        claims.append(("tier in DRAM: seconds, loading included", tiered["seconds"], SECONDS_BAR))
-        claims.append(("tier in DRAM: anonymous and shared memory, bytes", tiered["peak_memory"], MEMORY_BAR))
-    return [{"claim": claim, "found": found, "bar": f"<= {bar:g}", "met": found <= bar} for claim, found, bar in claims]
+        report.bar("tier in DRAM: seconds, loading included", tiered["seconds"], SECONDS_BAR, at_most=True)
+        report.bar("tier in DRAM: anonymous and shared memory, bytes", tiered["peak_memory"], MEMORY_BAR, at_most=True)
 
 
-def show(row: dict[str, Any]) -> None:
-    """Print for a person."""
-    console = Console(width=120, highlight=False, markup=False)
-    console.print(
+def show(report: Report, row: dict[str, Any]) -> None:
+    """Report sizes, building and both selections."""
+    report.say(
         f"{row['n_features']:,} features x {row['n_obs']:,} observations, {row['dtype']}, {row['bytes'] / 1e9:.1f} GB; "
         f"{row['groups']} groups, k = {row['k']}"
     )
     if "generation_seconds" in row:
-        console.print(f"generation {row['generation_seconds']:.1f} s, ingest {row['ingest_seconds']:.1f} s")
-    for name in ("tier_in_dram", "exact_only"):
-        cell = row[name]
-        console.print(
-            f"{name.replace('_', ' '):13} {cell['seconds']:.2f} s (loading {cell['load_seconds']:.2f} s), "
-            f"{cell['passes']:.1f} passes, "
-            f"{cell['bytes_read'] / 1e9:.2f} GB read, {cell['bytes_read_exact'] / 1e9:.2f} GB of them exact, "
-            f"peak {cell['peak_memory'] / 1e6:.0f} MB, {cell['selected']} selected, R^2 {cell['score']:.4f}; "
-            f"device {cell['device_bytes_per_second'] / 1e9:.2f} GB/s, fresh memory "
-            f"{cell['fresh_memory_bytes_per_second'] / 1e9:.2f} GB/s"
-        )
-    console.print(f"same features both ways: {row['same_features']}")
-    for bar in row["bars"]:
-        console.print(f"{'met   ' if bar['met'] else 'MISSED'} {bar['claim']}: {bar['found']:.3g} (bar {bar['bar']})")
+        report.say(f"generation {row['generation_seconds']:.1f} s, ingest {row['ingest_seconds']:.1f} s")
+    cells = [row[name] for name in ("tier_in_dram", "exact_only")]
+    report.table("", ("figure", "tier in DRAM", "exact only"), [(name, *(cell[name] for cell in cells)) for name in cells[0]])
+    report.say(f"same features both ways: {row['same_features']}")
 
 
 if __name__ == "__main__":

@@ -1,70 +1,53 @@
-"""What ``--tier auto`` costs where the tier decides nothing: independent columns of which ten matter and k are selected.
+"""The cost of ``--tier auto`` where the tier decides nothing: independent columns of which ten matter and k are selected.
 
-``python -m benchmarks.tier_noise`` selects over the exact matrix and with ``auto`` in turn, from a file in the page cache and
-prints the median ratio of their times; it ends with 1 when one is above the bar or an answer differs.
+Selections over the exact matrix and with ``auto`` are timed in turn, from a file in the page cache.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 import tempfile
-import time
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import fastomp_nvm as fo
+from benchmarks.harness.report import Report, argument_parser
+from benchmarks.harness.timing import in_turn, paired
 from fastomp_nvm.analysis.synthetic import sparse_design
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 #: Features behind the response; the others are noise.
 TRUE = 10
 
-#: Most that ``auto`` may take, in times of the exact matrix.
+#: Largest run time of ``auto`` over that of the exact matrix.
 BAR = 1.25
 
 
-def measure(n_obs: int, n_features: int, k: int, repeats: int) -> list[dict[str, Any]]:
-    """Return, per algorithm, the median ratio of ``auto`` over exact, both medians, and what either read in full passes."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, judge."""
+    options = argument_parser("tier-noise", __doc__).parse_args(argv)
+    report = Report(options, argv)
+    n_obs, n_features, k, repeats = (10_000, 900, 12, 1) if options.quick else (60_000, 1000, 40, 7)
     X, y = sparse_design(n_obs, n_features, TRUE, 1.0)
-    rows = []
+    rows, same = [], True
     with tempfile.TemporaryDirectory() as folder, fo.create_store(f"mmap://{folder}/s", X, y, tier="int8") as store:
         del X
         for algorithm in ("sds_omp", "fast_omp"):
-            seconds: dict[str, list[float]] = {"exact": [], "auto": []}
-            found: dict[str, fo.Selection] = {}
-            for turn in range(repeats + 1):
-                for tier, times in seconds.items():
-                    started = time.perf_counter()
-                    found[tier] = fo.select(store, k=k, algorithm=algorithm, tier=tier)
-                    if turn:  # the first one warms up
-                        times.append(time.perf_counter() - started)
-            rows.append(
-                {
-                    "algorithm": algorithm,
-                    "ratio": statistics.median(a / b for a, b in zip(seconds["auto"], seconds["exact"], strict=True)),
-                    "seconds": {tier: statistics.median(times) for tier, times in seconds.items()},
-                    "full_passes": {tier: selection.full_passes for tier, selection in found.items()},
-                    "same_answer": found["exact"].indices.tolist() == found["auto"].indices.tolist(),
-                }
-            )
-    return rows
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run, print, judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tier_noise", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller data: a smoke test, not a measurement")
-    arguments = parser.parse_args(argv)
-    rows = measure(*((10_000, 900, 12, 1) if arguments.quick else (60_000, 1000, 40, 7)))
-    for row in rows:
-        exact, auto = row["seconds"].values()
-        passes = "{exact:.1f} and {auto:.1f} passes".format(**row["full_passes"])
-        print(f"{row['algorithm']}: exact {exact:.3f} s, auto {auto:.3f} s, median ratio {row['ratio']:.2f}; {passes}")
-    met = all(row["same_answer"] and (arguments.quick or row["ratio"] <= BAR) for row in rows)
-    return 0 if met else 1
+            runs: dict[str, Callable[[], Any]] = {
+                tier: lambda tier=tier, name=algorithm: fo.select(store, k=k, algorithm=name, tier=tier)  # type: ignore[misc]
+                for tier in ("exact", "auto")
+            }
+            seconds, found = in_turn(runs, repeats, warm=1)
+            ratio = paired(seconds["auto"], seconds["exact"])
+            passes = [found[tier].full_passes for tier in ("exact", "auto")]
+            rows.append((algorithm, median(seconds["exact"]), median(seconds["auto"]), ratio, *passes))
+            same &= found["exact"].indices.tolist() == found["auto"].indices.tolist()
+            report.bar(f"{algorithm}: time with auto over exact", ratio, BAR, at_most=True)
+    report.table(f"{n_obs} x {n_features}, k = {k}", ("algorithm", "exact s", "auto s", "ratio", "passes", "passes, auto"), rows)
+    report.bar("answers that the tier changes", int(not same), 0, at_most=True)
+    return report.finish() if same else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,65 +1,119 @@
-"""Predicts what a selection takes on a cluster before anyone buys one: passes, bytes, memory, time, and what binds.
+"""Predicts a selection on given machines, without data: passes, bytes, memory, a lower bound on the time, and what binds.
 
-A :class:`~fastomp_nvm.planning.rehearsal.Rehearsal` says how often the matrix is passed over, how many columns are gathered and how
-many inner rounds the driver plays; a :class:`~fastomp_nvm.planning.machine_profiles.Profile` says how quick machines are. The plan
-multiplies the two, phase by phase:
+A :class:`~fastomp_nvm.planning.rehearsal.Rehearsal` counts the work. The time is a roofline: every phase takes as long as the
+slowest of its resources: memory bandwidth, device bandwidth, multiply-adds or, between shards, network bandwidth. Latencies and
+start-up are not part of it, so real runs take longer.
 
-* *passes*: every node sweeps its part of the matrix (or of its tier) at the pace of its medium, its memory or its cores, whichever
-  is slowest; what fits half the memory comes from the medium once;
-* *decisions*: every node forms scores and tells the driver the few that matter;
-* *gathering*: surviving columns travel to the driver;
-* *walking*: the driver takes gathered columns from its memory, once per block of vectors;
-* *inner rounds*, *polish* and *fit*: the driver alone, on gathered columns. What exceeds its budget is read again for every block
-  of prefixes, over the network.
+* *passes*: every node sweeps its part of the matrix, or of the int8 tier; a part that fits half its memory is read from the device
+  once;
+* *gathering*: nodes read the surviving columns;
+* *network*: the driver sends residuals, and receives scores and surviving columns;
+* *inner iterations* and *polish and fit*: the driver alone. Columns beyond its budget are read again for every block of prefixes.
 
-Valid for the linear objective and data like one of ``rehearsal.KINDS``. Rates of nodes are taken as equal, shards as even, and the
-network as free of other traffic.
+Valid for the linear objective and the data of ``rehearsal.KINDS``. Nodes are equal, shards even, and nothing else uses the network.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
+import yaml
 
+from fastomp_nvm.bounded_yaml import load_yaml
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET
-from fastomp_nvm.planning.machine_profiles import Machine, Medium, Network
-from fastomp_nvm.planning.rehearsal import KINDS, rehearse
+from fastomp_nvm.planning.rehearsal import KINDS, Pass, Rehearsal, rehearse
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
 
-__all__ = ["GRAM_WASTE", "Phase", "Plan", "PlanRequest", "Resources", "plan"]
+__all__ = ["MEDIA", "Machine", "Phase", "Plan", "PlanRequest", "plan", "read_machine"]
 
-#: Bytes per feature that a driver and a node hold besides the columns: moments, candidates, scores, intervals of the tier. From the
-#: peak of anonymous memory of whole selections over 16 observations on one machine (16 November 2026): 152 bytes with the exact
-#: matrix (200,000 features), 179 to 183 with the tier (200,000 and 2,000,000). A driver of shards was not measured apart.
+#: Bytes per feature that a driver and a node hold besides columns: moments, candidates, scores, intervals of the tier.
 DRIVER_BYTES, NODE_BYTES, NODE_TIER_BYTES = 150, 150, 185
 
-#: Share of memory that the system lets a mapping fill, as in ``reading``; and how much slower a first pass through it is.
-FILLABLE, FIRST_PASS = 0.5, 2.0
+#: Share of memory that the system lets a mapping fill.
+FILLABLE = 0.5
 
-#: Columns of the Gram matrix the polish computes for each it uses, in blocks of ``GRAM_BLOCK`` at most: 1.0 to 1.9 of the paper's
-#: design (500 and 1000 observations, k 50 and 300, 17 November 2026), the more the fewer observations, and 1.0 to 2.2 of the sparse
-#: one; and how many are in a block, 6 to 22.
+#: Columns of the Gram matrix that the polish computes for each it uses, and how many it computes at a time.
 GRAM_WASTE, GRAM_COLUMNS = 1.4, 17
 
-ALGORITHMS = ("fast_omp", "sds_omp")
+#: Sequential read bandwidth of a node's device in GB/s; None for a matrix in memory. ``nvme``: data sheet of a PCIe 4.0 drive
+#: (Samsung PM9A3). ``optane``: six interleaved modules (Izraelevitz et al. 2019, arXiv:1903.05714).
+MEDIA: dict[str, float | None] = {"dram": None, "nvme": 6.9, "optane": 39.4}
 
-#: Questions to the shards per round: the largest scores with the survivors on offer, and their columns; with the tier,
-#: the survivors are a question of their own.
-CALLS = {"fast_omp": 2, "sds_omp": 2}
+#: What can limit a phase, as users read it.
+RESOURCES = {
+    "memory": "memory bandwidth",
+    "device": "device bandwidth",
+    "products": "multiply-adds",
+    "network": "network bandwidth",
+}
+
+_CHOICES = {
+    "dtype": ("float16", "float32", "float64"),
+    "tier": ("int8", "none"),
+    "algorithm": ("fast_omp", "sds_omp"),
+    "data": tuple(KINDS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine. The defaults are a server of 32 cores with eight channels of DDR4-3200.
+
+    Attributes
+    ----------
+    memory_gb : float
+        Memory, in 10^9 bytes.
+    memory_gbps : float
+        Memory bandwidth of all cores together, in 10^9 bytes per second: three quarters of the 204.8 of the channels.
+    device_gbps : float or None
+        Sequential read bandwidth of the device; None for a matrix in memory.
+    gflops : float
+        Floating-point operations of all cores together, in 10^9 per second; a multiply-add is two.
+    network_gbps : float
+        Bandwidth of the driver's link, in 10^9 bytes per second: four fifths of 25 Gbit/s Ethernet.
+    """
+
+    memory_gb: float = 256.0
+    memory_gbps: float = 150.0
+    device_gbps: float | None = MEDIA["nvme"]
+    gflops: float = 1000.0
+    network_gbps: float = 2.5
+
+    def __post_init__(self) -> None:
+        """Refuse anything but finite numbers above 0."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number and 0 < value < math.inf) and not (value is None and each.name == "device_gbps"):
+                raise RequestError(f"{each.name} is {value!r}: expected a number above 0")
+
+
+def read_machine(path: Path) -> dict[str, float | None]:
+    """Return the fields of a :class:`Machine` that a YAML or JSON file gives."""
+    try:
+        found = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RequestError(f"the machine file {path} cannot be read: {' '.join(str(error).split())}") from error
+    names = [each.name for each in fields(Machine)]
+    if not isinstance(found, dict) or not found.keys() <= set(names):
+        raise RequestError(f"the machine file {path} must be a mapping with keys among {', '.join(names)}")
+    Machine(**found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is to be selected from how much.
+    """Size of the data and settings of the selection.
 
     Attributes
     ----------
     n_features, n_obs, k : int
     nodes : int
-        Machines, or processes, with a shard each; 1 is a single store, without a network.
+        Processes with a shard each; 1 is a single store, without a network.
     nodes_per_machine : int
         Nodes that share one machine's cores, memory and device.
     dtype : {"float16", "float32", "float64"}
@@ -92,29 +146,21 @@ class PlanRequest:
         for name in ("n_features", "n_obs", "k", "nodes", "nodes_per_machine", "gather_bytes"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} is {getattr(self, name)}: expected at least 1")
-        choices = {
-            "dtype": ("float16", "float32", "float64"),
-            "tier": ("int8", "none"),
-            "algorithm": ALGORITHMS,
-            "data": tuple(KINDS),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise RequestError(f"{name} is {getattr(self, name)!r}: expected one of {', '.join(allowed)}")
         if not 0 < self.epsilon < 1:
             raise RequestError(f"epsilon is {self.epsilon}: expected a number between 0 and 1, both excluded")
         if not 0 < self.tau <= 1:
             raise RequestError(f"tau is {self.tau}: expected a number above 0 and at most 1")
-        if self.k > self.n_features:
-            raise RequestError(f"k is {self.k} with {self.n_features} features: no more can be selected than there are")
-        blocks = -(-self.n_features // BLOCK_COLUMNS)
-        if self.nodes > blocks:
+        for limit, word in ((self.n_features, "features"), (self.n_obs, "observations")):
+            if self.k > limit:
+                raise RequestError(f"k is {self.k} with {limit} {word}: expected at most {limit}")
+        if self.nodes > (blocks := -(-self.n_features // BLOCK_COLUMNS)):
             raise RequestError(
-                f"nodes is {self.nodes} with {self.n_features} features: a shard has a block of {BLOCK_COLUMNS} columns at least, "
-                f"so ask for at most {blocks}"
+                f"nodes is {self.nodes} with {self.n_features} features: expected at most {blocks}, "
+                f"because a shard has at least {BLOCK_COLUMNS} columns"
             )
-        if self.k > self.n_obs:
-            raise RequestError(f"k is {self.k} with {self.n_obs} observations: a linear model cannot hold more columns than that")
 
     @property
     def column_bytes(self) -> int:
@@ -123,17 +169,8 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What it is to run on."""
-
-    machine: Machine
-    medium: Medium
-    network: Network
-
-
-@dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the time and what it goes to: medium, memory bandwidth, processor, network, driver or start-up."""
+    """A part of the time, and the resource that limits it."""
 
     name: str
     seconds: float
@@ -147,37 +184,35 @@ class Plan:
     Attributes
     ----------
     passes, most_passes : float
-        Expected passes, gathered columns included, and the most there can be.
-    outer_iterations, inner_rounds : int
+        Expected passes, gathered columns included; the largest possible number of full passes.
+    full_passes, inner_iterations : int
     gathered_columns : float
     shard_bytes, tier_bytes : float
         A node's part of the exact matrix and of the tier.
-    bytes_read_per_node : float
-        Taken from its part over the whole selection, from memory or from the medium.
-    medium_bytes_per_node : float
-        Those of them that come from the medium.
+    bytes_read_per_node, device_bytes_per_node : float
+        Read from its part over the whole selection; those of them that come from the device.
     network_bytes : float
-        In and out of the driver.
+        Sent and received by the driver.
     node_memory, driver_memory : float
-        Bytes in use; the driver's are on top of a node's when it runs on one.
+        Bytes in use; a driver on a node needs both.
     reread_bytes : float
         Read again, because gathered columns exceed the driver's budget.
     phases : tuple of Phase
     binds : str
-        The resource that most of the time goes to, or ``memory capacity`` when it cannot run at all.
+        The resource that limits most of the time, or ``memory capacity`` when the selection cannot run.
     advice : tuple of str
-        What would help, in sentences.
+        One sentence per problem.
     """
 
     passes: float
     most_passes: float
-    outer_iterations: int
-    inner_rounds: int
+    full_passes: int
+    inner_iterations: int
     gathered_columns: float
     shard_bytes: float
     tier_bytes: float
     bytes_read_per_node: float
-    medium_bytes_per_node: float
+    device_bytes_per_node: float
     network_bytes: float
     node_memory: float
     driver_memory: float
@@ -188,188 +223,123 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """The whole time."""
+        """Lower bound on the run time."""
         return sum(phase.seconds for phase in self.phases)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What an algorithm asks for: passes, and per run the columns and multiply-adds of the driver."""
-
-    passes: int
-    most_passes: int
-    gathered: float
-    unclear: float
-    survivors: float
-    rounds: int
-    columns_walked: float
-    driver_products: float
-    dense_products: float
-    greedy: tuple[float, float]
-
-
-def plan(request: PlanRequest, resources: Resources) -> Plan:
+def plan(request: PlanRequest, machine: Machine | None = None) -> Plan:
     """Predict a selection.
 
     Parameters
     ----------
     request : PlanRequest
-    resources : Resources
+    machine : Machine, optional
+        Each of the machines; the default server when left out.
 
     Returns
     -------
     Plan
     """
-    work = _fast_omp(request) if request.algorithm == "fast_omp" else _sds_omp(request)
-    machine, medium, nodes = resources.machine, resources.medium, request.nodes
-    tiered = request.tier == "int8"
+    machine = machine or Machine()
+    work, most = _work(request)
+    nodes, tiered = request.nodes, request.tier == "int8"
     sharing = min(request.nodes_per_machine, nodes)
     features = request.n_features / nodes
     shard_bytes, tier_bytes = features * request.column_bytes, features * request.n_obs * tiered
     pass_bytes = tier_bytes if tiered else shard_bytes
-    memory = machine.memory_bytes / sharing
-    resident = medium.in_memory or pass_bytes <= FILLABLE * memory
+    in_memory = machine.device_gbps is None
+    resident = in_memory or pass_bytes <= FILLABLE * 1e9 * machine.memory_gb / sharing
 
-    gathered_bytes = work.gathered * request.column_bytes
+    k, full, gathered = work.selected, len(work.passes), work.gathered
+    survivors = sum(each.survivors for each in work.passes)
+    gathered_bytes = gathered * request.column_bytes
+    polish_columns = gathered * GRAM_WASTE * k if request.polish and request.algorithm == "fast_omp" else 0.0
+    walked = work.columns_walked + polish_columns / GRAM_COLUMNS
     held = min(request.gather_bytes / max(gathered_bytes, 1.0), 1.0)
-    reread = (1.0 - held) * work.columns_walked * request.column_bytes
-    # Shards keep nothing between two questions: the gradients of survivors and their columns are read one after the other.
-    glanced = (work.unclear + (work.survivors if nodes > 1 else 0.0)) if tiered else 0.0
-    exact_bytes = (gathered_bytes + reread + glanced * request.column_bytes) / nodes
-    swept_bytes = work.passes * pass_bytes
-    from_medium = 0.0 if medium.in_memory else (pass_bytes if resident else swept_bytes) + exact_bytes
+    reread = (1.0 - held) * walked * request.column_bytes
+    # Shards keep no columns between two questions: survivors are read for their gradients, and again to be sent.
+    examined = (sum(each.unclear for each in work.passes) + (survivors if nodes > 1 else 0.0)) if tiered else 0.0
+    exact_bytes = (gathered_bytes + reread + examined * request.column_bytes) / nodes
+    swept_bytes = full * pass_bytes
+    swept_device_bytes = pass_bytes if resident else swept_bytes
+    vectors = full * nodes * 8.0 * request.n_obs
+    scores = full * nodes * 8.0 * min(request.k, features) + 16.0 * survivors
+    network_bytes = vectors + scores + gathered_bytes + reread if nodes > 1 else 0.0
 
-    phases = [Phase("opening", machine.start + request.n_features * machine.opening, "driver")]
-    phases.append(_passes(request, resources, work.passes, resident, sharing))
-    decision = machine.tier_decision if tiered else machine.exact_decision
-    phases.append(Phase("decisions", work.passes * decision * features * max(sharing / machine.cores, 1.0), "processor"))
-    device = math.inf if medium.in_memory else medium.bytes_per_second / sharing
-    # One thread copies what is in memory; a device is read by all.
-    copied = machine.copied_bytes_per_second * (1.0 if medium.in_memory else max(machine.cores / sharing, 1.0))
-    phases.append(Phase("gathering", exact_bytes / min(device, copied), "processor" if copied < device else "medium"))
-    sent, received = 0.0, 0.0
+    rates = {
+        "memory": machine.memory_gbps,
+        "device": machine.device_gbps or math.inf,
+        "products": machine.gflops / 2,
+        "network": machine.network_gbps,
+    }
+
+    def phase(name: str, nodes: int, **amounts: float) -> Phase:
+        """Return a phase in which each of ``nodes`` nodes of a machine needs these bytes or multiply-adds."""
+        seconds = {resource: nodes * amount / (1e9 * rates[resource]) for resource, amount in amounts.items()}
+        resource = max(seconds, key=lambda each: seconds[each])
+        return Phase(name, seconds[resource], RESOURCES[resource])
+
+    phases = [
+        phase("passes", sharing, memory=swept_bytes, device=swept_device_bytes, products=full * features * request.n_obs),
+        phase("gathering", sharing, memory=exact_bytes, device=exact_bytes),
+        phase("inner iterations", 1, memory=held * work.columns_walked * request.column_bytes, products=work.multiply_adds),
+        phase(
+            "polish and fit",
+            1,
+            memory=held * (walked - work.columns_walked) * request.column_bytes,
+            products=polish_columns * (request.n_obs + k) + 3.0 * request.n_obs * k * k,
+        ),
+    ]
     if nodes > 1:
-        sent = work.passes * nodes * 8.0 * request.n_obs
-        received = work.passes * nodes * 8.0 * min(request.k, features) + 16.0 * work.survivors + gathered_bytes + reread
-        calls = work.passes * (CALLS[request.algorithm] + tiered)
-        calling = calls * machine.call * max(sharing / machine.cores, 1.0)  # shards beyond the cores of a machine take turns
-        phases.append(Phase("network", (sent + received) / resources.network.bytes_per_second + calling, "network"))
-        phases.append(Phase("connecting", machine.cluster_start, "start-up"))
-    walking = held * work.columns_walked * request.column_bytes / machine.memory_bytes_per_second
-    products = work.driver_products / (machine.products_per_second * machine.cores)
-    phases.append(Phase("walking", walking, "memory bandwidth"))
-    phases.append(Phase("inner rounds", products + work.rounds * machine.inner_round, "driver"))
-    square, step = work.greedy
-    greedy = square * machine.greedy_square + step * machine.greedy_step
-    dense = work.dense_products / machine.dense_products_per_second
-    phases.append(Phase("polish and fit", greedy + dense, "driver"))
-
+        phases.append(phase("network", 1, network=network_bytes))
     node_memory = (tier_bytes if tiered and resident else 0.0) + features * (NODE_TIER_BYTES if tiered else NODE_BYTES)
-    node_memory += shard_bytes if medium.in_memory else 0.0
+    node_memory += shard_bytes if in_memory else 0.0
     driver_memory = float(DRIVER_BYTES * request.n_features) if nodes > 1 else 0.0
     driver_memory += min(gathered_bytes, request.gather_bytes) + 16.0 * request.n_obs * request.k
-    driver_memory += 8.0 * work.gathered * request.k  # coordinates of the polish
-    binds, advice = _judge(request, resources, phases, node_memory, driver_memory, pass_bytes, resident, reread)
+    driver_memory += 8.0 * gathered * request.k  # coordinates of the polish
+
+    totals: dict[str, float] = {}
+    for each in phases:
+        totals[each.resource] = totals.get(each.resource, 0.0) + each.seconds
+    binds, advice = max(totals, key=lambda resource: totals[resource]), []
+    memory = 1e9 * machine.memory_gb
+    for name, need in (("a machine", node_memory * sharing), ("the driver", driver_memory)):
+        if need > memory:
+            binds = "memory capacity"
+            advice.append(f"{name} needs {need / 1e9:,.0f} GB of memory and has {memory / 1e9:,.0f} GB: it would not run")
+    if not resident:
+        enough = math.ceil(nodes * pass_bytes * sharing / (FILLABLE * memory))
+        part = "the int8 tier" if tiered else "the matrix"
+        advice.append(f"{part} exceeds half of a node's memory, so every pass reads the device; {enough:,} nodes would hold it")
+    if reread > 0:
+        advice.append(
+            f"gathered columns exceed the driver's budget of {request.gather_bytes / 1e9:,.1f} GB, so {reread / 1e9:,.0f} GB are "
+            "read again; a higher tau gathers fewer"
+        )
     return Plan(
-        passes=work.passes + (work.gathered + glanced) / request.n_features,
-        most_passes=float(work.most_passes),
-        outer_iterations=work.passes,
-        inner_rounds=work.rounds,
-        gathered_columns=work.gathered,
+        passes=full + (gathered + examined) / request.n_features,
+        most_passes=float(most),
+        full_passes=full,
+        inner_iterations=work.inner_iterations,
+        gathered_columns=gathered,
         shard_bytes=shard_bytes,
         tier_bytes=tier_bytes,
         bytes_read_per_node=swept_bytes + exact_bytes,
-        medium_bytes_per_node=from_medium,
-        network_bytes=sent + received,
+        device_bytes_per_node=0.0 if in_memory else swept_device_bytes + exact_bytes,
+        network_bytes=network_bytes,
         node_memory=node_memory,
         driver_memory=driver_memory,
         reread_bytes=reread,
         phases=tuple(phases),
         binds=binds,
-        advice=advice,
+        advice=tuple(advice),
     )
 
 
-def _fast_omp(request: PlanRequest) -> _Work:
-    """Return the work of FAST_OMP, from a rehearsal."""
-    played = rehearse(
-        request.n_features, request.n_obs, request.k, kind=KINDS[request.data], epsilon=request.epsilon, tau=request.tau
-    )
-    n_obs, k, gathered = request.n_obs, played.selected, played.gathered
-    walked = sum(outer.block_columns + outer.survivors for outer in played.outers)
-    products = sum((outer.prefix_columns + outer.survivors * outer.selected) * n_obs for outer in played.outers)
-    dense = sum(outer.prefix_columns * (outer.selected + outer.adopted / 2) for outer in played.outers)
-    if request.polish:
-        walked += gathered * GRAM_WASTE * k / GRAM_COLUMNS
-        products += gathered * n_obs * GRAM_WASTE * k
-    return _Work(
-        passes=len(played.outers),
-        most_passes=math.ceil(1.0 / request.epsilon),
-        gathered=gathered,
-        unclear=sum(outer.unclear for outer in played.outers),
-        survivors=sum(outer.survivors for outer in played.outers),
-        rounds=played.rounds,
-        columns_walked=walked,
-        driver_products=products,
-        dense_products=dense + 3.0 * n_obs * k * k,
-        greedy=(gathered * k * k, gathered * k) if request.polish else (0.0, 0.0),
-    )
-
-
-def _sds_omp(request: PlanRequest) -> _Work:
-    """Return the work of SDS_OMP: a pass per feature, one column gathered each."""
-    k = request.k
-    return _Work(k, k, k, 0.0, k, k, k, 0.0, 2.0 * request.n_obs * k * k, (0.0, 0.0))
-
-
-def _passes(request: PlanRequest, resources: Resources, passes: int, resident: bool, sharing: int) -> Phase:
-    """Return the time of all sweeps: the slowest of medium, memory and cores, or first one and then the others."""
-    machine, medium = resources.machine, resources.medium
-    kind = "int8" if request.tier == "int8" else request.dtype
-    entries = request.n_features / request.nodes * request.n_obs
-    size = entries * np.dtype(kind).itemsize
-    by_memory = size / (machine.memory_bytes_per_second / sharing)
-    by_cores = entries / (machine.entries_per_second[kind] * machine.cores / sharing)
-    in_memory = max(by_memory, by_cores)
-    where = "memory bandwidth" if by_memory >= by_cores else "processor"
-    if medium.in_memory:
-        return Phase("passes", passes * in_memory, where)
-    by_medium = size / (medium.bytes_per_second / sharing)
-    if resident:
-        first, others = max(FIRST_PASS * by_medium, in_memory), (passes - 1) * in_memory
-        return Phase("passes", first + others, "medium" if first > others else where)
-    return Phase("passes", passes * max(by_medium, in_memory), "medium" if by_medium > in_memory else where)
-
-
-def _judge(
-    request: PlanRequest,
-    resources: Resources,
-    phases: list[Phase],
-    node_memory: float,
-    driver_memory: float,
-    pass_bytes: float,
-    resident: bool,
-    reread: float,
-) -> tuple[str, tuple[str, ...]]:
-    """Return what binds, and sentences about what would help."""
-    memory = resources.machine.memory_bytes
-    sharing = min(request.nodes_per_machine, request.nodes)
-    totals: dict[str, float] = {}
-    for phase in phases:
-        totals[phase.resource] = totals.get(phase.resource, 0.0) + phase.seconds
-    binds, advice = max(totals, key=lambda resource: totals[resource]), []
-    if node_memory * sharing > memory or driver_memory > memory:
-        binds = "memory capacity"
-        who = "the driver" if driver_memory > memory else "a machine"
-        need = driver_memory if driver_memory > memory else node_memory * sharing
-        advice.append(f"{who} needs {need / 1e9:,.0f} GB of memory and has {memory / 1e9:,.0f} GB: it would not run")
-    if not resident:
-        nodes = math.ceil(request.nodes * pass_bytes / (FILLABLE * memory / sharing))
-        what = "the int8 tier" if request.tier == "int8" else "the matrix"
-        advice.append(f"{what} does not fit half a node's memory, so every pass reads the medium; {nodes:,} nodes would hold it")
-    if reread > 0:
-        advice.append(
-            f"gathered columns exceed the driver's budget of {request.gather_bytes / 1e9:,.1f} GB and are read again, "
-            f"{reread / 1e9:,.0f} GB in all: a higher tau gathers fewer"
-        )
-    return binds, tuple(advice)
+def _work(request: PlanRequest) -> tuple[Rehearsal, int]:
+    """Return the work of the algorithm and the largest number of full passes."""
+    if request.algorithm == "sds_omp":  # one pass and one gathered column per feature
+        return Rehearsal([Pass(1.0, 1.0, 0.0)] * request.k, request.k, request.k), request.k
+    kind = KINDS[request.data]
+    work = rehearse(request.n_features, request.n_obs, request.k, kind=kind, epsilon=request.epsilon, tau=request.tau)
+    return work, math.ceil(1.0 / request.epsilon)

@@ -16,15 +16,16 @@ import psutil
 import pytest
 
 import fastomp_nvm as fo
-from benchmarks import machine, memory, peers
-from benchmarks.child_process import run_alone
+from benchmarks import peers
+from benchmarks.harness import machine, memory, timing
+from benchmarks.harness.processes import CellError, run_alone, run_cell
 
 
 def test_memory_beyond_the_data_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a contestant's preparation needed for a while does not count, what its call needs does."""
     held, sampled = [1000], threading.Event()
 
-    def resident_bytes() -> int:
+    def resident_bytes(process: int | None = None) -> int:
         found = held[0]
         sampled.set()
         return found
@@ -52,7 +53,8 @@ def test_memory_beyond_the_data_is_that_of_the_call(monkeypatch: pytest.MonkeyPa
 
 def test_memory_of_this_process_is_seen() -> None:
     """Pages that were written to are counted, in a process of its own: what other tests left is freed at any time."""
-    code = "import numpy as np; from benchmarks.memory import resident_bytes as now; before = now(); block = np.ones(10_000_000); "
+    code = "import numpy as np; from benchmarks.harness.memory import resident_bytes as now; "
+    code += "before = now(); block = np.ones(10_000_000); "
     done = subprocess.run([sys.executable, "-c", code + "print(now() - before)"], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 40e6
 
@@ -81,12 +83,44 @@ def test_both_fortran_forms_of_scikit_learn_agree() -> None:
     assert without_copy["r2"] == pytest.approx(estimator["r2"], rel=1e-9)
 
 
-def test_interleaved_does_not_time_what_is_made_anew() -> None:
-    """What prepares a contestant runs before each of its times, and only its."""
+def test_preparing_data_again_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contestant that overwrites its data is prepared before each of its runs, the others never; warm turns do not count."""
     order: list[str] = []
+    monkeypatch.setattr(timing, "PAUSE", 0.0)
     contestants = {name: lambda name=name: order.append(name) for name in ("plain", "spoiling")}
-    machine.interleaved(contestants, 2, untimed={"spoiling": lambda: order.append("anew")})
-    assert order == ["plain", "anew", "spoiling"] * 2
+    seconds, _ = timing.in_turn(contestants, 2, warm=1, untimed={"spoiling": lambda: order.append("prepared")})
+    assert order == ["plain", "prepared", "spoiling"] * 3
+    assert {name: len(times) for name, times in seconds.items()} == {"plain": 2, "spoiling": 2}
+
+
+def test_the_interval_of_a_ratio_holds_its_median() -> None:
+    """Paired ratios: a machine that slows down for both contestants changes nothing."""
+    rng = np.random.default_rng(0)
+    pace = rng.uniform(1, 10, 15)
+    ratio = timing.paired((1.5 * pace).tolist(), pace.tolist())
+    assert ratio.low == pytest.approx(1.5) == ratio.median == ratio.high
+    noisy = timing.paired((1.5 * pace * rng.uniform(0.9, 1.1, 15)).tolist(), pace.tolist())
+    assert 1.3 < noisy.low < noisy.median < noisy.high < 1.7
+
+
+def test_a_stopwatch_counts_nested_calls_once() -> None:
+    """The time of the outermost call counts, under its group; functions are restored afterwards."""
+
+    class Work:
+        def outer(self) -> None:
+            time.sleep(0.02)
+            self.inner()
+
+        def inner(self) -> None:
+            time.sleep(0.02)
+
+    outer = Work.outer
+    with timing.stopwatch({"outer": [(Work, "outer")], "inner": [(Work, "inner")]}) as spent:
+        Work().outer()
+        assert spent["inner"] == 0
+        Work().inner()
+    assert spent["outer"] > spent["inner"] > 0
+    assert Work.outer is outer
 
 
 def test_the_fingerprint_says_when_and_which_version() -> None:
@@ -107,6 +141,23 @@ def test_a_child_leaves_no_process_behind(tmp_path: Path) -> None:
         while _lives(int(server.read_text())):
             assert time.monotonic() < end, "the server lives on"
             time.sleep(0.01)
+
+
+def test_a_failed_measurement_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of its errors, its time limit, or its figures."""
+    (tmp_path / "measured_here.py").write_text(
+        "import json, sys, time\n"
+        "cell = json.loads(sys.argv[2])\n"
+        "time.sleep(cell['seconds'])\n"
+        "print('said first')\n"
+        "print(json.dumps(cell)) if cell['good'] else sys.exit('no figures')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert run_cell("measured_here", {"good": True, "seconds": 0}) == {"good": True, "seconds": 0}
+    with pytest.raises(CellError, match="no figures"):
+        run_cell("measured_here", {"good": False, "seconds": 0})
+    with pytest.raises(CellError, match="not done after 1 s"):
+        run_cell("measured_here", {"good": True, "seconds": 600}, timeout=1)
 
 
 def _lives(process: int) -> bool:

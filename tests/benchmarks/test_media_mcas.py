@@ -38,7 +38,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningM
 def rows_of(tmp_path: Path, address: str | None, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """Return the rows of MCAS, measured in this process."""
     media.build(DATA, f"mmap://{tmp_path / 'store'}")
-    monkeypatch.setattr(media, "run_process", lambda cell, data: {**media.asdict(cell), **media.run_cell(cell)})
+    monkeypatch.setattr(media, "run_process", lambda cell, data: {**media.asdict(cell), **media.measure_cell(cell)})
     return list(media._in_mcas(DATA, tmp_path / "store", address))
 
 
@@ -67,7 +67,7 @@ def test_a_cell_that_was_killed_does_not_keep_the_data(
             client.submit(k=3)
         return {}
 
-    monkeypatch.setattr(media, "run_cell", begin)
+    monkeypatch.setattr(media, "measure_cell", begin)
     rows_of(tmp_path, address, monkeypatch)
     with fo.connect(f"mcas://{address}/fastomp-bench") as client:
         assert not client.list("fastomp-bench")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import media_report
-from tests.benchmarks.test_media_scale import cell
+from benchmarks import media
+from tests.benchmarks.test_media_scale import cell, page_of
 
 WIDTH = 1400
 
@@ -44,9 +44,9 @@ def test_the_media_page_shows_its_figure_and_fits(tmp_path: Path) -> None:
         cell("mmap, limited, tier in DRAM", "fast_omp", [1.5, 1.6, 1.7], tier="int8", **fields),
         cell("mmap, limited", "sds_omp", [100.123, 110.456, 120.789], **fields),
     ]
-    shown = screenshot(media_report.write_report(tmp_path, rows, {"cpu": "any"})).astype(np.int64)
+    shown = screenshot(page_of(rows, tmp_path)).astype(np.int64)
     for kind in (("fast_omp", "exact"), ("fast_omp", "int8"), ("sds_omp", "exact")):
-        colour = [int(media_report.COLOURS[kind][first : first + 2], 16) for first in (1, 3, 5)]
+        colour = [int(media.COLOURS[kind][first : first + 2], 16) for first in (1, 3, 5)]
         assert (np.abs(shown - colour).max(axis=2) <= 2).sum() > 1000, f"no bar of {kind}"
     assert shown.shape[1] == WIDTH
     assert (shown[:, :40] == 255).all()

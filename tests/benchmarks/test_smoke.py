@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import cluster, fast, kernels, paper, peers, pursuit, tier_noise
-from benchmarks.paper_report import write_report
+from benchmarks import cluster, constraint_share, fast, kernels, paper, peers, plan, tier_noise
+from benchmarks.harness.data import refit_score
+from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.errors import RequestError
 
 
-def test_pursuit_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    """The quick form names each bar with a positive figure, and scikit-learn's number of selected features."""
-    assert pursuit.main(["--quick", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert {sweep["dtype"] for sweep in printed["sweeps"]} == {"float32", "float64"}
-    assert len(printed["bars"]) == 9
-    assert all(bar["found"] > 0 for bar in printed["bars"])
-    for run in printed["pursuits"]:
-        assert all(row["selected"] > 0 and row["r2"] <= 1 for row in run["rows"])
+def report(name: str, *words: str) -> Report:
+    """Return a report as a benchmark begins it."""
+    return Report(argument_parser(name, "A test.").parse_args(words))
 
 
 def test_kernels_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +24,7 @@ def test_kernels_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.main(["--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     *ratios, changed = printed["bars"]
-    assert len(ratios) == 4
+    assert len(ratios) == 5
     assert all(bar["found"] > 0 for bar in ratios)
     assert changed["found"] == 0
     assert all(row["same_answer"] and row["times_fewer_bytes"] > 3 for row in printed["tier"])
@@ -39,8 +33,9 @@ def test_kernels_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A tier that changes an answer is a bar that is missed, however quick it is; here of figures that were made up."""
-    names = ("BLAS GEMV", "float32", "float16", "int8", "BLAS GEMM", "float32, 64 residuals")
-    seconds = dict(zip(names, (1.0, 1.0, 0.5, 0.1, 1.0, 1.0), strict=True))
+    names = ("BLAS GEMV", "float32", "float16", "int8", "BLAS GEMM", "float32, 64 residuals", "BLAS GEMV, float64", "float64")
+    seconds = {name: [took] for name, took in zip(names, (1.0, 1.0, 0.5, 0.1, 1.0, 1.0, 1.0, 1.0), strict=True)}
+    monkeypatch.setattr(kernels, "after_a_pause", lambda *_: {"free": [1.0], "pinned": [1.0]})
     row = {"algorithm": "fast_omp", "seconds": 1.0, "times_faster": 2.0, "times_fewer_bytes": 4.0}
     monkeypatch.setattr(kernels, "sweeps", lambda *_: seconds)
     monkeypatch.setattr(kernels, "blocking", lambda *_: [])
@@ -51,24 +46,40 @@ def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    """The quick form has a line for each algorithm, and both answers alike."""
-    assert tier_noise.main(["--quick"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["sds_omp", "fast_omp"]
-    assert all("median ratio" in line for line in lines)
+    """The quick form has a bar for each algorithm, and both answers alike."""
+    assert tier_noise.main(["--quick", "--json"]) == 0
+    *ratios, changed = json.loads(capsys.readouterr().out)["bars"]
+    assert [bar["claim"].split(":")[0] for bar in ratios] == ["sds_omp", "fast_omp"]
+    assert all(bar["interval"][0] <= bar["found"] <= bar["interval"][1] for bar in ratios)
+    assert changed["found"] == 0
+
+
+def test_constraint_share_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form times the constraint within the run."""
+    assert constraint_share.main(["--quick", "--json"]) == 0
+    (bar,) = json.loads(capsys.readouterr().out)["bars"]
+    assert 0 < bar["found"] < 1
+
+
+def test_plan_compares_passes_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Predicted counts of one small run are near the real ones, and the constants are a machine file."""
+    assert plan.main(["--quick", "--json", "--folder", str(tmp_path), "--machine", str(tmp_path / "machine.json")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert all(0.5 < row[name] < 2 for row in printed["rows"] for name in ("passes", "bytes read"))
+    assert json.loads((tmp_path / "machine.json").read_text()) == printed["machine_constants"]
+    assert [file.name for file in tmp_path.iterdir()] == ["machine.json"]
 
 
 def test_fast_is_judged_against_the_quicker_fortran_form() -> None:
     """Of scikit-learn's two forms in Fortran order the quicker one counts."""
-    pytest.importorskip("sklearn")
-    names = ("FAST_OMP", "FAST_OMP, int8 tier", "scikit-learn, float64 C order", "scikit-learn, float64 Fortran", fast.NO_COPY)
     for times in ((9.0, 7.0), (7.0, 9.0)):
-        rows = {
-            name: {"seconds": seconds, "selected": 3, "r2": 0.5}
-            for name, seconds in zip(names, (1.0, 1.0, 20.0, *times), strict=True)
-        }
-        bars = fast._linear_bars({"size": asdict(fast.SIZES[0]), "rows": rows, "bookkeeping": 0.1, "skipped": ""})
-        assert next(bar.found for bar in bars if "Fortran" in bar.claim) == 7.0
+        seconds = dict(zip((fast.C_ORDER, fast.FORTRAN, fast.NO_COPY), (20.0, *times), strict=True))
+        races = {form: {form: [took], "FAST_OMP": [1.0], "SDS_OMP": [2.0]} for form, took in seconds.items()}
+        judged = report("fast")
+        fast.linear_bars(
+            judged, fast.SIZES["small"], races, dict.fromkeys((fast.C_ORDER, "FAST_OMP"), 0.5), {fast.C_ORDER: 3, "FAST_OMP": 3}
+        )
+        assert [bar.found for bar in judged.bars if "Fortran" in bar.claim] == [7.0, 3.5]
 
 
 def test_a_refit_does_not_depend_on_the_order_of_selection() -> None:
@@ -76,7 +87,7 @@ def test_a_refit_does_not_depend_on_the_order_of_selection() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 40)), rng.normal(size=60)
     chosen = rng.permutation(40)[:20]
-    scores = {peers.refit_score(X, y, rng.permutation(chosen)) for _ in range(20)}
+    scores = {refit_score(X, y, rng.permutation(chosen)) for _ in range(20)}
     assert len(scores) == 1
 
 
@@ -85,10 +96,11 @@ def test_fast_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     assert fast.main(["--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert all(0 < run["bookkeeping"] < 1 for run in printed["linear"])
-    for run in printed["linear"]:
-        assert {row["selected"] for row in run["rows"].values()} == {run["size"]["k"]}
-    assert len(printed["bars"]) == 14
+    problems = [figures for name, figures in printed.items() if name.endswith("k = 10")]
+    assert len(problems) == 2
+    assert all(0 < problem["bookkeeping"] < 1 for problem in problems)
+    assert all(row["selected"] == 10 for problem in problems for row in problem["rows"].values())
+    assert len(printed["bars"]) == 19
     assert all(bar["found"] > 0 for bar in printed["bars"])
 
 
@@ -104,8 +116,9 @@ def test_cluster_judges_its_bar(
     words = ["--features", "600", "--observations", "20"]
     assert cluster.main(words) == cluster.main([*words, "--json"]) == code
     text = capsys.readouterr().out
-    assert text.count("MISSED") == (2 if overhead > cluster.BAR else 0)
-    assert text.count("met ") == (0 if overhead > cluster.BAR else 2)
+    assert text.count("MISSED milliseconds") == (2 if overhead > cluster.BAR else 0)
+    assert text.count("met    milliseconds") == (0 if overhead > cluster.BAR else 2)
+    assert text.count("MISSED answers") == (not same)
 
 
 def test_peers_lists_every_contestant(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +173,10 @@ def test_the_compas_section_shows_mean_and_spread(tmp_path: Path) -> None:
         for algorithm, values in figures.items()
         for seed, value in enumerate(values)
     ]
-    page = write_report(tmp_path, [], points, {}, {}, {}).read_text()
+    written = report("paper", "--out", str(tmp_path))
+    paper.show_compas(written, points)
+    written.finish()
+    page = (tmp_path / "paper.html").read_text()
     assert (tmp_path / "compas.png").stat().st_size > 10_000
     assert "FAST_OMP: the training log-likelihood is at most 8.33 % from the optimum in the mean over seeds and 6.67 %" in page
     assert "FAST_OMP + polish: the training log-likelihood is at most 4.17 %" in page

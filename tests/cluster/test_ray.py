@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import StoreError, UnreachableError
-from fastomp_nvm.planning.measuring_shards import measure_shards
 from fastomp_nvm.runs.drive import list_runs
 from fastomp_nvm.stores.contract import FeatureStore
 from storage_backends.build.sharding import cut
@@ -234,16 +232,6 @@ def test_a_driver_killed_is_resumed_to_the_same_answer(
     assert found["indices"] == expected.indices.tolist()
     assert found["coef"] == expected.to_json()["coef"]
     assert not list(regions.iterdir())
-
-
-@pytest.mark.slow
-def test_what_shards_cost_is_measured_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Ray of its own, whatever cluster the environment names; a Ray that does not start leaves it unmeasured."""
-    monkeypatch.setenv("FASTOMP_RAY", "127.0.0.1:1")
-    found = measure_shards(tmp_path, 1)
-    assert found is not None
-    assert all(value > 0 for value in asdict(found).values())
-    assert measure_shards(tmp_path / "nowhere", 1) is None
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(ray_session: Any, manifest: Path) -> None:

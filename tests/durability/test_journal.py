@@ -12,7 +12,7 @@ from fastomp_nvm.algorithms.protocol import Ask, Gradients, Query
 from fastomp_nvm.errors import MediumError, StoreError
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.runs.journal import DecisionJournal, recorded_progress
-from storage_backends.testing.memory_log import MemoryLog
+from tests.harness.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics
 

@@ -10,7 +10,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.log import StateLog
-from storage_backends.testing.kill_trials import KILL_POINTS, WrongAnswerError, kill_at_point, kill_at_random_times
+from tests.harness.kill_trials import KILL_POINTS, WrongAnswerError, kill_at_point, kill_at_random_times
 
 pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 

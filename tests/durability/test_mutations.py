@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastomp_nvm.errors import FastompError, StoreError
 from fastomp_nvm.runs.registration import Registration
 from fastomp_nvm.runs.sealed import seal, unseal
-from storage_backends.testing.mutations import MutationTrials, mutate
+from tests.harness.mutations import MutationTrials, mutate
 
 
 def test_mutated_files_raise_our_errors_only(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import fastomp_nvm as fo
 from fastomp_nvm.engine.engine import Engine
 from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.log import StateLog
-from storage_backends.testing.kill_trials import comparable
 from tests.durability.conftest import REQUEST, PulledPlugError, stop_after_three_rounds
+from tests.harness.kill_trials import comparable
 
 ROOT = Path(__file__).parents[2]
 

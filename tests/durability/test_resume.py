@@ -13,7 +13,7 @@ from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.journal import DecisionJournal
 from fastomp_nvm.runs.log import StateLog
 from storage_backends.files.regions import FileRegion
-from storage_backends.testing.kill_trials import comparable
+from tests.harness.kill_trials import comparable
 
 LINEAR: dict[str, Any] = {"k": 5, "objective": "linear", "target": "amount"}
 LOGISTIC: dict[str, Any] = {"k": 3, "objective": "logistic", "target": "class"}

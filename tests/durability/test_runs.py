@@ -20,9 +20,9 @@ from fastomp_nvm.constraints import Cardinality
 from fastomp_nvm.engine import identity
 from fastomp_nvm.runs import drive, registration, sealed
 from storage_backends.files import mapped
-from storage_backends.testing.kill_trials import comparable
 from storage_backends.testing.power_cut import Fault, failing_calls
 from tests.durability.conftest import REQUEST
+from tests.harness.kill_trials import comparable
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fastomp_nvm.errors import FastompError, MediumError, StoreError
 from fastomp_nvm.runs import log as checkpoint
 from fastomp_nvm.runs.log import PAGE, StateLog, read_state
-from storage_backends.testing.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
 from storage_backends.testing.power_cut import FailingPlace, Fault, SimulatedPlace, explore
+from tests.harness.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
 
 pytestmark = pytest.mark.numerics
 

@@ -140,7 +140,7 @@ def test_a_deadline_stops_between_sweeps() -> None:
     from fastomp_nvm.runs.journal import DecisionJournal
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.select import _prepare
-    from storage_backends.testing.memory_log import MemoryLog
+    from tests.harness.memory_log import MemoryLog
 
     design = PaperDesign(100, 300, seed=2)
     dataset, sweeper = Dataset.of_array(design.matrix().T), Sweeper(1)

@@ -1,35 +1,22 @@
-"""The plan: what is added up adds up, what binds is what is scarce, and a profile survives its file."""
+"""The plan: bytes add up, the scarce resource binds, and a machine file is read or refused by name."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.planning import measuring
-from fastomp_nvm.planning.machine_profiles import (
-    MEDIA,
-    NETWORKS,
-    TYPICAL_NODE,
-    Medium,
-    Network,
-    Profile,
-    read_profile,
-    write_profile,
-)
-from fastomp_nvm.planning.measuring_shards import ShardCosts
-from fastomp_nvm.planning.plan import Plan, PlanRequest, Resources, plan
+from fastomp_nvm.planning.plan import MEDIA, Machine, Plan, PlanRequest, plan, read_machine
 
-USUAL = Resources(TYPICAL_NODE, MEDIA["nvme"], NETWORKS["25gbe"])
 REQUEST = PlanRequest(10_000_000, 2000, 50, nodes=10)
 
 
-def planned(resources: Resources = USUAL, **changes: object) -> Plan:
+def planned(machine: Machine | None = None, **changes: object) -> Plan:
     """Plan the usual request with some changes."""
-    return plan(replace(REQUEST, **changes), resources)
+    return plan(replace(REQUEST, **changes), machine)
 
 
 def seconds(found: Plan, name: str) -> float:
@@ -42,18 +29,28 @@ def test_bytes_are_those_of_the_matrix() -> None:
     found = planned()
     assert found.shard_bytes * 10 == pytest.approx(10_000_000 * 2000 * 4)
     assert found.tier_bytes * 10 == pytest.approx(10_000_000 * 2000)
-    assert found.bytes_read_per_node >= found.outer_iterations * found.tier_bytes
+    assert found.bytes_read_per_node >= found.full_passes * found.tier_bytes
     exact = planned(tier="none", gather_bytes=1 << 40)
     assert exact.tier_bytes == 0
-    swept, gathered = exact.outer_iterations * exact.shard_bytes, exact.gathered_columns * 8000
+    swept, gathered = exact.full_passes * exact.shard_bytes, exact.gathered_columns * 8000
     assert exact.bytes_read_per_node == pytest.approx(swept + gathered / 10)
 
 
-def test_the_time_is_that_of_its_phases() -> None:
+def test_the_time_is_the_sum_of_its_phases() -> None:
     """Nothing is counted twice or left out, and every phase takes some."""
     found = planned()
     assert found.seconds == pytest.approx(sum(phase.seconds for phase in found.phases))
     assert all(phase.seconds > 0 for phase in found.phases)
+
+
+def test_a_phase_takes_as_long_as_its_slowest_resource() -> None:
+    """Passes over an exact matrix in memory: bytes over bandwidth, or two operations per entry over the rate of operations."""
+    entries = REQUEST.n_features // 10 * REQUEST.n_obs
+    quick = Machine(memory_gb=1e4, memory_gbps=100, gflops=1e6, device_gbps=None)
+    found = planned(quick, tier="none")
+    assert seconds(found, "passes") == pytest.approx(found.full_passes * 4 * entries / 100e9)
+    found = planned(replace(quick, gflops=10), tier="none")
+    assert seconds(found, "passes") == pytest.approx(found.full_passes * 2 * entries / 10e9)
 
 
 def test_one_node_has_no_network() -> None:
@@ -74,8 +71,8 @@ def test_network_bytes_are_vectors_scores_survivors_and_columns() -> None:
 
 def test_sds_omp_passes_once_per_feature() -> None:
     """And FAST_OMP at most ceil(1 / epsilon) times."""
-    assert planned(algorithm="sds_omp").outer_iterations == 50
-    assert planned(epsilon=0.25).outer_iterations <= 4
+    assert planned(algorithm="sds_omp").full_passes == 50
+    assert planned(epsilon=0.25).full_passes <= 4
 
 
 def test_nodes_that_share_a_machine_sweep_no_quicker_than_one() -> None:
@@ -86,19 +83,18 @@ def test_nodes_that_share_a_machine_sweep_no_quicker_than_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "changes", "binds"),
+    ("machine", "binds"),
     [
-        (replace(USUAL, medium=Medium("slow", 1e7)), {}, "medium"),
-        (replace(USUAL, network=Network("slow", 1e5)), {}, "network"),
-        (replace(USUAL, medium=MEDIA["dram"], machine=replace(TYPICAL_NODE, memory_bytes_per_second=1e8)), {}, "memory bandwidth"),
-        (replace(USUAL, machine=replace(TYPICAL_NODE, memory_bytes=1e9)), {}, "memory capacity"),
-        (replace(USUAL, machine=replace(TYPICAL_NODE, inner_round=60.0)), {}, "driver"),
-        (replace(USUAL, machine=replace(TYPICAL_NODE, tier_decision=1e-3)), {}, "processor"),
+        (Machine(device_gbps=0.01), "device bandwidth"),
+        (Machine(network_gbps=1e-4), "network bandwidth"),
+        (Machine(device_gbps=None, memory_gbps=0.1), "memory bandwidth"),
+        (Machine(device_gbps=None, gflops=0.1), "multiply-adds"),
+        (Machine(memory_gb=1), "memory capacity"),
     ],
 )
-def test_what_binds_is_what_is_scarce(resources: Resources, changes: dict, binds: str) -> None:
+def test_the_scarce_resource_binds(machine: Machine, binds: str) -> None:
     """One resource made scarce at a time is named."""
-    assert planned(resources, **changes).binds == binds
+    assert planned(machine).binds == binds
 
 
 def test_columns_beyond_the_budget_are_read_again() -> None:
@@ -110,12 +106,13 @@ def test_columns_beyond_the_budget_are_read_again() -> None:
 
 
 def test_a_tier_that_fits_memory_is_read_once() -> None:
-    """More nodes make it fit; until then every pass comes from the medium, and the plan says how many would do."""
+    """More nodes make it fit; until then every pass reads the device, and the plan says how many nodes would do."""
     request = {"n_features": 100_000_000, "n_obs": 20_000, "data": "sparse"}
     few, many = planned(nodes=2, **request), planned(nodes=40, **request)
-    assert few.medium_bytes_per_node >= few.outer_iterations * few.tier_bytes > 0
-    assert many.medium_bytes_per_node < 2 * many.tier_bytes
+    assert few.device_bytes_per_node >= few.full_passes * few.tier_bytes > 0
+    assert many.device_bytes_per_node < 2 * many.tier_bytes
     assert any("nodes would hold it" in sentence for sentence in few.advice)
+    assert planned(Machine(device_gbps=MEDIA["dram"])).device_bytes_per_node == 0
 
 
 @pytest.mark.parametrize(
@@ -128,51 +125,32 @@ def test_impossible_requests_are_refused(field: str, value: object) -> None:
         planned(**{field: value})
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    """Written and read, it is the same."""
-    profile = Profile(TYPICAL_NODE, {"disk": Medium("a disk", 2e9)}, Network("a wire", 1e9))
-    write_profile(profile, tmp_path / "node.yaml")
-    assert read_profile(tmp_path / "node.yaml") == profile
+def test_a_machine_file_is_yaml_or_json(tmp_path: Path) -> None:
+    """Fields that it leaves out have their defaults; a device of null is a matrix in memory."""
+    file = tmp_path / "machine"
+    file.write_text("memory_gbps: 12.5\n", encoding="utf-8")
+    assert Machine(**read_machine(file)) == Machine(memory_gbps=12.5)
+    file.write_text(json.dumps({"gflops": 70, "device_gbps": None}), encoding="utf-8")
+    assert Machine(**read_machine(file)) == Machine(gflops=70, device_gbps=None)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("text", "named"),
     [
-        (lambda found: found["machine"].pop("cores"), "cores"),
-        (lambda found: found["machine"].update(cores=-1), "cores"),
-        (lambda found: found["machine"].update(colour=1), "colour"),
-        (lambda found: found["machine"].update(start="soon"), "start"),
-        (lambda found: found["machine"]["entries_per_second"].pop("int8"), "int8"),
-        (lambda found: found["media"].update(disk=3), "disk"),
-        (lambda found: found.pop("machine"), "describes no machine"),
+        ("gflops: -1", "gflops"),
+        ("gflops: yes", "gflops"),
+        ("gflops: null", "gflops"),
+        ("memory_gb: .inf", "memory_gb"),
+        ("colour: 1", "network_gbps"),
+        ("- 1", "network_gbps"),
+        ("gflops: [", "cannot be read"),
     ],
 )
-def test_a_broken_profile_is_refused_by_name(change, named: str, tmp_path: Path) -> None:
-    """The field is named, or the file is."""
-    file = tmp_path / "node.yaml"
-    write_profile(Profile(TYPICAL_NODE, {"disk": Medium("a disk", 2e9)}), file)
-    found = yaml.safe_load(file.read_text())
-    change(found)
-    file.write_text(yaml.safe_dump(found))
+def test_a_broken_machine_file_is_refused(text: str, named: str, tmp_path: Path) -> None:
+    """The field is named, or the fields that there are."""
+    file = tmp_path / "machine.yaml"
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(RequestError, match=named):
-        read_profile(file)
-    file.write_text("machine: [")
-    with pytest.raises(RequestError, match=r"node\.yaml"):
-        read_profile(file)
-
-
-@pytest.mark.parametrize("shards", [None, ShardCosts(0.002, 4.0, 7e8)])
-def test_this_machine_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: ShardCosts | None) -> None:
-    """Every constant is a positive number, with which a plan can be made; here on inputs far too small to mean anything."""
-    monkeypatch.setattr(measuring, "measure_shards", lambda folder, repeats: shards)  # which starts Ray: test_ray.py lets it
-    for name, value in {"ENTRIES": 1 << 20, "FILE_BYTES": 16 << 20, "MANY": 3000, "POLISHED": (2000, 128), "_REPEATS": 1}.items():
-        monkeypatch.setattr(measuring, name, value)
-    profile = measuring.measure(tmp_path)
-    write_profile(profile, tmp_path / "node.yaml")
-    assert read_profile(tmp_path / "node.yaml") == profile  # which refuses what is not above 0
-    found = plan(REQUEST, Resources(profile.machine, profile.media["disk"], NETWORKS["10gbe"]))
-    assert found.seconds > 0
-    assert (profile.network is None) == (shards is None)
-    if shards is not None:
-        assert (profile.machine.call, profile.machine.cluster_start) == (0.002, 4.0)
-    assert [file.name for file in tmp_path.iterdir()] == ["node.yaml"]
+        read_machine(file)
+    with pytest.raises(RequestError, match="nowhere"):
+        read_machine(tmp_path / "nowhere")

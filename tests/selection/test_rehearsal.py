@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,9 +26,9 @@ def test_it_predicts_runs_on_the_papers_design(tau: float, k: int) -> None:
     real = fo.select(design.matrix().T, design.response(), k=k, tau=tau).details
     predicted = rehearse(10_000, 400, k, kind=KINDS["paper"], tau=tau)
     passes = math.floor(real["full_passes"])
-    assert within(len(predicted.outers), passes, 1.4)
+    assert within(len(predicted.passes), passes, 1.4)
     assert within(predicted.gathered, (real["full_passes"] - passes) * 10_000, 1.6)
-    assert within(predicted.rounds, real["gradient_rounds"] - passes, 2.0)
+    assert within(predicted.inner_iterations, real["gradient_rounds"] - passes, 2.0)
 
 
 @pytest.mark.parametrize(("tau", "k"), [(0.25, 60), (0.5, 120)])
@@ -39,9 +38,9 @@ def test_it_predicts_runs_on_sparse_data(tau: float, k: int) -> None:
     real = fo.select(X, y, k=k, tau=tau).details
     predicted = rehearse(10_000, 500, k, kind=KINDS["sparse"], tau=tau)
     passes = math.floor(real["full_passes"])
-    assert abs(len(predicted.outers) - passes) <= 1
+    assert abs(len(predicted.passes) - passes) <= 1
     assert within(predicted.gathered, (real["full_passes"] - passes) * 10_000, 1.6)
-    assert within(predicted.rounds, real["gradient_rounds"] - passes, 2.0)
+    assert within(predicted.inner_iterations, real["gradient_rounds"] - passes, 2.0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,25 +55,23 @@ def test_it_predicts_runs_on_sparse_data(tau: float, k: int) -> None:
 def test_it_keeps_what_the_algorithm_promises(n_features: int, n_obs: int, k: int, epsilon: float, tau: float, kind: str) -> None:
     """At most ceil(1 / epsilon) passes and k features; nothing negative, not finite, or gathered twice."""
     played = rehearse(n_features, n_obs, min(k, n_obs), kind=KINDS[kind], epsilon=epsilon, tau=tau)
-    assert 1 <= len(played.outers) <= math.ceil(1 / epsilon)
-    assert played.selected <= min(k, n_features, n_obs)
-    assert played.selected == sum(outer.adopted for outer in played.outers)
-    assert all(before.selected + before.adopted == after.selected for before, after in pairwise(played.outers))
-    for outer in played.outers:
-        assert 0 <= outer.fresh <= outer.survivors * (1 + 1e-9)
-        assert outer.survivors <= n_features * (1 + 1e-9)
-        assert outer.unclear >= 0
-        assert np.isfinite((outer.survivors, outer.block_columns, outer.prefix_columns)).all()
-    assert played.gathered <= sum(outer.survivors for outer in played.outers) * (1 + 1e-9)
+    assert 1 <= len(played.passes) <= math.ceil(1 / epsilon)
+    assert 1 <= played.selected <= min(k, n_features, n_obs)
+    for each in played.passes:
+        assert 0 <= each.fresh <= each.survivors * (1 + 1e-9)
+        assert each.survivors <= n_features * (1 + 1e-9)
+        assert each.unclear >= 0
+    assert np.isfinite((played.columns_walked, played.multiply_adds)).all()
+    assert played.inner_iterations <= played.selected
 
 
 def test_it_is_the_same_every_time() -> None:
     """The seed decides."""
-    one, other = (rehearse(1e6, 1000, 50, kind=KINDS["paper"], seed=3) for _ in range(2))
+    one, other = (rehearse(10**6, 1000, 50, kind=KINDS["paper"], seed=3) for _ in range(2))
     assert one == other
 
 
 def test_survivors_of_the_papers_design_are_a_share_of_the_features() -> None:
     """A thousand times the features gather a thousand times the columns, within a fifth."""
-    few, many = (rehearse(n_features, 20_000, 50, kind=KINDS["paper"]).outers[0].survivors for n_features in (1e6, 1e9))
+    few, many = (rehearse(n_features, 20_000, 50, kind=KINDS["paper"]).passes[0].survivors for n_features in (10**6, 10**9))
     assert within(many, 1000 * few, 1.2)

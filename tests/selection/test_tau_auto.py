@@ -146,7 +146,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
     from fastomp_nvm.runs.journal import DecisionJournal
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.select import _prepare
-    from storage_backends.testing.memory_log import MemoryLog
+    from tests.harness.memory_log import MemoryLog
 
     X, y = correlated(4)
     dataset, sweeper = Dataset.of_array(X), Sweeper(1)

@@ -27,7 +27,7 @@ from fastomp_nvm.matrix.tier import Tier, TierAccount, TierSweep, kernel_error, 
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.runs.journal import DecisionJournal
 from fastomp_nvm.selection.select import select_shared
-from storage_backends.testing.memory_log import MemoryLog
+from tests.harness.memory_log import MemoryLog
 
 pytestmark = pytest.mark.numerics
 

@@ -1,7 +1,7 @@
-"""How much memory a benchmark may use, and how much it used.
+"""Memory limits and peak memory of a benchmark.
 
-A limit is a control group of the kernel, so that the page cache counts too. It needs the right to make one (root, or a delegated
-group); without it there is no limit to be had, and the benchmark says so instead of pretending.
+A limit is a control group of the kernel, so that the page cache counts too. Making one needs root or a delegated group; a benchmark
+that cannot make one skips the measurement and says so.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
-    """Make a group that may use ``limit`` bytes, page cache included, and no swap; None where that is not allowed here."""
+    """Yield a group that may use ``limit`` bytes, page cache included, and no swap; None where none can be made."""
     group = _make(limit)
     try:
         yield group
     finally:
         if group is not None:
-            with contextlib.suppress(OSError):  # a process that outlived its cell keeps it
+            with contextlib.suppress(OSError):  # a process that outlived its measurement keeps it
                 group.folder.rmdir()
 
 
 def _make(limit: int) -> MemoryGroup | None:
-    """Make the group below the one this process is in."""
+    """Make a group below the one of this process."""
     name = f"fastomp-bench-{os.getpid()}"
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -81,23 +81,26 @@ def _make(limit: int) -> MemoryGroup | None:
     return None
 
 
-def resident_bytes() -> int:
-    """Return the anonymous and shared memory that this process has now."""
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+def resident_bytes(process: int | None = None) -> int:
+    """Return the anonymous and shared memory of a process, by default this one."""
+    status = Path(f"/proc/{process or 'self'}/status").read_text(encoding="ascii", errors="replace")
     return 1024 * sum(map(int, re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status)))
 
 
 class PeakMemory:
-    """Samples the anonymous and shared memory of this process while a ``with`` lasts; ``peak`` in bytes.
+    """Samples the anonymous and shared memory of a process for the duration of a ``with``; ``peak`` in bytes.
 
     Parameters
     ----------
     every : float
-        Seconds between samples: a fraction of what is watched.
+        Seconds between samples.
+    process : int, optional
+        By default this one.
     """
 
-    def __init__(self, every: float = 0.02) -> None:
+    def __init__(self, every: float = 0.02, process: int | None = None) -> None:
         self.peak = 0
+        self._process = process
         self._every = every
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -112,6 +115,6 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while True:
-            self.peak = max(self.peak, resident_bytes())
+            self.peak = max(self.peak, resident_bytes(self._process))
             if self._ended.wait(self._every):
                 return

@@ -1,0 +1,1 @@
+"""Shared by all benchmarks: arguments, timing, bars, reports, devices, memory limits and child processes."""
