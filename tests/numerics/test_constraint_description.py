@@ -13,8 +13,8 @@ import yaml
 from fastomp_nvm import constraints as fc
 from fastomp_nvm.constraints.table import CONSTRAINTS
 from fastomp_nvm.constraints.written.description import parse_constraint, read_constraint, schema
-from fastomp_nvm.constraints.written.inlining import inline_side_files
-from fastomp_nvm.constraints.written.naming import FeatureNames
+from fastomp_nvm.constraints.written.feature_names import FeatureNames
+from fastomp_nvm.constraints.written.side_files import inline_side_files
 from fastomp_nvm.errors import ConstraintError
 from tests.harness.interpreter import steps_of
 
@@ -155,8 +155,8 @@ WRONG = {
     "a list": ("- cardinality: 3", r"^c\.yaml:1: found a list, expected a mapping"),
     "two keys": ("cardinality: 3\nrandom: {p: 1}", r"^c\.yaml:1: found 2 keys"),
     "unknown family": ("all:\n  - cardinalty: 3", r"^c\.yaml:2: unknown constraint 'cardinalty' \(did you mean 'cardinality'"),
-    "duplicate key": ("partition:\n  caps: 1\n  groups: {}\n  caps: 2", r"^c\.yaml:4: the key 'caps' stands twice"),
-    "duplicate group": ("partition:\n  groups:\n    a: [age]\n    a: [on]\n  caps: 2", r"^c\.yaml:4: the key 'a' stands twice"),
+    "duplicate key": ("partition:\n  caps: 1\n  groups: {}\n  caps: 2", r"^c\.yaml:4: the key 'caps' is repeated"),
+    "duplicate group": ("partition:\n  groups:\n    a: [age]\n    a: [on]\n  caps: 2", r"^c\.yaml:4: the key 'a' is repeated"),
     "unknown key": ("partition:\n  group: {}\n  caps: 1", r"^c\.yaml:2: unknown key 'group' \(did you mean 'groups'"),
     "missing key": ("all:\n  - partition:\n      caps: 1", r"^c\.yaml:3: the key 'groups' is missing"),
     "unknown feature": (
@@ -186,7 +186,7 @@ WRONG = {
     "crossing": ("laminar: {groups: {a: [age, on], b: [on, g_1]}, caps: 1}", r"^c\.yaml:1: groups 'b' and 'a' overlap"),
     "edge": ("graphic:\n  edges:\n    age: [1, 2, 3]", r"^c\.yaml:3: the edge of 'age' has 3 ends"),
     "two edges": ("graphic:\n  edges:\n    age: [1, 2]\n    'a*': [1, 3]", r"^c\.yaml:4: feature 'age' has two edges"),
-    "costs missing": ("knapsack: {costs: {age: 1}, budget: 1}", r"11 features have no number here, 'bp_low' for one"),
+    "costs missing": ("knapsack: {costs: {age: 1}, budget: 1}", r"11 features have no number here, such as 'bp_low'"),
     "two costs": ("knapsack:\n  budget: 1\n  costs:\n    age: 1\n    'a*': 2", r"^c\.yaml:5: 'a\*' names a feature that has"),
     "cost not a number": ("knapsack: {costs: {age: .nan}, default: 1, budget: 1}", r"^c\.yaml:1: found '.nan', expected a number"),
     "negative budget": ("knapsack: {costs: {}, default: 1, budget: -1}", r"^c\.yaml:1: the budget is -1"),
@@ -196,7 +196,7 @@ WRONG = {
         "fairness: {judgements: {age: [1], on: [1, 0]}, unlisted: fair, lambda: 1}",
         "'on' has 2 judgements, expected 1",
     ),
-    "not judged": ("fairness: {judgements: {age: [1]}, lambda: 1}", "11 features are not judged, 'bp_low' for one"),
+    "not judged": ("fairness: {judgements: {age: [1]}, lambda: 1}", "11 features are not judged, such as 'bp_low'"),
     "kind": ("fairness: {judgements: {age: [1]}, unlisted: fair, lambda: 1, kind: acuracy}", "did you mean 'accuracy'"),
     "file without folder": (
         "knapsack:\n  costs: costs.csv\n  budget: 1",
@@ -204,7 +204,7 @@ WRONG = {
     ),
     "function": ("oracle: nowhere_to_be_found:f", r"^c\.yaml:1: 'nowhere_to_be_found:f' cannot be imported"),
     "no function": ("oracle: math", r"^c\.yaml:1: 'math' names no function"),
-    "deep": ("all: [{all: [{all: [{all: [{cardinality: 1}]}]}]}]", "nested more than 3 times"),
+    "deep": ("all: [{all: [{all: [{all: [{cardinality: 1}]}]}]}]", "nested more than 3 levels"),
 }
 
 
@@ -223,7 +223,7 @@ WRONG_FILES = {
     "ragged": ("costs.csv", "feature,cost\nage,1,2\n", r"costs\.csv:2: found 3 fields, expected 2"),
     "not a number": ("costs.csv", "feature,cost\nage,dear\n", r"costs\.csv:2: found 'dear', expected a number"),
     "nan": ("costs.csv", "feature,cost\nage,nan\n", r"costs\.csv:2: found 'nan', expected a number"),
-    "twice": ("costs.csv", "feature,cost\nage,1\nage,2\n", r"costs\.csv:3: feature 'age' stands twice"),
+    "twice": ("costs.csv", "feature,cost\nage,1\nage,2\n", r"costs\.csv:3: feature 'age' is listed twice"),
     "empty": ("costs.csv", "", "the column 'feature' is missing"),
     "judgement": ("survey.csv", ",".join(NAMES) + "\n" + ",".join("1" * 11) + ",x\n", r"survey\.csv:2: found the judgement 'x'"),
     "short row": ("survey.csv", ",".join(NAMES) + "\n1\n", r"survey\.csv:2: found 1 judgements, expected 12"),
