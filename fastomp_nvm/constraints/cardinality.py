@@ -32,12 +32,16 @@ class Cardinality(Matroid):
     def __init__(self, n_features: int, k: int) -> None:
         self.n_features = whole_number(n_features, "the number of features")
         self.k = whole_number(k, "the cardinality")
-        self._rank = min(self.k, self.n_features)
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Cardinality:
         """Read ``cardinality: k``."""
         return cls(len(reader.names), item.integer())
+
+    @property
+    def rank(self) -> int:
+        """``k``, or the number of features if that is smaller."""
+        return min(self.k, self.n_features)
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether there are at most ``k`` features."""
