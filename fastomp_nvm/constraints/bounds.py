@@ -81,8 +81,8 @@ class Bounds(Matroid):
         fields = item.fields("groups", "total", optional=("lower", "upper"))
         names, groups = reader.disjoint_groups(fields["groups"])
         n_features = len(reader.names)
-        lower = reader.per_group(fields["lower"], names, default=0) if "lower" in fields else [0] * len(names)
-        upper = reader.per_group(fields["upper"], names, default=n_features) if "upper" in fields else [n_features] * len(names)
+        lower = reader.per_group(fields.get("lower"), names, default=0)
+        upper = reader.per_group(fields.get("upper"), names, default=n_features)
         return cls(n_features, groups, lower, upper, fields["total"].integer(), usable=reader.usable, names=names)
 
     @property

@@ -15,7 +15,7 @@ from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.written.document import Item, near
 from fastomp_nvm.constraints.written.feature_names import FeatureNames
 from fastomp_nvm.constraints.written.function import NamedFunction
-from fastomp_nvm.constraints.written.side_files import Lines, columns, csv_number, lines, survey
+from fastomp_nvm.constraints.written.side_files import SideFile, csv_number
 from fastomp_nvm.errors import ConstraintError
 
 __all__ = ["FieldReader"]
@@ -52,7 +52,7 @@ class FieldReader:
         """
         if item.is_text:
             rows: dict[str, list[int]] = {}
-            for place, (feature, group) in self._columns(item, "feature", "group"):
+            for place, (feature, group) in self._side_file(item).columns("feature", "group"):
                 rows.setdefault(group, []).append(self._feature(feature, place))
             return list(rows), [np.unique(np.array(members, dtype=np.int64)) for members in rows.values()]
         entries = {name: value.elements() for name, value in item.mapping().items()}
@@ -82,8 +82,10 @@ class FieldReader:
             labels[features] = group
         return names, labels
 
-    def per_group(self, item: Item, groups: Sequence[str], *, default: int | None = None) -> list[int]:
+    def per_group(self, item: Item | None, groups: Sequence[str], *, default: int | None = None) -> list[int]:
         """Read a whole number per group: one for all groups, or a mapping; ``default`` applies to groups it leaves out."""
+        if item is None:
+            return [int(default or 0)] * len(groups)
         if item.is_text:
             return [_not_negative(item)] * len(groups)
         entries, known = item.mapping(), set(groups)
@@ -98,7 +100,7 @@ class FieldReader:
         """Read a number per feature: a mapping of names or patterns, or a file with columns ``feature`` and ``column``."""
         values = np.full(len(self.names), np.nan)
         if item.is_text:
-            for place, (name, text) in self._columns(item, "feature", column):
+            for place, (name, text) in self._side_file(item).columns("feature", column):
                 feature = self._feature(name, place)
                 if not np.isnan(values[feature]):
                     raise ConstraintError(f"{place}: feature {name!r} is listed twice: remove one")
@@ -194,7 +196,7 @@ class FieldReader:
     def _edge_rows(self, item: Item) -> Iterator[tuple[str, int, list[str]]]:
         """Yield a place, a feature and its two vertices."""
         if item.is_text:
-            for place, (name, *ends) in self._columns(item, "feature", "u", "v"):
+            for place, (name, *ends) in self._side_file(item).columns("feature", "u", "v"):
                 yield place, self._feature(name, place), ends
             return
         entries = item.mapping()
@@ -208,7 +210,7 @@ class FieldReader:
     def _survey(self, item: Item) -> tuple[IndexArray, BoolArray]:
         """Return the judged features and the (n_people, n_judged) judgements."""
         if item.is_text:
-            place, header, rows = survey(self._lines(item), item.text())
+            place, header, rows = self._side_file(item).survey()
             listed = [self._feature(name, place) for name in header]
             judgements = [_judgements(row, place) for place, row in rows]
         else:
@@ -226,15 +228,11 @@ class FieldReader:
             raise item.error("a feature is judged in two columns: remove one")
         return np.array(listed, dtype=np.int64), np.array(judgements, dtype=np.bool_).reshape(len(judgements), len(listed))
 
-    def _columns(self, item: Item, *wanted: str) -> Lines:
-        """Yield the place and the wanted columns of each row of the side file that ``item`` names."""
-        return columns(self._lines(item), item.text(), wanted)
-
-    def _lines(self, item: Item) -> Lines:
-        """Yield the lines of the side file that ``item`` names."""
+    def _side_file(self, item: Item) -> SideFile:
+        """Return the side file that ``item`` names."""
         if self.folder is None:
             raise item.error(f"found {item.text()!r}, but files cannot be opened here: write the table into the description")
-        return lines(self.folder, item.text(), item.place)
+        return SideFile(self.folder, item.text(), item.place)
 
 
 def _not_negative(item: Item) -> int:

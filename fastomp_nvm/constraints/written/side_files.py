@@ -11,6 +11,7 @@ import csv
 import glob
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +20,66 @@ import yaml
 from fastomp_nvm.constraints.written.document import near, read_document, read_text
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["columns", "csv_number", "inline_side_files", "lines", "read_inlined", "survey"]
+__all__ = ["Lines", "SideFile", "csv_number", "inline_side_files", "read_inlined"]
 
-#: The place (``costs.csv:3``) and the fields of each line of a file.
+#: The place (``fair.yaml:2: costs.csv:3``) and the fields of each line of a file.
 Lines = Iterator[tuple[str, list[str]]]
 
 
-def lines(folder: Path, name: str, place: str) -> Lines:
-    """Yield the place and the stripped fields of each non-empty line of a CSV file; ``place`` is where the file is named."""
-    try:
-        with (folder / name).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            for row in reader:
-                if row:
-                    yield f"{Path(name).name}:{reader.line_num}", [field.strip() for field in row]
-    except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8, or a name with a null byte
-        raise ConstraintError(f"{place}: the file {name!r} cannot be read ({error}): expected a CSV file in UTF-8") from error
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A CSV file that a description names.
 
+    Attributes
+    ----------
+    folder : Path
+    name : str
+    place : str
+        File and line of the description, for errors.
+    """
 
-def columns(rows: Lines, name: str, wanted: tuple[str, ...]) -> Lines:
-    """Yield the place and the wanted columns of each row below the header."""
-    place, header = next(rows, (name, []))
-    if missing := [column for column in wanted if column not in header]:
-        hint = near(missing[0], header)
-        raise ConstraintError(f"{place}: the column {missing[0]!r} is missing{hint}: expected {','.join(wanted)}")
-    positions = [header.index(column) for column in wanted]
-    for place, row in rows:
-        if len(row) != len(header):
-            raise ConstraintError(f"{place}: found {len(row)} fields, expected {len(header)} as in the header")
-        yield place, [row[position] for position in positions]
+    folder: Path
+    name: str
+    place: str
 
+    def columns(self, *wanted: str) -> Lines:
+        """Yield the place and the wanted columns of each row below the header."""
+        rows = self._lines()
+        place, header = next(rows, (f"{self.place}: {self.name}", []))
+        if missing := [column for column in wanted if column not in header]:
+            hint = near(missing[0], header)
+            raise ConstraintError(f"{place}: the column {missing[0]!r} is missing{hint}: expected {','.join(wanted)}")
+        positions = [header.index(column) for column in wanted]
+        for place, row in rows:
+            if len(row) != len(header):
+                raise ConstraintError(f"{place}: found {len(row)} fields, expected {len(header)} as in the header")
+            yield place, [row[position] for position in positions]
 
-def survey(rows: Lines, name: str) -> tuple[str, list[str], Lines]:
-    """Return the place of the header, the features in it, and the judgements of each person."""
-    place, header = next(rows, (name, []))
-    return place, header, _full_rows(rows, len(header))
+    def survey(self) -> tuple[str, list[str], Lines]:
+        """Return the place of the header, the features in it, and an iterator over the people: place and judgements."""
+        rows = self._lines()
+        header_place, header = next(rows, (f"{self.place}: {self.name}", []))
 
+        def people() -> Lines:
+            for place, row in rows:
+                if len(row) != len(header):
+                    raise ConstraintError(f"{place}: found {len(row)} judgements, expected {len(header)}, one per feature")
+                yield place, row
 
-def _full_rows(rows: Lines, length: int) -> Lines:
-    """Yield rows of the given length; any other length is an error."""
-    for place, row in rows:
-        if len(row) != length:
-            raise ConstraintError(f"{place}: found {len(row)} judgements, expected {length}, one per feature")
-        yield place, row
+        return header_place, header, people()
+
+    def _lines(self) -> Lines:
+        """Yield the place and the stripped fields of each non-empty line."""
+        try:
+            with (self.folder / self.name).open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.reader(file)
+                for row in reader:
+                    if row:
+                        yield f"{self.place}: {self.name}:{reader.line_num}", [field.strip() for field in row]
+        except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8, or a name with a null byte
+            raise ConstraintError(
+                f"{self.place}: the file {self.name!r} cannot be read ({error}): expected a CSV file in UTF-8"
+            ) from error
 
 
 def csv_number(text: str, place: str) -> float:
@@ -114,37 +132,37 @@ def _inline(node: yaml.Node, folder: Path, source: str) -> bool:
             tables = _TABLES[family.value]
             for position, (key, value) in enumerate(body.value):
                 if key.value in tables and isinstance(value, yaml.ScalarNode):
-                    rows = lines(folder, value.value, f"{source}:{value.start_mark.line + 1}")
-                    table = tables[key.value](rows, value.value)
+                    file = SideFile(folder, value.value, f"{source}:{value.start_mark.line + 1}")
+                    table = tables[key.value](file)
                     body.value[position] = (key, yaml.representer.SafeRepresenter().represent_data(table))
                     found = True
     return found
 
 
-def _groups(rows: Lines, name: str) -> dict[str, Any]:
+def _groups(file: SideFile) -> dict[str, Any]:
     """Return the features of each group."""
     groups: dict[str, list[str]] = {}
-    for _, (feature, group) in columns(rows, name, ("feature", "group")):
+    for _, (feature, group) in file.columns("feature", "group"):
         groups.setdefault(group, []).append(_exact(feature))
     return groups
 
 
-def _costs(rows: Lines, name: str) -> dict[str, Any]:
+def _costs(file: SideFile) -> dict[str, Any]:
     """Return the cost of each feature."""
-    wanted = columns(rows, name, ("feature", "cost"))
-    return _unique((place, _exact(feature), csv_number(text, place)) for place, (feature, text) in wanted)
+    rows = file.columns("feature", "cost")
+    return _unique((place, _exact(feature), csv_number(text, place)) for place, (feature, text) in rows)
 
 
-def _edges(rows: Lines, name: str) -> dict[str, Any]:
+def _edges(file: SideFile) -> dict[str, Any]:
     """Return the two vertices of each feature."""
-    return _unique((place, _exact(feature), ends) for place, (feature, *ends) in columns(rows, name, ("feature", "u", "v")))
+    return _unique((place, _exact(feature), ends) for place, (feature, *ends) in file.columns("feature", "u", "v"))
 
 
-def _judgements(rows: Lines, name: str) -> dict[str, Any]:
+def _judgements(file: SideFile) -> dict[str, Any]:
     """Return the judgements of each feature, one per person."""
-    place, header, people = survey(rows, name)
-    judgements = [row for _, row in people]
-    return _unique((place, feature, [row[column] for row in judgements]) for column, feature in enumerate(header))
+    place, header, people = file.survey()
+    rows = [row for _, row in people]
+    return _unique((place, feature, [row[column] for row in rows]) for column, feature in enumerate(header))
 
 
 def _exact(feature: str) -> str:
@@ -162,8 +180,8 @@ def _unique(entries: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
     return table
 
 
-#: Family -> key that may name a file -> function that turns the rows of the file into a table.
-_TABLES: dict[str, dict[str, Callable[[Lines, str], dict[str, Any]]]] = {
+#: Family -> key that may name a file -> function that returns the file as a table.
+_TABLES: dict[str, dict[str, Callable[[SideFile], dict[str, Any]]]] = {
     "bounds": {"groups": _groups},
     "laminar": {"groups": _groups},
     "partition": {"groups": _groups},
