@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install demo test check test-fast test-oldest test-portable test-cluster crash bench clean
+.PHONY: install demo test check test-fast test-oldest test-portable test-cluster crash bench wheel clean
 
 install: $(STAMP)
 
@@ -55,6 +55,14 @@ crash: install
 
 bench: install
 	$(BIN)/python -m benchmarks.fast
+
+# A source distribution and a wheel with the compiled extension in dist/. The wheel runs on Linux systems whose C library is at
+# least as new as the tag says (manylinux_2_34: glibc 2.34), which is that of the building system or older.
+wheel: install
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	if PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl; then rm dist/*-linux_*.whl; \
+	else echo 'auditwheel found no manylinux tag for the wheel in dist: it serves systems like this one only, build it on an older one' >&2; exit 1; fi
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,6 @@ Importing this package does no work: each public name is imported from its modul
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from fastomp_nvm.registry import Lazy
@@ -104,7 +103,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "constraints":  # a subpackage: importing it makes it an attribute
-        return importlib.import_module("fastomp_nvm.constraints")
+        import fastomp_nvm.constraints
+
+        return fastomp_nvm.constraints
     value: object = Lazy(f"fastomp_nvm.{_HOME.get(name, 'errors')}:{name}").load()
     globals()[name] = value  # the next use does not come here
     return value

@@ -1,4 +1,4 @@
-"""Array type aliases, named once so that signatures stay readable."""
+"""Type aliases of arrays, and missing values in arrays."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ RowIndex = int | slice | Sequence[int] | IndexArray | BoolArray
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether ``value`` stands for a missing one: None, NaN, ``pandas.NA`` or ``pandas.NaT``."""
-    # pandas.NA has no truth value, so its name must do.
+    """Return whether ``value`` is a missing value: None, NaN, ``pandas.NA`` or ``pandas.NaT``."""
+    # By name, because pandas may be absent and comparisons with pandas.NA have no truth value.
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def first_missing(values: AnyArray) -> int | None:
-    """Return the first row of ``values`` (n,) that is missing, or None."""
+    """Return the index of the first missing value in ``values`` (n,), or None."""
     if values.dtype.kind == "f":
         rows = np.flatnonzero(np.isnan(values))
         return int(rows[0]) if rows.size else None

@@ -1,7 +1,7 @@
-"""YAML from files and requests, read within limits of size, nesting and aliases.
+"""YAML from files and requests, with limits on size, nesting and aliases.
 
-The composer of libyaml recurses in C, one call per level, so a deeply nested text overflows the stack and ends the process. The
-parser below it does not recurse: its events are counted first, and the text is composed only if every limit holds.
+The composer of libyaml recurses in C, one call per level, so a deeply nested text overflows the stack and crashes the process. The
+parser does not recurse: its events are counted first, and the text is composed only if it is within all limits.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["compose_yaml", "load_yaml"]
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a hundred thousand names are slow without libyaml
 
-#: Characters of a text.
+#: Largest number of characters.
 _LARGEST = 64 << 20
-#: Lists and mappings inside each other; no format of this project needs more than ten.
+#: Most levels of lists and mappings; no format of this project needs more than ten.
 _DEEPEST = 32
-#: Values after the expansion of aliases: a cost for each of a million features.
+#: Most values after the expansion of aliases: enough for a cost of each of a million features.
 _MOST_VALUES = 2_000_000
-#: Directives (``%TAG``): libyaml compares each with all others.
+#: Most directives (``%TAG``); libyaml compares each with all others.
 _MOST_DIRECTIVES = 16
 
 _DIRECTIVE = re.compile("(?:^|[\r\n\x85\u2028\u2029])%")
@@ -42,16 +42,16 @@ def load_yaml(text: str) -> Any:
 def _check(text: str) -> None:
     """Raise ``yaml.YAMLError`` if a text exceeds a limit."""
     if len(text) > _LARGEST:
-        raise yaml.YAMLError(f"the text has {len(text)} characters, at most {_LARGEST} are possible")
+        raise yaml.YAMLError(f"the text has {len(text)} characters, at most {_LARGEST} are allowed")
     if len(_DIRECTIVE.findall(text)) > _MOST_DIRECTIVES:
-        raise yaml.YAMLError(f"more than {_MOST_DIRECTIVES} lines are directives, they start with %")
-    anchored: dict[str | None, tuple[int, int]] = {}  # values in an anchored node, and levels of lists and mappings
-    unclosed: list[tuple[str | None, int, int]] = []  # the same, with the anchor, for each unclosed list or mapping
-    event: Any  # the stubs allow events without a line, parsed ones have one
+        raise yaml.YAMLError(f"more than {_MOST_DIRECTIVES} lines are directives (they start with %)")
+    anchored: dict[str | None, tuple[int, int]] = {}  # anchor -> values in the node, levels of lists and mappings
+    unclosed: list[tuple[str | None, int, int]] = []  # anchor, values and levels of each unclosed list or mapping
+    event: Any  # the stubs do not know that parsed events have a line
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             unclosed.append((event.anchor, 1, 1))
-            anchored[event.anchor] = 1, _DEEPEST  # an alias of a node inside that node nests without end
+            anchored[event.anchor] = 1, _DEEPEST  # an alias inside its own node nests infinitely
             size, levels = 0, 0
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size, levels = unclosed.pop()

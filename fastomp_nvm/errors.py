@@ -1,26 +1,26 @@
-"""Every error fastomp raises on purpose, split by what the caller can do about it.
+"""The errors that fastomp raises, grouped by the caller's remedy.
 
 ::
 
     FastompError                 root; exit code 1
-    ├── InputError               the caller's input is at fault: change it (exit code 2)
+    ├── InputError               invalid input: change it (exit code 2)
     │   ├── DataError            a cell, a column, a row, a shape, a target
     │   ├── RequestError         a parameter of a selection
     │   ├── ConstraintError      a constraint or its file
-    │   └── StoreURLError        an address that names no store, or names one that is in the way
-    ├── InfeasibleError          no answer meets the constraint as written (exit code 3)
-    ├── StoreError               a store that is damaged, foreign, stale or of another format
-    ├── MediumError              the device failed: disk full, input/output error, mapping refused
-    ├── UnavailableError         an optional library or device is missing; the text says how to get it
-    ├── ServerError              a server refuses, is busy, or failed at a request
-    │   ├── UnreachableError     no answer from the server: it is down, or out of reach
-    │   │   └── UntrustedError   its certificate is not valid, not trusted, or another's: trying again does not help
-    │   ├── UploadLostError      the server no longer has what was uploaded, or part of it: send that again
-    │   ├── LockedError          another call is on the same key of an MCAS pool: wait for it
-    │   └── CallFailedError      an MCAS server failed at a call, and its session was given up: try again
-    └── CancelledError           the caller asked for the end
+    │   └── StoreURLError        an address without a store, or a store where a new one should be built
+    ├── InfeasibleError          no selection satisfies the constraint as written (exit code 3)
+    ├── StoreError               a store is damaged, foreign, stale or of another format
+    ├── MediumError              a device failed: disk full, input/output error, mapping refused
+    ├── UnavailableError         an optional library or device is missing; the message says how to get it
+    ├── ServerError              a server refused a request, is busy, or failed
+    │   ├── UnreachableError     no answer from the server: it is down or unreachable
+    │   │   └── UntrustedError   the certificate is invalid, not trusted, or for another name: retrying does not help
+    │   ├── UploadLostError      the server lost an upload or part of it: send that again
+    │   ├── LockedError          another call holds the same key of an MCAS pool: wait for it
+    │   └── CallFailedError      a call of an MCAS server failed and its session was closed: retry
+    └── CancelledError           the caller cancelled the work
 
-The message is one sentence: what was found, what was expected, what to do.
+A message is one sentence: the fault, the expectation, the remedy.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = [
 
 
 class FastompError(Exception):
-    """Root of all errors raised on purpose."""
+    """Root of all errors of this package."""
 
     exit_code = 1
 
 
 class InputError(FastompError, ValueError):
-    """The input is at fault; nothing was changed."""
+    """The input is invalid; nothing was changed."""
 
     exit_code = 2
 
@@ -63,19 +63,19 @@ class DataError(InputError):
 
 
 class RequestError(InputError):
-    """A parameter of a selection is out of its domain."""
+    """A parameter of a selection is invalid."""
 
 
 class ConstraintError(InputError):
-    """A constraint is malformed or does not fit the features."""
+    """A constraint is malformed or does not match the features."""
 
 
 class StoreURLError(InputError):
-    """A URL names no store, or a store stands where a new one should go."""
+    """A URL names no store, or names an existing one where a new one should be built."""
 
 
 class InfeasibleError(FastompError):
-    """No selection meets the constraint as it was written."""
+    """No selection satisfies the constraint as written."""
 
     exit_code = 3
 
@@ -93,27 +93,27 @@ class UnavailableError(FastompError):
 
 
 class ServerError(FastompError):
-    """A server refuses, is busy, or failed at a request."""
+    """A server refused a request, is busy, or failed."""
 
 
 class UnreachableError(ServerError):
-    """No answer came from the server."""
+    """The server did not answer."""
 
 
 class UntrustedError(UnreachableError):
-    """The server's certificate is not valid, not trusted, or that of another name."""
+    """The server's certificate is invalid, not trusted, or for another name."""
 
 
 class UploadLostError(ServerError):
-    """The server no longer has what was uploaded."""
+    """The server lost an upload or part of it."""
 
 
 class LockedError(ServerError):
-    """Another call is on the same key of an MCAS pool."""
+    """Another call holds the same key of an MCAS pool."""
 
 
 class CallFailedError(ServerError):
-    """An MCAS server failed at a call; its session was given up."""
+    """A call of an MCAS server failed; its session was closed."""
 
 
 class CancelledError(FastompError):

@@ -1,4 +1,4 @@
-"""The folder of this user's runs, logs, caches and tokens."""
+"""The user's folder for runs, logs, caches and tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def home() -> Path:
 
 
 def local_token_file(port: int) -> Path:
-    """Return where a server on this port of the loopback interface keeps the token for clients of the same user."""
+    """Return the file of the token with which clients of the same user reach a server on this loopback port."""
     folder = home() / "tokens"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / f"loopback-{port}"

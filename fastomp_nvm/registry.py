@@ -1,9 +1,9 @@
 """Objects found by name and imported on first use.
 
-A :class:`Table` maps the names a user writes (media, objectives, constraints, algorithms, transports, commands) to
-``"package.module:attribute"`` strings; a :class:`Lazy` holds one such string. Each table lives beside the contract its entries
-implement and carries that contract as its type, so that a lookup needs no cast, the hub imports no other package of ours, and a
-missing optional library is met only by those who use it.
+A :class:`Table` maps names that users write (media, objectives, constraints, algorithms, transports, commands) to
+``"package.module:attribute"`` strings; a :class:`Lazy` holds one such string. Each table is defined next to the contract that its
+entries implement and has that contract as its type, so a lookup needs no cast, this package imports no other package of the
+project, and an optional library is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """One object of another module, imported by the first call of ``load``.
+    """An object of another module, imported by ``load``.
 
     Parameters
     ----------
@@ -40,10 +40,10 @@ class Lazy(Generic[T]):
             return cast("T", getattr(importlib.import_module(module), name))
         except ModuleNotFoundError as error:
             raise UnavailableError(f"{module} needs the package {error.name!r}, which is not installed here") from error
-        except ImportError as error:  # an installed package that is broken or built for another release of a dependency
+        except ImportError as error:  # an installed package is broken or built for another release of a dependency
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise UnavailableError(
-                f"{module} cannot be loaded ({reason}): install releases of its dependencies that fit each other"
+                f"{module} cannot be loaded ({reason}): install compatible releases of its dependencies"
             ) from error
 
 
@@ -53,7 +53,7 @@ class Table(Generic[T]):
     Parameters
     ----------
     kind : str
-        What the names stand for, for messages: ``"objective"``, ``"medium"``.
+        Kind of the objects, for messages: ``"objective"``, ``"medium"``.
     targets : mapping of str to str
         Name to ``"package.module:attribute"``.
     """
@@ -74,7 +74,7 @@ class Table(Generic[T]):
         return name in self.targets
 
     def check(self, name: object) -> None:
-        """Raise ``RequestError``, listing the known names, when ``name`` is not one of them."""
+        """Raise ``RequestError`` with the known names when ``name`` is unknown."""
         if name not in self.targets:
             raise RequestError(f"unknown {self.kind} {name!r}: expected one of {', '.join(self)}")
 

@@ -108,13 +108,13 @@ def test_without_scikit_learn_the_estimator_says_what_is_missing() -> None:
         ("import nowhere_to_be_found", "needs the package 'nowhere_to_be_found', which is not installed here"),
         (
             "raise ImportError('core failed\\nand much more')",
-            "cannot be loaded (core failed): install releases",
+            "cannot be loaded (core failed): install compatible releases",
         ),
-        ("raise ImportError", "cannot be loaded (ImportError): install releases"),
+        ("raise ImportError", "cannot be loaded (ImportError): install compatible releases"),
     ],
 )
 def test_a_part_that_cannot_be_imported_is_one_sentence(tmp_path, monkeypatch, source, said) -> None:
-    """What is missing is named; what is there and fails, as a package built for another NumPy does, has its first line told."""
+    """What is missing is named; what is there and fails, as a package built for another NumPy does, has its first line quoted."""
     (tmp_path / "broken_part.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken_part", raising=False)

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fastomp_nvm.constraints.written.inlining import read_inlined
+from fastomp_nvm.constraints.written.side_files import read_inlined
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.remote.client import Client, connect

@@ -1,7 +1,7 @@
-"""Constraints: one family of feature sets per file, all behind :class:`Constraint`.
+"""Constraints on the selected features: one family per file, all with the interface :class:`Constraint`.
 
-Reading descriptions (:mod:`fastomp_nvm.constraints.written.description`) needs a YAML parser and is not imported here, because the
-core runs with numpy and scipy alone.
+Constraints written as YAML are read by :mod:`fastomp_nvm.constraints.written.description`, which is not imported here: it needs a
+YAML parser, and this package runs with numpy and scipy alone.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a constraint is: a downward-closed family of feature sets (an independence system), asked in bulk.
+"""The contract of a constraint: a downward-closed family of feature sets (an independence system), queried in bulk.
 
-FAST_OMP asks two things of it, over and over and about many candidates at once: which features still extend a set, and, along a
-sequence of additions, the first position at which each candidate stops extending it (its *blocking index*). Downward closure
-makes the second a single number per candidate. Built-in families answer in closed form, vectorised; anything else inherits the
-bisection below, which runs in lockstep over the candidates, so that one step is one call of ``independent_many``.
+FAST_OMP asks two questions about many candidates at once: which features still extend a set, and, along a sequence of additions,
+the first position at which each candidate stops extending it (its *blocking index*). Downward closure makes the second answer a
+single number per candidate. The built-in families compute both in closed form with NumPy. Any other family inherits the bisection
+below, which advances all candidates together: each step is one call of ``independent_many``.
 
-A constraint is bound to a number of features when it is built and never sees data, stores or names; names in a written
-description are translated on the way in, by ``from_description``.
+A constraint is bound to a number of features when it is built. It never sees data, stores or feature names; ``from_description``
+translates the names in a written description to indices.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,38 +22,38 @@ from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
-__all__ = ["Constraint"]
+__all__ = ["Constraint", "Matroid", "first_infeasible"]
 
-# Sets of a bisection step that exist at the same time: 8192 sets of 300 features are 20 MB.
+# Candidates per bisection, which bounds memory: 8192 sets of 300 features are 20 MB.
 _BATCH = 8192
 
 
 class Constraint(ABC):
-    """A downward-closed family of subsets of ``range(n_features)``.
+    """A downward-closed family of subsets of ``range(n_features)``, its *independent* sets.
 
-    Subclasses set ``n_features`` and implement ``independent`` and ``rank``; where a closed form exists they override
-    ``_first_blocked``, which ``blocking`` and ``extensions`` call. All index arrays are int64 without repetition; a ``selected``
-    set handed in is independent and disjoint from ``sequence``.
+    Subclasses set ``n_features`` and implement ``independent`` and ``rank``. Where a closed form exists they also override
+    ``_first_blocked``, on which ``blocking`` and ``extensions`` are built. All index arrays are int64 without repetition; a
+    ``selected`` set passed in is independent and disjoint from ``sequence``.
     """
 
     n_features: int
 
-    #: True when a question runs code of the user's: an intersection asks such a part last and only about what is left.
+    #: Whether queries run a function of the user's. An intersection queries such parts last, about the remaining candidates only.
     calls_user_code: bool = False
 
-    #: True when ``rank`` may be far above the size of the largest independent set: algorithms then estimate that by random draws.
+    #: Whether ``rank`` may be far above the size of the largest independent set; algorithms then estimate that size by sampling.
     rank_is_bound: bool = False
 
     @abstractmethod
     def independent(self, features: IndexArray) -> bool:
-        """Tell whether the set ``features`` is in the family."""
+        """Return whether the set ``features`` is in the family."""
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Size of the largest independent set, or the best upper bound known; at most ``n_features``."""
+        """Size of the largest independent set, or the best known upper bound; at most ``n_features``."""
 
     @property
     def p(self) -> float | None:
@@ -62,20 +62,20 @@ class Constraint(ABC):
 
     @property
     def needs_base(self) -> bool:
-        """True when only maximal sets meet the constraint as written (lower bounds); forces ``until="full"``."""
+        """Whether only maximal sets satisfy the constraint as written (lower bounds); implies ``until="full"``."""
         return False
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Constraint:
-        """Build the constraint from its written form; ``setting`` knows the feature names and the folder of side files."""
+    def from_description(cls, item: Item, reader: FieldReader) -> Constraint:
+        """Build the constraint from its written form; ``reader`` resolves feature names and side files."""
         raise ConstraintError(f"{cls.__name__} has no written form: build it in Python")
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Return one sentence per way in which ``features`` breaks the constraint *as the user wrote it*; empty when it holds."""
+        """Return one sentence per violation of the constraint *as the user wrote it*; empty when ``features`` satisfies it."""
         return () if self.independent(features) else ("the selection is not independent",)
 
     def independent_many(self, sets: Sequence[IndexArray]) -> BoolArray:
-        """Return ``independent`` of each set; one batch of questions that do not depend on each other."""
+        """Return ``independent`` of each set. The queries do not depend on each other."""
         return np.fromiter((self.independent(features) for features in sets), dtype=np.bool_, count=len(sets))
 
     def extensions(self, selected: IndexArray, candidates: IndexArray) -> BoolArray:
@@ -96,12 +96,13 @@ class Constraint(ABC):
         return extends
 
     def free(self, selected: IndexArray) -> int:
-        """Return a number of features that may be added to ``selected``, whichever they are; 0 where nothing is known."""
+        """Return a number of features, any features, that fit together with ``selected``; 0 when unknown."""
         return 0
 
     def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
         """Return the largest ``j`` such that ``selected + sequence[:j]`` is independent."""
-        low, high = 0, min(len(sequence), max(self.rank - len(selected), 0))
+        high = min(len(sequence), max(self.rank - len(selected), 0))
+        low = min(self.free(selected), high)
         while low < high:  # downward closure: feasibility is monotone in j
             middle = (low + high + 1) // 2
             if self.independent(np.concatenate((selected, sequence[:middle]))):
@@ -113,8 +114,8 @@ class Constraint(ABC):
     def blocking(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return, per candidate ``s``, the first ``j`` with ``selected + sequence[:j] + s`` not independent.
 
-        ``j`` runs over ``0..len(sequence)``; ``len(sequence) + 1`` means never. A candidate that is itself in the union counts
-        once (a set), so it is never blocked.
+        ``j`` runs over ``0..len(sequence)``; ``len(sequence) + 1`` means never. A candidate that is a member of the union already
+        is never blocked.
 
         Parameters
         ----------
@@ -134,22 +135,61 @@ class Constraint(ABC):
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return ``blocking`` for candidates outside ``selected + sequence``."""
-        low = np.zeros(len(candidates), dtype=np.int64)  # every j below is feasible
-        high = np.full(len(candidates), len(sequence) + 1, dtype=np.int64)
         union = np.concatenate((selected, sequence))
+        blocked = np.empty(len(candidates), dtype=np.int64)
         for start in range(0, len(candidates), _BATCH):
-            block = np.arange(start, min(start + _BATCH, len(candidates)))
-            while (open_ := block[low[block] < high[block]]).size:
-                middle = (low[open_] + high[open_]) // 2
-                sets = [np.append(union[: len(selected) + j], s) for j, s in zip(middle, candidates[open_], strict=True)]
-                feasible = self.independent_many(sets)
-                low[open_] = np.where(feasible, middle + 1, low[open_])
-                high[open_] = np.where(feasible, high[open_], middle)
-        return low
+            batch = candidates[start : start + _BATCH]
+
+            def feasible(where: IndexArray, j: IndexArray, batch: IndexArray = batch) -> BoolArray:
+                ends = (len(selected) + j).tolist()
+                return self.independent_many([np.append(union[:end], s) for end, s in zip(ends, batch[where], strict=True)])
+
+            high = np.full(len(batch), len(sequence) + 1, dtype=np.int64)
+            blocked[start : start + _BATCH] = first_infeasible(feasible, high)
+        return blocked
 
     def _members(self, *sets: IndexArray) -> BoolArray:
-        """Return a mask over all features; a table, because sorting a million candidates is what ``np.isin`` would do."""
+        """Return a mask over all features of the members of ``sets``; ``np.isin`` would sort a million candidates instead."""
         mask = np.zeros(self.n_features, dtype=np.bool_)
         for features in sets:
             mask[features] = True
         return mask
+
+
+class Matroid(Constraint):
+    """A constraint whose maximal sets all have the same size, the rank. Subclasses set ``_rank``."""
+
+    _rank: int
+
+    @property
+    def rank(self) -> int:
+        """Size of every maximal set."""
+        return self._rank
+
+    @property
+    def p(self) -> float:
+        """1: a matroid is a 1-system."""
+        return 1.0
+
+
+def first_infeasible(feasible: Callable[[IndexArray, IndexArray], BoolArray], high: IndexArray) -> IndexArray:
+    """Return, per entry, the first ``j`` from 0 that is not feasible, or ``high`` if none below it is; bisects all entries at once.
+
+    Parameters
+    ----------
+    feasible : callable
+        Takes (m,) positions of entries and (m,) values of ``j``, returns (m,) bool. Once False it stays False for larger ``j``.
+    high : (c,) int64
+        Overwritten.
+
+    Returns
+    -------
+    (c,) int64
+    """
+    low = np.zeros_like(high)
+    while (where := np.flatnonzero(low < high)).size:
+        middle = (low[where] + high[where]) // 2
+        fits = feasible(where, middle)
+        low[where] = np.where(fits, middle + 1, low[where])
+        high[where] = np.where(fits, high[where], middle)
+    return low

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, IndexArray
-from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.base import Matroid
 from fastomp_nvm.constraints.checks import whole_number
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Cardinality"]
 
 
-class Cardinality(Constraint):
+class Cardinality(Matroid):
     """Sets of at most ``k`` features. A matroid; the rank is exact.
 
     Written ``cardinality: 20``.
@@ -34,49 +34,40 @@ class Cardinality(Constraint):
         self.k = whole_number(k, "the cardinality")
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Cardinality:
+    def from_description(cls, item: Item, reader: FieldReader) -> Cardinality:
         """Read ``cardinality: k``."""
-        return cls(len(setting.names), item.integer())
+        return cls(len(reader.names), item.integer())
 
     @property
     def rank(self) -> int:
-        """``k``, or all features where there are fewer."""
+        """``k``, or the number of features if that is smaller."""
         return min(self.k, self.n_features)
 
-    @property
-    def p(self) -> float:
-        """1, a matroid."""
-        return 1.0
-
     def independent(self, features: IndexArray) -> bool:
-        """Tell whether there are at most ``k``."""
+        """Return whether there are at most ``k`` features."""
         return len(features) <= self.k
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Say by how many features the selection is too large."""
+        """Name the number of selected features when it exceeds ``k``."""
         return () if self.independent(features) else (f"{len(features)} features are selected, at most {self.k} are allowed",)
 
-    def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
-        """Return what room is left."""
-        return min(len(sequence), max(self.k - len(selected), 0))
-
     def free(self, selected: IndexArray) -> int:
-        """Return what room is left: whatever is added fits."""
+        """Return the number of features that may still be added, whichever they are."""
         return max(self.k - len(selected), 0)
 
     def extensions(self, selected: IndexArray, candidates: IndexArray) -> BoolArray:
-        """Return that all others extend the set while there is room, and none when there is not."""
+        """Return True for every other feature while the set has fewer than ``k``; never copies the candidates."""
         if len(selected) >= self.k:
             return np.zeros(len(candidates), dtype=np.bool_)
         return ~self._members(selected)[candidates] if len(selected) else np.ones(len(candidates), dtype=np.bool_)
 
     def blocking(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
-        """Return at once that nothing is blocked while there is room for the sequence and one more."""
+        """Return that nothing is blocked, without looking at the candidates, when the sequence and one more feature fit."""
         if len(selected) + len(sequence) < self.k:
             return np.full(len(candidates), len(sequence) + 1, dtype=np.int64)
         return super().blocking(selected, sequence, candidates)
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
-        """Return the same for all: the position at which the set is full."""
+        """Return, for every candidate, the position at which the set is full."""
         full = min(max(self.k - len(selected), 0), len(sequence) + 1)
         return np.full(len(candidates), full, dtype=np.int64)

@@ -1,20 +1,19 @@
-"""Checks of the numbers a constraint is built from: each returns the value in its one type, or raises one clear sentence."""
+"""Checks of constructor arguments: each returns the value in a fixed type or raises ``ConstraintError``."""
 
 from __future__ import annotations
 
 import math
 import operator
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastomp_nvm.arrays import AnyArray, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, IndexArray
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["array_of", "finite_number", "group_names", "whole_number", "whole_numbers"]
+__all__ = ["array_of", "finite_number", "mask_of", "whole_number", "whole_numbers"]
 
 
 def whole_number(value: Any, what: str, *, minimum: int = 0, maximum: float = math.inf) -> int:
@@ -33,10 +32,10 @@ def whole_number(value: Any, what: str, *, minimum: int = 0, maximum: float = ma
 
 
 def array_of(values: npt.ArrayLike, what: str) -> AnyArray:
-    """Return ``values`` as an array, if they are one: no ragged lists, nothing but numbers and booleans."""
+    """Return ``values`` as an array of numbers or booleans; ragged lists and other types are errors."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy before 1.24 warns of ragged lists and makes objects of them
+            warnings.simplefilter("ignore")  # NumPy before 1.24 warns about ragged lists and returns objects
             array = np.asarray(values)
     except ValueError:
         raise ConstraintError(f"{what} are lists of different lengths: expected a table") from None
@@ -61,6 +60,14 @@ def whole_numbers(values: npt.ArrayLike, what: str, *, length: int | None = None
     return checked
 
 
+def mask_of(values: npt.ArrayLike, what: str, length: int) -> BoolArray:
+    """Return ``values`` as a one-dimensional array of booleans of the given length."""
+    mask = array_of(values, what)
+    if mask.shape != (length,) or mask.dtype != np.bool_:
+        raise ConstraintError(f"{what} has shape {mask.shape} and type {mask.dtype}: expected {length} booleans")
+    return mask
+
+
 def finite_number(value: Any, what: str, *, minimum: float = -math.inf, maximum: float = math.inf) -> float:
     """Return ``value`` as a finite float between the limits."""
     try:
@@ -71,12 +78,3 @@ def finite_number(value: Any, what: str, *, minimum: float = -math.inf, maximum:
         limits = f" of at least {minimum:g}" if maximum == math.inf else f" from {minimum:g} to {maximum:g}"
         raise ConstraintError(f"{what} is {number:g}: expected a finite number{limits if minimum > -math.inf else ''}")
     return number
-
-
-def group_names(names: Sequence[str] | None, n_groups: int) -> tuple[str, ...]:
-    """Return one name per group, for messages; numbers where none were given."""
-    if names is None:
-        return tuple(str(group) for group in range(n_groups))
-    if len(names) != n_groups:
-        raise ConstraintError(f"there are {len(names)} group names for {n_groups} groups: expected one each")
-    return tuple(names)

@@ -1,8 +1,8 @@
 """Each feature is an edge of a graph, and selected edges must form a forest: the graphic matroid.
 
 Features that are relations (gene-gene interactions, differences of two measurements) are redundant exactly when they close a
-cycle. A candidate edge is blocked from the moment its two ends become connected; a union-find that never compresses its paths
-remembers that moment, and looking it up is one climb of logarithmic length, done for all candidates at once.
+cycle. A candidate edge is blocked from the moment its two ends become connected. A union-find without path compression records
+that moment; finding it takes a climb of logarithmic length towards the root, done for all candidates at once.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.base import Matroid
 from fastomp_nvm.constraints.checks import array_of, whole_number
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Graphic"]
 
 
-class Graphic(Constraint):
+class Graphic(Matroid):
     """Sets of edges without a cycle. A matroid; the rank is exact.
 
     Written ``graphic: {edges: {age_diff: [age_1, age_2], ...}}`` or ``graphic: {edges: edges.csv}`` with columns
-    ``feature,u,v``; a feature that is not listed is under no constraint.
+    ``feature,u,v``; a feature that is not listed is unrestricted.
 
     Parameters
     ----------
     n_features : int
     edges : (n_features, 2) int
-        The two vertices of each feature, numbered from 0; (-1, -1) for a feature that is no edge and always allowed. An edge from
-        a vertex to itself is a cycle and never allowed.
+        The two vertices of each feature, numbered from 0; (-1, -1) for a feature that is not an edge and always allowed. An edge
+        from a vertex to itself is a cycle and never allowed.
     """
 
     def __init__(self, n_features: int, edges: npt.ArrayLike) -> None:
@@ -46,30 +46,20 @@ class Graphic(Constraint):
         self.edges = _checked_edges(edges, self.n_features)
         self._is_edge = self.edges[:, 0] >= 0
         self._n_vertices = int(self.edges.max(initial=-1)) + 1
-        parts = self._components(np.arange(self.n_features))[0]
-        self._rank = self._n_vertices - parts + int((~self._is_edge).sum())
+        components = self._components(np.arange(self.n_features))[0]
+        self._rank = self._n_vertices - components + int((~self._is_edge).sum())
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Graphic:
+    def from_description(cls, item: Item, reader: FieldReader) -> Graphic:
         """Read ``graphic: {edges}``."""
-        return cls(len(setting.names), setting.edges(item.fields("edges")["edges"]))
-
-    @property
-    def rank(self) -> int:
-        """Vertices minus connected components, plus the features that are no edge."""
-        return self._rank
-
-    @property
-    def p(self) -> float:
-        """1, a matroid."""
-        return 1.0
+        return cls(len(reader.names), reader.edges(item.fields("edges")["edges"]))
 
     def independent(self, features: IndexArray) -> bool:
-        """Tell whether the edges form a forest."""
+        """Return whether the edges form a forest."""
         return self._surplus(features) == 0
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Say how many features must go for the cycles to be gone."""
+        """Name the number of features to leave out so that no cycle remains."""
         surplus = self._surplus(features)
         return () if surplus == 0 else (f"the selected features close cycles: {surplus} of them must be left out",)
 
@@ -84,21 +74,21 @@ class Graphic(Constraint):
         blocked[edges[one == other]] = 0
         edges, one, other = (values[one != other] for values in (edges, one, other))
         while edges.size:
-            # Links grow later towards the root, so the end with the earlier link climbs; what both ends share is never left.
+            # Links nearer to the root are later, so the end with the earlier link climbs and never passes a common ancestor.
             climbs = linked_at[one] < linked_at[other]
             moment = np.where(climbs, linked_at[one], linked_at[other])
             one, other = np.where(climbs, parent[one], one), np.where(climbs, other, parent[other])
             met = one == other
             blocked[edges[met]] = moment[met]
-            going = ~met & (moment < never)  # a link that never comes: the ends stay apart
-            edges, one, other = edges[going], one[going], other[going]
+            apart = ~met & (moment < never)  # moment == never: both ends are roots and stay apart
+            edges, one, other = edges[apart], one[apart], other[apart]
         return blocked
 
     def _links(self, component: IndexArray, sequence: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return each component's parent in the union-find after ``sequence``, and the number of additions that linked it."""
+        """Return each component's parent in the union-find after ``sequence``, and after how many additions it was linked to it."""
         parent = np.arange(int(component.max(initial=-1)) + 1)
         linked_at = np.full(len(parent), len(sequence) + 1, dtype=np.int64)
-        up: dict[int, int] = {}  # plain integers: indexing arrays one by one is ten times slower
+        up: dict[int, int] = {}  # dictionaries: indexing arrays one element at a time is ten times slower
         size: dict[int, int] = {}
         positions = np.flatnonzero(self._is_edge[sequence])
         ends = component[self.edges[sequence[positions]]].tolist()
@@ -107,7 +97,7 @@ class Graphic(Constraint):
                 one = up[one]
             while other in up:
                 other = up[other]
-            if size.get(one, 1) > size.get(other, 1):  # the smaller below the larger keeps climbs logarithmic
+            if size.get(one, 1) > size.get(other, 1):  # linking the smaller below the larger keeps climbs logarithmic
                 one, other = other, one
             up[one] = parent[one] = other
             linked_at[one] = position + 1
@@ -119,9 +109,9 @@ class Graphic(Constraint):
         return _connect(self.edges[features[self._is_edge[features]]], self._n_vertices)
 
     def _surplus(self, features: IndexArray) -> int:
-        """Return how many edges are more than a spanning forest of themselves has."""
+        """Return the number of edges beyond a spanning forest of ``features``."""
         edges = self.edges[features[self._is_edge[features]]]
-        vertices, compact = np.unique(edges, return_inverse=True)  # a question about 10 edges must not cost a million vertices
+        vertices, compact = np.unique(edges, return_inverse=True)  # the cost must not depend on the number of all vertices
         components, _ = _connect(compact.reshape(-1, 2), len(vertices))
         return len(edges) - (len(vertices) - components)
 
@@ -136,7 +126,7 @@ def _connect(edges: IndexArray, n_vertices: int) -> tuple[int, IndexArray]:
 
 
 def _checked_edges(edges: npt.ArrayLike, n_features: int) -> IndexArray:
-    """Return the edges as a read-only (n_features, 2) array with the vertices in use numbered from 0 without gaps."""
+    """Return the edges as a read-only (n_features, 2) array, the vertices renumbered from 0 without gaps."""
     array = array_of(edges, "the edges")
     if array.shape != (n_features, 2):
         raise ConstraintError(f"the edges have shape {array.shape}: expected ({n_features}, 2)")

@@ -1,7 +1,7 @@
 """Several constraints at once.
 
-A set is allowed when every part allows it; its blocking index is the earliest of the parts'. Parts that run code of the user's are
-asked last, and only about candidates that the others let through.
+A set is independent when it is independent in every part; a blocking index is the smallest over the parts. Parts that run a
+function of the user's are queried last, and only about candidates that all other parts allow.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["Intersection", "intersect", "parts_of"]
 
 
 class Intersection(Constraint):
-    """Sets that every part allows. The rank is an upper bound, the smallest of the parts'.
+    """Sets that are independent in every part. The rank is an upper bound, the smallest rank of the parts.
 
     Parameters
     ----------
     parts : sequence of Constraint
-        At least one, all over the same number of features. The parts of an intersection among them become parts of this one.
+        At least one, all over the same number of features. Nested intersections are flattened.
     """
 
     def __init__(self, parts: Sequence[Constraint]) -> None:
         self.parts = tuple(inner for part in parts for inner in parts_of(part))
         if not self.parts:
-            raise ConstraintError("an intersection of no constraints was asked for: give at least one")
+            raise ConstraintError("an intersection needs at least one constraint, none was given")
         if len(sizes := sorted({part.n_features for part in self.parts})) > 1:
             raise ConstraintError(f"the constraints are over {' and '.join(map(str, sizes))} features: expected the same number")
         self.n_features = sizes[0]
@@ -41,16 +41,16 @@ class Intersection(Constraint):
 
     @property
     def rank(self) -> int:
-        """The smallest rank of the parts."""
+        """Smallest rank of the parts."""
         return min(part.rank for part in self.parts)
 
     @property
     def p(self) -> float | None:
-        """The sum of the parts' ``p``, if all are known, and never more than the rank.
+        """Sum of the parts' ``p``, at most the rank; None when one of them is unknown.
 
-        Each element of a base ``S`` outside a base ``U`` is refused by some part, for which ``U`` is then a base among ``U`` and
-        the elements it refuses; adding up over the parts, ``|S| <= (p_1 + ... + p_m) |U|``. Cutting a p-system off at a size
-        leaves it a p-system, so cardinalities add nothing.
+        Let ``S`` and ``U`` be bases. Each element of ``S`` outside ``U`` is refused by some part, for which ``U`` is then a base of
+        ``U`` and the elements it refuses; summed over the parts, ``|S| <= (p_1 + ... + p_m) |U|``. Truncating a p-system to a
+        cardinality leaves it a p-system, so cardinalities add nothing.
         """
         known = [part.p for part in self.parts if not isinstance(part, Cardinality)]
         if any(p is None for p in known):
@@ -59,19 +59,19 @@ class Intersection(Constraint):
 
     @property
     def needs_base(self) -> bool:
-        """True when a part's lower bounds must be met."""
+        """Whether a part has lower bounds to meet."""
         return any(part.needs_base for part in self.parts)
 
     def independent(self, features: IndexArray) -> bool:
-        """Tell whether every part allows the set."""
+        """Return whether the set is independent in every part."""
         return all(part.independent(features) for part in self._cheapest_first)
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Return the parts' violations, in the order in which they were written."""
+        """Return the violations of all parts, in the order of the parts."""
         return tuple(sentence for part in self.parts for sentence in part.violations(features))
 
     def independent_many(self, sets: Sequence[IndexArray]) -> BoolArray:
-        """Ask each part about the sets that are left."""
+        """Query each part about the sets that the parts before it allow."""
         allowed = np.ones(len(sets), dtype=np.bool_)
         for part in self._cheapest_first:
             left = np.flatnonzero(allowed)
@@ -79,17 +79,17 @@ class Intersection(Constraint):
         return allowed
 
     def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
-        """Return the shortest of the parts' prefixes."""
+        """Return the shortest prefix over the parts."""
         prefix = len(sequence)
         for part in self._cheapest_first:
             prefix = part.longest_prefix(selected, sequence[:prefix])
         return prefix
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
-        """Return the earliest of the parts' positions."""
+        """Return the smallest position over the parts."""
         blocked = np.full(len(candidates), len(sequence) + 1, dtype=np.int64)
         for part in self._cheapest_first:
-            if part.calls_user_code:
+            if part.calls_user_code:  # query it only about candidates that are not blocked from the start
                 left = np.flatnonzero(blocked)
                 blocked[left] = np.minimum(blocked[left], part._first_blocked(selected, sequence, candidates[left]))
             else:
@@ -98,16 +98,15 @@ class Intersection(Constraint):
 
 
 def parts_of(constraint: Constraint) -> tuple[Constraint, ...]:
-    """Return the constraints, none of them an intersection, of which ``constraint`` is the intersection."""
+    """Return the parts of an intersection, or the constraint itself as the only part."""
     return constraint.parts if isinstance(constraint, Intersection) else (constraint,)
 
 
 def intersect(parts: Iterable[Constraint]) -> Constraint:
-    """Return the intersection of ``parts`` with lower bounds that can be kept.
+    """Return the intersection of ``parts`` such that its maximal sets can meet lower bounds; a single part is returned unchanged.
 
-    Differs from :class:`Intersection` where a cardinality below the total of :class:`Bounds` is among the parts: the bounds get it
-    as their total, so that places are kept for their lower bounds. The sets allowed as written stay the same. A single part is
-    returned as it is.
+    Differs from :class:`Intersection` when the parts include a cardinality below the total of :class:`Bounds`: the cardinality
+    becomes that total, so that places are reserved for the lower bounds. The sets that satisfy all parts as written stay the same.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Features cost something and there is a budget.
+"""A cost per feature and a budget for the selection.
 
 Sums of floating-point costs depend on their order, and ten times 0.1 is not 1: a family defined by them is neither downward closed
-nor what the user meant. So costs are counted in whole *ticks*, 2^-40 of the budget, rounded down: sums of ticks are exact in any
-order, no set within the budget is refused, and a set accepted exceeds it by less than a trillionth of it per feature.
+nor what the user meant. So costs are counted in whole *ticks*, 2^-40 of the budget, rounded down. Sums of ticks are exact in any
+order, no set within the budget is refused, and an accepted set exceeds it by less than a trillionth of it per feature.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Knapsack"]
 
@@ -53,24 +53,24 @@ class Knapsack(Constraint):
         if wrong.any():
             feature = int(wrong.argmax())
             raise ConstraintError(f"feature {feature} costs {self.costs[feature]:g}: expected a finite number of at least 0")
-        with np.errstate(over="ignore"):  # an infinite number of ticks is over any budget, as it should be
+        with np.errstate(over="ignore"):  # an infinite number of ticks is over any budget
             scale = self.costs / self.budget if self.budget > 0 else np.where(self.costs > 0, 2.0, 0.0)
-        # Whole numbers in float64, exact to 2^53: a sum that rounds is far over the budget already, and nothing overflows.
+        # Whole numbers in float64, exact to 2^53: a sum large enough to be rounded is far over the budget already.
         self._ticks = np.floor(scale * _BUDGET_TICKS)
         cheapest_first = np.cumsum(np.sort(self._ticks))
         self._rank = int(np.searchsorted(cheapest_first, _BUDGET_TICKS, side="right"))
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Knapsack:
+    def from_description(cls, item: Item, reader: FieldReader) -> Knapsack:
         """Read ``knapsack: {costs, budget, default}``."""
         fields = item.fields("costs", "budget", optional=("default",))
         default = fields["default"].number() if "default" in fields else None
-        costs = setting.numbers(fields["costs"], column="cost", default=default)
-        return cls(len(setting.names), costs, fields["budget"].number())
+        costs = reader.numbers(fields["costs"], column="cost", default=default)
+        return cls(len(reader.names), costs, fields["budget"].number())
 
     @property
     def rank(self) -> int:
-        """How many of the cheapest features the budget pays for."""
+        """Number of features that the budget pays for, cheapest first."""
         return self._rank
 
     @property
@@ -84,21 +84,16 @@ class Knapsack(Constraint):
         return 1.0 if not paid.size else float(min(math.ceil(paid.max() / paid.min()), max(self._rank, 1)))
 
     def independent(self, features: IndexArray) -> bool:
-        """Tell whether the budget pays for all of them."""
+        """Return whether the budget pays for all ``features``."""
         return bool(self._ticks[features].sum() <= _BUDGET_TICKS)
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Say what the selection costs."""
+        """Name the cost of the selection when it exceeds the budget."""
         if self.independent(features):
             return ()
         return (f"the selected features cost {math.fsum(self.costs[features]):g}, more than the budget of {self.budget:g}",)
 
-    def longest_prefix(self, selected: IndexArray, sequence: IndexArray) -> int:
-        """Return how far the rest of the budget goes."""
-        spent = np.cumsum(np.append(self._ticks[selected].sum(), self._ticks[sequence]))
-        return max(int(np.searchsorted(spent, _BUDGET_TICKS, side="right")) - 1, 0)
-
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
-        """Return the position from which what is left no longer pays for the candidate."""
+        """Return the position from which the remaining budget does not pay for the candidate."""
         spent = np.cumsum(np.append(self._ticks[selected].sum(), self._ticks[sequence]))
         return np.searchsorted(spent, _BUDGET_TICKS - self._ticks[candidates], side="right").astype(np.int64)

@@ -1,7 +1,7 @@
-"""Caps on nested groups: at most so many features per organ, per organ system and in all (the laminar matroid).
+"""Caps on nested groups, such as organs and organ systems: the laminar matroid.
 
-Any two groups are disjoint or one holds the other, so they form a forest and a feature is in its innermost group and that group's
-ancestors. Everything is answered on the forest, never on the features.
+Any two groups are disjoint or nested, so they form a forest, and a feature belongs to its innermost group and that group's
+ancestors. Queries work on the forest, whose size does not depend on the number of features.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.constraints.capped_groups import CappedGroups
-from fastomp_nvm.constraints.checks import group_names, whole_number, whole_numbers
-from fastomp_nvm.constraints.partition import first_full
+from fastomp_nvm.constraints.checks import whole_number, whole_numbers
+from fastomp_nvm.constraints.groups import CappedGroups, first_full, group_names
 from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Laminar"]
 
@@ -28,8 +27,8 @@ __all__ = ["Laminar"]
 class Laminar(CappedGroups):
     """Sets with at most ``caps[g]`` features of each group ``g`` of a laminar family. A matroid; the rank is exact.
 
-    Written ``laminar: {groups: {body: ["b_*"], heart: ["b_heart_*"]}, caps: {body: 5, heart: 2}}``; a file of groups names a
-    feature once per group.
+    Written ``laminar: {groups: {body: ["b_*"], heart: ["b_heart_*"]}, caps: {body: 5, heart: 2}}``; ``groups`` may be a CSV file
+    with columns ``feature,group`` and one row per feature and group.
 
     Parameters
     ----------
@@ -38,7 +37,7 @@ class Laminar(CappedGroups):
         The features of each group, in any order; two groups are disjoint or nested.
     caps : (n_groups,) int
     names : sequence of str, optional
-        Of the groups, for messages.
+        Names of the groups, for messages.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Laminar(CappedGroups):
         self.caps = whole_numbers(caps, "the caps", length=len(groups))
         self.names = group_names(names, len(groups))
         members = [self._checked_group(group, name) for group, name in zip(groups, self.names, strict=True)]
-        # Larger groups first: when a group's turn comes, its features must all be in the same innermost group so far.
+        # Larger groups first: the features of a group must then all have the same innermost group so far, its parent.
         order = sorted(range(len(members)), key=lambda group: -len(members[group]))
         self._innermost = np.full(self.n_features, -1, dtype=np.int64)
         parent = np.full(len(members) + 1, -1, dtype=np.int64)  # the last entry is "no group", its own parent
@@ -61,14 +60,14 @@ class Laminar(CappedGroups):
         self._rank = self._find_rank(order, parent)
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Laminar:
+    def from_description(cls, item: Item, reader: FieldReader) -> Laminar:
         """Read ``laminar: {groups, caps}``."""
         fields = item.fields("groups", "caps")
-        names, groups = setting.groups(fields["groups"])
-        return cls(len(setting.names), groups, setting.per_group(fields["caps"], names), names=names)
+        names, groups = reader.groups(fields["groups"])
+        return cls(len(reader.names), groups, reader.per_group(fields["caps"], names), names=names)
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
-        """Return the position at which the first of the candidate's groups is full."""
+        """Return the first position at which one of the candidate's groups is full."""
         never = len(sequence) + 1
         chains = self._chains[self._innermost[sequence]]
         positions = np.repeat(np.arange(len(sequence)), chains.shape[1])
@@ -77,11 +76,11 @@ class Laminar(CappedGroups):
         return earliest[self._innermost[candidates]]
 
     def _counts(self, features: IndexArray) -> IndexArray:
-        """Count the features of each group, nested ones included."""
+        """Count the features of each group, those of nested groups included."""
         return np.bincount(self._chains[self._innermost[features]].ravel() + 1, minlength=len(self.caps) + 1)[1:]
 
     def _checked_group(self, group: npt.ArrayLike, name: str) -> IndexArray:
-        """Return the features of a group once each."""
+        """Return the distinct features of a group, sorted."""
         features = np.unique(whole_numbers(group, f"the features of group {name!r}"))
         if features.size and features[-1] >= self.n_features:
             raise ConstraintError(f"group {name!r} holds feature {features[-1]}: expected features below {self.n_features}")
@@ -99,7 +98,7 @@ class Laminar(CappedGroups):
         return int(found[0]) if len(found) else -1
 
     def _find_rank(self, order: Sequence[int], parent: IndexArray) -> int:
-        """Fill the forest from the leaves: a group takes its own features and its children's maxima, up to its cap."""
+        """Return the rank, leaves first: a group holds its own features and its children's maxima, up to its cap."""
         most = np.bincount(self._innermost + 1, minlength=len(self.caps) + 1)  # entry 0: features in no group
         for group in reversed(order):
             most[parent[group] + 1] += min(int(most[group + 1]), int(self.caps[group]))
@@ -107,7 +106,7 @@ class Laminar(CappedGroups):
 
 
 def _chains(parent: IndexArray) -> IndexArray:
-    """Return, per group and for "no group" last, the group and its ancestors, padded with -1 to the depth of the forest."""
+    """Return the group and its ancestors, padded with -1 to the depth of the forest; one row per group, the last for "no group"."""
     levels = [np.append(np.arange(len(parent) - 1), -1)]
     while (above := parent[levels[-1]]).max() >= 0:
         levels.append(above)

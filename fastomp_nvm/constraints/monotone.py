@@ -1,4 +1,4 @@
-"""Any monotone set function below a threshold: a cost, a risk or an unfairness that never falls when features are added."""
+"""A limit on a monotone set function of the user's, such as a cost, a risk or an unfairness."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fastomp_nvm.errors import ConstraintError
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Monotone"]
 
 
 class Monotone(Oracle):
-    """Sets with ``h(features) <= threshold``, asked in batches as an :class:`Oracle` is.
+    """Sets with ``h(features) <= threshold``, queried in batches like any :class:`Oracle`.
 
     Written ``monotone: {function: module:function, threshold: 0.3, takes: indices|names, rank: 20, workers: 4}``; for local use
     only, because it runs code.
@@ -31,7 +31,7 @@ class Monotone(Oracle):
     ----------
     n_features : int
     h : callable
-        Takes a sorted int64 array of features, returns a number that does not fall when features are added.
+        Takes a sorted int64 array of features and returns a number; adding features must not lower it.
     threshold : float
     rank, p, workers
         As for :class:`Oracle`.
@@ -53,38 +53,32 @@ class Monotone(Oracle):
         super().__init__(n_features, self._at_most, rank=rank, p=p, workers=workers)
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Monotone:
+    def from_description(cls, item: Item, reader: FieldReader) -> Monotone:
         """Read ``monotone: {function, threshold, takes, rank, workers}``."""
         fields = item.fields("function", "threshold", optional=("takes", "rank", "workers"))
-        by_name = "takes" in fields and fields["takes"].choice("indices", "names") == "names"
-        return cls(
-            len(setting.names),
-            setting.function(fields["function"], by_name=by_name),
-            fields["threshold"].number(),
-            rank=fields["rank"].integer() if "rank" in fields else None,
-            workers=fields["workers"].integer() if "workers" in fields else 0,
-        )
+        function, options = cls._read(fields, reader)
+        return cls(len(reader.names), function, fields["threshold"].number(), **options)
 
     def _refusal(self, features: IndexArray) -> str:
-        """Say by how much the threshold is exceeded."""
+        """Return the sentence with the value and the threshold."""
         value, threshold = self._at_most.value(np.sort(features)), self._at_most.threshold
         return f"the set function is {value:g} on the selection, above {threshold:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class _AtMost:
-    """The question ``h(features) <= threshold``; a class, so that it can be sent to a worker."""
+    """The predicate ``h(features) <= threshold``, as a class that can be pickled for workers."""
 
     h: Callable[[IndexArray], float]
     threshold: float
 
     def value(self, features: IndexArray) -> float:
-        """Return ``h`` as a number."""
+        """Return ``h(features)``; NaN is an error."""
         number = float(self.h(features))
         if math.isnan(number):
             raise ConstraintError(f"the set function is not a number on a set of {len(features)} features")
         return number
 
     def __call__(self, features: IndexArray) -> bool:
-        """Answer the question."""
+        """Return whether ``h(features)`` is at most the threshold."""
         return self.value(features) <= self.threshold

@@ -1,9 +1,8 @@
-"""Any constraint a user can program: a function that takes a set of features and says whether it is allowed.
+"""A constraint programmed by the user: a function that takes a set of features and returns whether it is allowed.
 
-The function must be downward closed (what is allowed stays allowed when a feature is left out); nothing can prove that, so
-``check_downward_closed`` looks for a counterexample. It is asked in batches of questions that do not depend on each other, in other
-processes if so wished. These are spawned, never forked, because the caller has threads and mapped stores; the function must
-therefore be importable by name.
+The function must be downward closed: every subset of an allowed set is allowed. That cannot be proven, so
+``check_downward_closed`` searches for a counterexample. Queries come in batches that worker processes can share. The workers are
+spawned, not forked, because the caller has threads and mapped stores; the function must therefore be importable by name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -26,24 +25,25 @@ from fastomp_nvm.errors import ConstraintError, UnavailableError
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
+    from fastomp_nvm.constraints.written.function import NamedFunction
 
 __all__ = ["Counterexample", "Oracle", "check_downward_closed"]
 
-# Longest chain of sets a sample of the closure test walks along.
+# Length of the chains of sets that the closure test samples.
 _CHAIN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """Two sets that show that a family is not downward closed."""
+    """An allowed set with a refused subset: the family is not downward closed."""
 
     allowed: tuple[int, ...]
     refused_subset: tuple[int, ...]
 
 
 class Oracle(Constraint):
-    """Sets that a function of the user's allows. Blocking indices come by bisection, one batch of questions per step.
+    """Sets that a function of the user's allows. Blocking indices are found by bisection, one batch of queries per step.
 
     Written ``oracle: module:function`` or ``oracle: {function: module:function, takes: indices|names, rank: 20, workers: 4}``; for
     local use only, because it runs code.
@@ -52,13 +52,13 @@ class Oracle(Constraint):
     ----------
     n_features : int
     function : callable
-        Takes a sorted int64 array of features, returns True or False. Not asked about the empty set, which is always allowed.
+        Takes a sorted int64 array of features, returns True or False. Not called with the empty set, which is always allowed.
     rank : int, optional
-        Larger sets are not allowed, and the function is not asked about them; all features by default.
+        Largest size of an allowed set; the function is not called with larger ones. By default the number of features.
     p : float, optional
-        When known.
+        A ``p`` for which the family is a p-system.
     workers : int
-        Processes that share a batch; 0 asks in this process. With workers, ``function`` must be importable by name.
+        Processes that share a batch; 0 runs the function in this process. With workers, ``function`` must be importable by name.
     """
 
     calls_user_code = True
@@ -83,73 +83,75 @@ class Oracle(Constraint):
         self._pool: ProcessPoolExecutor | None = None
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> Oracle:
+    def from_description(cls, item: Item, reader: FieldReader) -> Oracle:
         """Read ``oracle: module:function`` or a mapping with ``function``, ``takes``, ``rank`` and ``workers``."""
         if item.is_text:
-            return cls(len(setting.names), setting.function(item))
+            return cls(len(reader.names), reader.function(item))
         fields = item.fields("function", optional=("takes", "rank", "workers"))
+        function, options = cls._read(fields, reader)
+        return cls(len(reader.names), function, **options)
+
+    @staticmethod
+    def _read(fields: Mapping[str, Item], reader: FieldReader) -> tuple[NamedFunction, dict[str, int]]:
+        """Return the function of a description and its optional keyword arguments."""
         by_name = "takes" in fields and fields["takes"].choice("indices", "names") == "names"
-        return cls(
-            len(setting.names),
-            setting.function(fields["function"], by_name=by_name),
-            rank=fields["rank"].integer() if "rank" in fields else None,
-            workers=fields["workers"].integer() if "workers" in fields else 0,
-        )
+        options = {name: fields[name].integer() for name in ("rank", "workers") if name in fields}
+        return reader.function(fields["function"], by_name=by_name), options
 
     @property
     def rank(self) -> int:
-        """What the user gave, or the number of features."""
+        """The rank given by the user, or the number of features."""
         return self._rank
 
     @property
     def p(self) -> float | None:
-        """What the user gave."""
+        """The ``p`` given by the user."""
         return self._p
 
     def independent(self, features: IndexArray) -> bool:
-        """Ask the function about one set."""
-        return len(features) <= self._rank and _ask(self.function, np.sort(features))
+        """Return the answer of the function about one set."""
+        return len(features) <= self._rank and _call(self.function, np.sort(features))
 
     def violations(self, features: IndexArray) -> Sequence[str]:
-        """Say that the selection is too large, or that the function refuses it."""
+        """Name the rank when it is exceeded, else the refusal by the function."""
         if len(features) > self._rank:
             return (f"{len(features)} features are selected, and the constraint's rank is {self._rank}",)
         return () if self.independent(features) else (self._refusal(features),)
 
     def _refusal(self, features: IndexArray) -> str:
-        """Say that the function refuses ``features``."""
+        """Return the sentence for a set that the function refuses."""
         return "the oracle does not allow the selected features"
 
     def independent_many(self, sets: Sequence[IndexArray]) -> BoolArray:
-        """Ask the function about all sets that are not too large, in the workers if there are any."""
+        """Call the function with all sets within the rank, in the workers if there are any."""
         allowed = np.array([len(features) <= self._rank for features in sets], dtype=np.bool_)
-        allowed[allowed] = self._ask_many([np.sort(features) for features in sets if len(features) <= self._rank])
+        allowed[allowed] = self._call_many([np.sort(features) for features in sets if len(features) <= self._rank])
         return allowed
 
-    def _ask_many(self, ordered: Sequence[IndexArray]) -> BoolArray:
-        """Ask the function about all sets."""
+    def _call_many(self, ordered: Sequence[IndexArray]) -> BoolArray:
+        """Return the answer of the function about each sorted set."""
         if not self.workers or len(ordered) < 2:
-            return np.array([_ask(self.function, features) for features in ordered], dtype=np.bool_)
+            return np.array([_call(self.function, features) for features in ordered], dtype=np.bool_)
         try:
-            # Four parcels a worker: few enough to be cheap to send, enough to even out slow questions.
-            parcel = -(-len(ordered) // (4 * self.workers))
-            return np.array(list(self._started_pool().map(_ask_installed, ordered, chunksize=parcel)), dtype=np.bool_)
+            # Four chunks per worker: few enough to be cheap to send, enough to balance slow calls.
+            size = -(-len(ordered) // (4 * self.workers))
+            return np.array(list(self._started_pool().map(_call_installed, ordered, chunksize=size)), dtype=np.bool_)
         except BrokenProcessPool as error:
             self.close()
             raise UnavailableError("a worker process of the oracle ended early: set workers to 0 to see why") from error
 
     def check_downward_closed(self, samples: int = 100, seed: int = 0) -> Counterexample | None:
-        """Look for two sets that show that the function is not downward closed; see :func:`check_downward_closed`."""
+        """Search for an allowed set with a refused subset; see :func:`check_downward_closed`."""
         return check_downward_closed(self, samples=samples, seed=seed)
 
     def close(self) -> None:
-        """End the worker processes; they start again when needed."""
+        """End the worker processes; the next batch starts them again."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
     def _started_pool(self) -> ProcessPoolExecutor:
-        """Return the pool, started on first use and ended with this object."""
+        """Return the pool of workers, started on first use and ended with this object."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 min(self.workers, os.cpu_count() or 1),
@@ -162,10 +164,10 @@ class Oracle(Constraint):
 
 
 def check_downward_closed(constraint: Constraint, *, samples: int = 100, seed: int = 0) -> Counterexample | None:
-    """Look at random for two sets that show that a constraint is not downward closed.
+    """Search at random for an allowed set with a refused subset.
 
-    A sample walks along two growing chains of sets, one of random features and one of random features that fit together. Once a
-    set of a chain is refused, the larger ones must be, too.
+    Each sample checks two growing chains of sets, one of random features and one of random features that are allowed together. Once
+    a set of a chain is refused, all larger ones must be refused.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def check_downward_closed(constraint: Constraint, *, samples: int = 100, seed: i
     Returns
     -------
     Counterexample or None
-        None proves nothing; it only becomes more telling with more samples.
+        None does not prove closure; more samples make it more likely.
     """
     generator = np.random.default_rng(seed)
     for _ in range(samples):
@@ -194,7 +196,7 @@ def check_downward_closed(constraint: Constraint, *, samples: int = 100, seed: i
 
 
 def _broken_chain(constraint: Constraint, features: IndexArray) -> Counterexample | None:
-    """Return a refused prefix of ``features`` and a longer one that is allowed, if there are such."""
+    """Return a refused prefix of ``features`` and a longer allowed one, or None."""
     allowed = constraint.independent_many([features[: size + 1] for size in range(len(features))])
     if allowed.all() or not allowed[(first := int(allowed.argmin())) :].any():
         return None
@@ -202,8 +204,8 @@ def _broken_chain(constraint: Constraint, features: IndexArray) -> Counterexampl
     return Counterexample(tuple(sorted(features[: last + 1].tolist())), tuple(sorted(features[: first + 1].tolist())))
 
 
-def _ask(function: Callable[[IndexArray], bool], features: IndexArray) -> bool:
-    """Ask about one set; whatever goes wrong in the user's function becomes one sentence."""
+def _call(function: Callable[[IndexArray], bool], features: IndexArray) -> bool:
+    """Return the answer about one set; an error of the user's function becomes a ``ConstraintError``."""
     if not len(features):
         return True
     try:
@@ -219,15 +221,15 @@ def _ask(function: Callable[[IndexArray], bool], features: IndexArray) -> bool:
     return bool(answer)
 
 
-# In a worker: the function it was started with, so that it is sent once and not with each question.
+# In a worker: the function, sent once when the worker starts and not with each call.
 _installed: list[Callable[[IndexArray], bool]] = []
 
 
 def _install(function: Callable[[IndexArray], bool]) -> None:
-    """Keep the function of this worker."""
+    """Store the function in this worker."""
     _installed[:] = [function]
 
 
-def _ask_installed(features: IndexArray) -> bool:
-    """Ask this worker's function."""
-    return _ask(_installed[0], features)
+def _call_installed(features: IndexArray) -> bool:
+    """Return the answer of this worker's function."""
+    return _call(_installed[0], features)

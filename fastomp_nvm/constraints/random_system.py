@@ -1,9 +1,8 @@
 """The randomly generated p-system of the paper's experiments.
 
-The paper says no more than that. Here it is the intersection of ``p`` partition matroids, each of which throws every feature into
-one of ``n_groups`` groups at random and allows ``cap`` features of each group: a p-system by construction, whose constraints cut
-across each other and bind when ``cap * n_groups`` is near the size wanted. The draw is stateless, so a seed means the same system
-on every machine and under every version of NumPy.
+The paper does not define it. Here it is the intersection of ``p`` partition matroids, each of which assigns every feature to one of
+``n_groups`` groups at random and allows ``cap`` features of each group. It is a p-system by construction, and it binds when
+``cap * n_groups`` is near the wanted size. Equal seeds give equal systems on every machine and under every version of NumPy.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fastomp_nvm.random_keys import mix
 
 if TYPE_CHECKING:
     from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.setting import Setting
+    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["RandomSystem"]
 
@@ -46,7 +45,7 @@ class RandomSystem(Intersection):
 
     def __init__(self, n_features: int, *, p: int, n_groups: int, cap: int, seed: int = 0) -> None:
         features = np.arange(whole_number(n_features, "the number of features"), dtype=np.int64)
-        # Limits, because a description may come from a stranger: p tables of features, tables of groups.
+        # The limits bound memory, because descriptions may come from clients of a server.
         n_matroids = whole_number(p, "p", minimum=1, maximum=_MOST_MATROIDS)
         n_groups = whole_number(n_groups, "the number of groups", minimum=1, maximum=max(len(features), 1))
         caps = np.full(n_groups, whole_number(cap, "the cap"), dtype=np.int64)
@@ -64,12 +63,12 @@ class RandomSystem(Intersection):
         )
 
     @classmethod
-    def from_description(cls, item: Item, setting: Setting) -> RandomSystem:
+    def from_description(cls, item: Item, reader: FieldReader) -> RandomSystem:
         """Read ``random: {p, groups, cap, seed}``."""
         fields = item.fields("p", "groups", "cap", optional=("seed",))
         seed = fields["seed"].integer() if "seed" in fields else 0
         return cls(
-            len(setting.names),
+            len(reader.names),
             p=fields["p"].integer(),
             n_groups=fields["groups"].integer(),
             cap=fields["cap"].integer(),

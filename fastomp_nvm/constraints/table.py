@@ -1,4 +1,4 @@
-"""Constraint families by the name they have in written descriptions."""
+"""Constraint families by their names in written descriptions."""
 
 from __future__ import annotations
 

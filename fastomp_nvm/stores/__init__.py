@@ -1,1 +1,1 @@
-"""What a store of features is, and how to reach one by URL."""
+"""Stores of features: the contracts that media implement, and how to open and build a store by URL."""

@@ -1,4 +1,4 @@
-"""Contracts of the functions that build stores and read files; their implementations are in ``storage_backends``."""
+"""Contracts of the functions that build stores and read files. ``storage_backends`` implements them."""
 
 from __future__ import annotations
 

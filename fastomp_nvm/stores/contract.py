@@ -1,11 +1,11 @@
-"""What a store of features is: the contracts every medium implements, and how to reach one by URL.
+"""The contracts of a store: an opened store, a store being built, and a durable region of bytes.
 
-A store holds the *exact matrix*, feature-major: one row per column of the design, one entry per observation. It is handed out as
-one read-only NumPy view of the medium, never copied. A *feature* is what is selected; it spans one column, or several adjacent
-ones (a one-hot categorical). Everything else a selection needs (means, norms, names, targets) is small and comes along as
-sidecars that were computed when the store was built.
+A store holds the *exact matrix*, feature-major: one row per column of the design, one entry per observation. Callers get a
+read-only NumPy view of the medium, never a copy. A *feature* is the unit of selection; it spans one column, or several adjacent
+columns (a one-hot categorical). The other inputs of a selection (means, norms, names, targets) are small *sidecars* that are
+computed when the store is built.
 
-This module knows no medium: ``open_store`` and ``create_store`` find it by the URL's scheme in :mod:`fastomp_nvm.registry`.
+Media implement these contracts; :mod:`fastomp_nvm.stores.media` finds them by URL scheme.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ __all__ = [
     "Target",
 ]
 
-#: Columns per block of the global grid: the unit of checksums, of threads, of read-ahead and of shards.
-#: A feature is never split across blocks, so a block holds *at most* this many columns.
+#: Most columns per block. Blocks are the unit of checksums, threads, read-ahead and shards; none splits a feature.
 BLOCK_COLUMNS = 256
 
 #: Element types of the exact matrix.
 STORE_DTYPES = ("float16", "float32", "float64")
 
-#: What a store may keep next to the exact matrix: an int8 copy with certain bounds (``fastomp_nvm/tiers.py``), or nothing.
+#: Tiers that a store may keep next to the exact matrix: an int8 copy with error bounds (:mod:`fastomp_nvm.matrix.tier`), or none.
 TIERS = ("int8", "none")
 
-#: What to do about missing values at ingest.
+#: Treatments of missing values when a store is built.
 MISSING_POLICIES = ("error", "mean", "median", "drop-feature")
 
 Durability = Literal["none", "process", "power"]
@@ -55,18 +54,18 @@ Durability = Literal["none", "process", "power"]
 
 @dataclass(frozen=True, slots=True)
 class MediumTraits:
-    """What a medium can do, declared as data (and tested as declared).
+    """Properties of a medium.
 
     Attributes
     ----------
     medium : str
         Name shown in results: ``dram``, ``mmap``, ``pmem``, ...
     durability : {"none", "process", "power"}
-        What survives after ``persist`` returned: nothing, the death of the process, the loss of power.
+        What persisted bytes survive: nothing, a crash of the process, a loss of power.
     emulated : bool
-        True when the medium stands in for a device this machine does not have.
+        Whether the medium emulates a device that this machine does not have.
     detail : str
-        One phrase for ``info``: which mapping, which flush.
+        The kind of mapping and flush, for ``info``.
     """
 
     medium: str
@@ -90,7 +89,7 @@ class StoreLayout:
     blocks : (n_blocks + 1,) int64
         Block ``b`` of the grid spans columns ``blocks[b]:blocks[b + 1]``: at most ``BLOCK_COLUMNS``, features whole.
     fingerprint : str
-        Hex digest over shape, dtype, grouping and every block's checksum: equal fingerprints mean equal matrices.
+        Hex digest of shape, dtype, grouping and all block checksums: equal fingerprints mean equal matrices.
     """
 
     n_obs: int
@@ -101,25 +100,25 @@ class StoreLayout:
 
     @property
     def n_features(self) -> int:
-        """Number of features: what indices, k and constraints count."""
+        """Number of features, the unit of indices, k and constraints."""
         return len(self.offsets) - 1
 
     @property
     def n_columns(self) -> int:
-        """Number of columns: rows of the stored matrix."""
+        """Number of columns, which are the rows of the stored matrix."""
         return int(self.offsets[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A response kept with the store.
+    """A response stored with the matrix.
 
     Attributes
     ----------
     values : (n_obs,) float64
-        Numbers, or class codes 0, 1, ... when ``classes`` is given.
+        Numbers, or class codes 0, 1, ... when there are ``classes``.
     classes : tuple of str
-        Class labels in code order; empty for a numeric target.
+        Class labels in the order of their codes; empty for a numeric target.
     """
 
     values: Float64Array
@@ -127,17 +126,17 @@ class Target:
 
 
 class DurableRegion(ABC):
-    """A small fixed-size range of bytes next to the matrix, for state that must survive.
+    """A small fixed-size range of bytes next to the matrix, for state that survives a crash.
 
-    Two calls suffice for crash safety (see ``fastomp_nvm/checkpoint.py``): ``write`` stores bytes, ``persist`` returns once they
-    are safe to the degree ``MediumTraits.durability`` declares. Between the two, any subset of the written 8-byte words may have
-    reached the medium. ``start`` only says that ``persist`` of the same bytes will follow.
+    Two calls suffice for crash safety (see :mod:`fastomp_nvm.runs.log`): ``write`` stores bytes, ``persist`` returns once they are
+    durable as declared by ``MediumTraits.durability``. Before that, any subset of the written 8-byte words may have reached the
+    medium. ``start`` is a hint that ``persist`` of the same bytes will follow.
     """
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Bytes in the region."""
+        """Size of the region in bytes."""
 
     @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
@@ -148,9 +147,9 @@ class DurableRegion(ABC):
         """Store ``data`` at ``offset``; not durable until ``persist``."""
 
     def start(self, offset: int, length: int) -> None:  # noqa: B027
-        """Begin to make the bytes of this range durable beside other work; ``persist`` then waits for that, and tells its failure.
+        """Start a flush of this range in the background; ``persist`` waits for it and raises its error.
 
-        Here nothing happens: where flushing takes microseconds, ``persist`` takes less time than waking a thread.
+        By default nothing happens: where a flush takes microseconds, waking a thread would take longer.
         """
 
     @abstractmethod
@@ -163,7 +162,7 @@ class DurableRegion(ABC):
 
 
 class FeatureStore(ABC):
-    """An opened store: one zero-copy matrix and its sidecars. Read-only apart from its durable regions."""
+    """An opened store: the matrix, not copied, and its sidecars. Read-only except for durable regions."""
 
     @property
     @abstractmethod
@@ -173,12 +172,12 @@ class FeatureStore(ABC):
     @property
     @abstractmethod
     def traits(self) -> MediumTraits:
-        """What the medium can do."""
+        """Properties of the medium."""
 
     @property
     @abstractmethod
     def layout(self) -> StoreLayout:
-        """Shape and grouping."""
+        """Shape and grouping of the matrix."""
 
     @property
     @abstractmethod
@@ -192,15 +191,15 @@ class FeatureStore(ABC):
 
     @property
     def tier(self) -> Tier | None:
-        """The int8 tier, where the store has one."""
+        """The int8 tier, or None."""
         return None
 
     def files(self) -> Sequence[MatrixFile]:
-        """Open the files behind ``matrix`` and the codes of ``tier``, where these may be colder than memory."""
+        """Open the files behind ``matrix`` and the codes of ``tier``; empty when both are in memory."""
         return ()
 
     def load_tier(self) -> None:
-        """Copy the tier into memory, checked against its checksums, and hand it out from there."""
+        """Copy the tier into memory, verify its checksums, and use the copy from now on."""
         raise StoreError(f"the store {self.url} has no int8 tier to load: build it again with --tier int8")
 
     @property
@@ -211,20 +210,25 @@ class FeatureStore(ABC):
     @property
     @abstractmethod
     def column_names(self) -> Sequence[str]:
-        """Column names, one per column; equal to ``names`` where a feature has one column, else ``feature=category``."""
+        """Column names: the feature's name if it has one column, else ``feature=category``."""
 
     @property
     @abstractmethod
     def targets(self) -> Mapping[str, Target]:
-        """Responses kept with the store, by name; the first is the default."""
+        """Responses by name; the first is the default."""
+
+    @property
+    def shards(self) -> Sequence[Mapping[str, Any]]:
+        """Shards of a distributed store, as plain data; empty for any other."""
+        return ()
 
     @abstractmethod
     def region(self, name: str, size: int = 0) -> DurableRegion:
-        """Open the durable region ``name``; create it zero-filled with ``size`` bytes when ``size`` is given and it is absent."""
+        """Open the durable region ``name``; if it is absent and ``size`` is given, create it with ``size`` zero bytes."""
 
     @abstractmethod
     def regions(self) -> Sequence[str]:
-        """Names of the durable regions that exist."""
+        """Names of the existing durable regions."""
 
     @abstractmethod
     def drop_region(self, name: str) -> None:
@@ -232,11 +236,11 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def verify(self) -> None:
-        """Recompute every block's checksum, the tier's too; raise ``StoreError`` naming the first block that differs."""
+        """Compare all blocks of matrix and tier with their checksums; ``StoreError`` names the first that differs."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the mapping. Views handed out before keep their memory alive."""
+        """Release the mapping. Existing views keep their memory alive."""
 
     def __enter__(self) -> FeatureStore:
         return self
@@ -246,7 +250,7 @@ class FeatureStore(ABC):
 
 
 class StoreDraft(ABC):
-    """A store being built: private until ``commit``, gone without a trace after ``abort``.
+    """A store being built: invisible until ``commit``, removed by ``abort``.
 
     The builder fills ``matrix`` (a writable (n_columns, n_obs) array on the medium), then commits the sidecars.
     """
@@ -258,16 +262,16 @@ class StoreDraft(ABC):
 
     @property
     def tier(self) -> AnyArray | None:
-        """Writable (n_columns, n_obs) int8 array on the medium for the codes of the tier, where one was asked for."""
+        """Writable (n_columns, n_obs) int8 array on the medium for the codes of the tier; None without a tier."""
         return None
 
     def write_columns(self, first: int, columns: AnyArray) -> None:
-        """Assign whole ``columns`` (count, n_obs), C order, to ``matrix`` from column ``first`` on, the quickest way there is."""
+        """Write whole ``columns`` (count, n_obs), C order, to ``matrix`` from column ``first`` on; media may bypass the mapping."""
         self.matrix[first : first + len(columns)] = columns
 
     @abstractmethod
     def forget(self, first: int, last: int) -> None:
-        """Let go of the memory behind columns ``first:last`` (already written), tier included; file media use it to stay small."""
+        """Release the memory of the written columns ``first:last``, tier included, so that builds on files use little memory."""
 
     @abstractmethod
     def commit(self, sidecars: Sidecars) -> None:
@@ -275,12 +279,12 @@ class StoreDraft(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Remove everything written so far. Harmless after ``commit``."""
+        """Remove everything written so far. Does nothing after ``commit``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecars:
-    """Everything of a store but the matrix."""
+    """All data of a store except the matrix."""
 
     layout: StoreLayout
     statistics: ColumnStatistics

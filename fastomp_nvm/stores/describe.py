@@ -1,4 +1,4 @@
-"""What there is to say about a store, as plain data: the JSON object of ``info``, local and remote."""
+"""The description of a store that ``fastomp info`` prints, locally and from a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["describe"]
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:
-    """Return the JSON object of ``info``."""
+    """Return the description of a store as plain JSON data."""
     layout, traits = store.layout, store.traits
     return {
         "url": store.url,
@@ -30,5 +30,5 @@ def describe(store: FeatureStore) -> dict[str, Any]:
         "constant_columns": int((store.statistics.norm == 0).sum()),
         "targets": {name: {"classes": list(target.classes)} for name, target in store.targets.items()},
         "features": list(store.names[:20]),
-        **({"shards": store.shards} if hasattr(store, "shards") else {}),
+        **({"shards": list(store.shards)} if store.shards else {}),
     }

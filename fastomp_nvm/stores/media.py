@@ -13,14 +13,14 @@ __all__ = ["MEDIA", "Medium", "medium_of"]
 
 
 class Medium(Protocol):
-    """What a medium's module offers: an object with these three methods."""
+    """Opens and creates stores of one URL scheme."""
 
     def open(self, url: StoreURL) -> FeatureStore:
-        """Open an existing store; ``StoreURLError`` when there is none, ``StoreError`` when it is damaged."""
+        """Open a store; ``StoreURLError`` when there is none, ``StoreError`` when it is damaged."""
         ...
 
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
-        """Start a new store; ``StoreURLError`` when one exists and ``replace`` is false, ``MediumError`` when it cannot fit."""
+        """Start a new store; ``StoreURLError`` when one exists and ``replace`` is false, ``MediumError`` when there is no space."""
         ...
 
     def exists(self, url: StoreURL) -> bool:
@@ -44,7 +44,7 @@ MEDIA: Table[Medium] = Table(
 def medium_of(url: StoreURL) -> Medium:
     """Return the medium that the scheme of ``url`` names."""
     if url.scheme in REMOTE_SCHEMES:
-        raise StoreURLError(f"{url.scheme}:// names a server, not a store: use connect, which sends the request to the data")
+        raise StoreURLError(f"{url.scheme}:// names a server, not a store: use connect")
     if url.scheme not in MEDIA:
         raise StoreURLError(f"unknown medium {url.scheme!r}: expected one of {', '.join(MEDIA)}")
     return MEDIA.load(url.scheme)

@@ -1,4 +1,4 @@
-"""Names of features that nobody named: a million of them must cost nothing."""
+"""Default feature names, computed on demand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["NumberedNames"]
 
 
 class NumberedNames(Sequence[str]):
-    """The names ``f0, f1, ...``, made on demand so that a million of them cost nothing to keep or to open.
+    """The names ``f0, f1, ...`` as a sequence that stores none of them.
 
     Parameters
     ----------
     length : int
-        How many names there are.
+        Number of names.
     prefix : str
-        What precedes the number.
+        Text before the number.
     """
 
     __slots__ = ("length", "prefix")
@@ -53,18 +53,18 @@ class NumberedNames(Sequence[str]):
         return f"NumberedNames({self.length}, {self.prefix!r})"
 
     def index(self, name: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the position of ``name`` without a search; ``ValueError`` when it is not among the names."""
+        """Return the position of ``name``, read from its number; ``ValueError`` when it is not one of the names."""
         position = self._position(name)
         if position is None or position not in range(self.length)[start:stop]:
             raise ValueError(f"{name!r} is not in {self!r}")
         return position
 
     def _position(self, name: object) -> int | None:
-        """Return the number in ``name``, or None when ``name`` is not exactly one of the names."""
+        """Return the number in ``name``, or None when it is not one of the names."""
         if not isinstance(name, str) or not name.startswith(self.prefix):
             return None
         digits = name[len(self.prefix) :]
-        # isascii: "²".isdigit() is true; the length bound keeps int() away from endless digits.
+        # isascii, because "²".isdigit() is true; the bound on the length, because int() is quadratic in the digits.
         if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
             return None
         number = int(digits)

@@ -1,4 +1,4 @@
-"""``open_store`` and ``create_store``: the medium is found by the scheme of the URL."""
+"""``open_store`` and ``create_store``; the scheme of the URL names the medium."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def open_store(url: str) -> FeatureStore:
     Parameters
     ----------
     url : str
-        ``mmap:///path``, ``pmem:///path``, ``dram:name``, or a plain path (``mmap``). ``?tier=dram`` after the path of a file
-        store copies its int8 tier into memory and leaves the exact matrix where it is, ``?tier=/folder`` into a file there (on
-        persistent memory, say), which is used again the next time; ``?profile=optane`` has emulated persistent memory take the
-        time of a published device (see ``fastomp_nvm.matrix.pacing``).
+        ``mmap:///path``, ``pmem:///path``, ``dram:name``, or a plain path (``mmap``). For stores in files, ``?tier=dram`` copies
+        the int8 tier, not the exact matrix, into memory; ``?tier=/folder`` copies it to a file in that folder (for example on
+        persistent memory), which is reused next time. ``?profile=optane`` slows emulated persistent memory down to the speed of a
+        published device (see :mod:`fastomp_nvm.matrix.pacing`).
 
     Returns
     -------
@@ -50,23 +50,25 @@ def create_store(
     Parameters
     ----------
     url : str
-        Where to build it.
+        Address of the new store.
     X : (n_obs, n_columns) array, pandas DataFrame or pyarrow Table
-        With ``rows="features"`` an array is (n_columns, n_obs). String columns of a table become one feature each.
+        With ``rows="features"`` an array is (n_columns, n_obs). A text column of a table becomes one feature with a column per
+        category.
     y : (n_obs,) array, or mapping of name to array, optional
-        Target or targets; strings become classes.
+        Target or targets; text becomes classes.
     names : iterable of str, optional
         Column names; ``f0, f1, ...`` otherwise.
     dtype : {"float32", "float64", "float16"}
         Element type of the exact matrix.
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about NaN. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``, as from files.
+        Treatment of NaN. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
     groups : mapping, optional
         Features of several columns: feature name -> its columns, by name or position.
     tier : {"int8", "none"}
-        Whether to keep an int8 copy next to the exact matrix: a quarter more space for float32, several times fewer bytes a pass.
+        Whether to keep an int8 copy next to the exact matrix: a quarter more space for float32, several times fewer bytes read
+        per pass.
     replace : bool
-        Replace a store that exists.
+        Replace an existing store.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a build reports about the data it stored."""
+"""Reports of builds and ingests."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ __all__ = ["BuildReport", "IngestReport", "first_names"]
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What became of the data.
+    """Report of a build.
 
     Attributes
     ----------
     url : str
-        Where the store was built.
+        Address of the store.
     n_obs, n_features, n_columns : int
-        Its shape, after dropping.
+        Shape of the store, without dropped features.
     dtype : str
     fingerprint : str
     imputed : mapping of str to int
-        Cells filled in, per feature that had any missing.
+        Number of imputed cells, per feature with missing cells.
     dropped : tuple of str
         Features dropped for missing values.
     constant : tuple of str
-        Columns with one value only; they can never be selected.
+        Columns with a single value, which are never selected.
     """
 
     url: str
@@ -41,26 +41,26 @@ class BuildReport:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What became of a source.
+    """Report of an ingest from a file.
 
     Attributes
     ----------
     n_obs, n_features, n_columns : int
         Shape of the store.
     bytes : int
-        Size of its matrix.
+        Size of the matrix.
     imputed : int
-        Missing cells that were filled in.
+        Number of imputed cells.
     dropped : tuple of str
         Features dropped for missing values.
     constant : tuple of str
-        Columns with one value only.
+        Columns with a single value.
     targets : tuple of str
-        Targets kept with the store, the default one first.
+        Targets of the store, the default one first.
     notes : tuple of str
-        What was assumed about the source.
+        Assumptions made about the source.
     fingerprint : str
-        Of the matrix.
+        Fingerprint of the matrix.
     """
 
     n_obs: int
@@ -76,12 +76,12 @@ class IngestReport:
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Lines for people: the shape, then whatever is worth knowing."""
+        """Lines to print: the shape, the targets, and notable changes to the data."""
         spread = f" in {self.n_columns} columns" if self.n_columns != self.n_features else ""
         lines = [f"{self.n_obs} observations of {self.n_features} features{spread}, {self.bytes / 1e6:.1f} MB"]
-        lines.append(f"targets: {', '.join(self.targets)}" if self.targets else "no target: name one when selecting")
+        lines.append(f"targets: {', '.join(self.targets)}" if self.targets else "no target: name one in the selection")
         if self.imputed:
-            lines.append(f"{self.imputed} missing cells filled in")
+            lines.append(f"{self.imputed} missing cells imputed")
         if self.dropped:
             lines.append(f"{len(self.dropped)} features with missing cells dropped: {first_names(self.dropped)}")
         if self.constant:
@@ -90,5 +90,5 @@ class IngestReport:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first few names, for a message."""
+    """Return the first five names, for messages."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

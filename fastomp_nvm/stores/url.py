@@ -16,7 +16,7 @@ REMOTE_SCHEMES = frozenset({"grpc", "grpc+tls", "mcas"})
 
 @dataclass(frozen=True, slots=True)
 class StoreURL:
-    """A parsed store address: ``scheme:path?query#fragment``."""
+    """A parsed address of a store; ``text`` is the address as a whole."""
 
     scheme: str
     path: str

@@ -30,7 +30,7 @@ def subsets(n):
 
 @dataclass(frozen=True)
 class System:
-    """A constraint and what it should be."""
+    """A constraint, its definition as a predicate, and whether its rank is exact."""
 
     constraint: fc.Constraint
     defined: Predicate

@@ -1,4 +1,4 @@
-"""From YAML to constraints: what is written is what is meant, and what is wrong is named with its file and line."""
+"""Constraints written as YAML: they mean what the equal Python objects mean, and errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import yaml
 from fastomp_nvm import constraints as fc
 from fastomp_nvm.constraints.table import CONSTRAINTS
 from fastomp_nvm.constraints.written.description import parse_constraint, read_constraint, schema
-from fastomp_nvm.constraints.written.inlining import inline_side_files
-from fastomp_nvm.constraints.written.naming import FeatureNames
+from fastomp_nvm.constraints.written.feature_names import FeatureNames
+from fastomp_nvm.constraints.written.side_files import inline_side_files, read_inlined
 from fastomp_nvm.errors import ConstraintError
 from tests.harness.interpreter import steps_of
 
@@ -72,7 +72,7 @@ def indices(*names: str) -> np.ndarray:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_parse_from_text_and_from_mappings(example, folder):
-    """Text and the mapping it stands for give the same family of sets."""
+    """A text and the equivalent mapping give the same family of sets."""
     text = EXAMPLES[example]
     read = parse_constraint(text, NAMES, base_path=folder, source="c.yaml")
     same = parse_constraint(yaml.safe_load(text), NAMES, base_path=folder)
@@ -111,7 +111,7 @@ def test_the_schema_refuses_what_the_parser_refuses(wrong):
 
 
 def test_the_design_example_means_what_it_says(folder):
-    """Each part of the example is there and in force."""
+    """Each part of the example is parsed and enforced."""
     constraint = parse_constraint(DESIGN, NAMES, base_path=folder)
     kinds = [type(part) for part in constraint.parts]
     assert kinds == [fc.Cardinality, fc.Partition, fc.Bounds, fc.Fairness, fc.Knapsack, fc.Oracle]
@@ -122,7 +122,7 @@ def test_the_design_example_means_what_it_says(folder):
 
 
 def test_groups_files_and_numbers_are_read_as_written(folder):
-    """Names that YAML would take for something else stay names; a file of groups and one number for all groups work."""
+    """Names that YAML would read as other types stay names; a file of groups and one number for all groups work."""
     constraint = parse_constraint("partition: {groups: {a: [on, age]}, caps: 1}", NAMES)
     assert constraint.groups.tolist() == [0] + [-1] * 10 + [0]
     numbered = parse_constraint("partition: {groups: {a: [1, 0x10, 1e3]}, caps: 1}", ["1", "0x10", "1e3", "16"])
@@ -134,7 +134,7 @@ def test_groups_files_and_numbers_are_read_as_written(folder):
 
 
 def test_a_cardinality_beside_bounds_becomes_their_total():
-    """Places are kept for lower bounds although the cardinality is written separately."""
+    """Places are reserved for lower bounds although the cardinality is written separately."""
     text = "all: [{cardinality: 3}, {bounds: {groups: {f: ['f_*']}, lower: {f: 2}, total: 9}}]"
     constraint = parse_constraint(text, NAMES)
     assert not constraint.independent(indices("age", "on"))
@@ -155,8 +155,8 @@ WRONG = {
     "a list": ("- cardinality: 3", r"^c\.yaml:1: found a list, expected a mapping"),
     "two keys": ("cardinality: 3\nrandom: {p: 1}", r"^c\.yaml:1: found 2 keys"),
     "unknown family": ("all:\n  - cardinalty: 3", r"^c\.yaml:2: unknown constraint 'cardinalty' \(did you mean 'cardinality'"),
-    "duplicate key": ("partition:\n  caps: 1\n  groups: {}\n  caps: 2", r"^c\.yaml:4: the key 'caps' stands twice"),
-    "duplicate group": ("partition:\n  groups:\n    a: [age]\n    a: [on]\n  caps: 2", r"^c\.yaml:4: the key 'a' stands twice"),
+    "duplicate key": ("partition:\n  caps: 1\n  groups: {}\n  caps: 2", r"^c\.yaml:4: the key 'caps' is repeated"),
+    "duplicate group": ("partition:\n  groups:\n    a: [age]\n    a: [on]\n  caps: 2", r"^c\.yaml:4: the key 'a' is repeated"),
     "unknown key": ("partition:\n  group: {}\n  caps: 1", r"^c\.yaml:2: unknown key 'group' \(did you mean 'groups'"),
     "missing key": ("all:\n  - partition:\n      caps: 1", r"^c\.yaml:3: the key 'groups' is missing"),
     "unknown feature": (
@@ -186,7 +186,7 @@ WRONG = {
     "crossing": ("laminar: {groups: {a: [age, on], b: [on, g_1]}, caps: 1}", r"^c\.yaml:1: groups 'b' and 'a' overlap"),
     "edge": ("graphic:\n  edges:\n    age: [1, 2, 3]", r"^c\.yaml:3: the edge of 'age' has 3 ends"),
     "two edges": ("graphic:\n  edges:\n    age: [1, 2]\n    'a*': [1, 3]", r"^c\.yaml:4: feature 'age' has two edges"),
-    "costs missing": ("knapsack: {costs: {age: 1}, budget: 1}", r"11 features have no number here, 'bp_low' for one"),
+    "costs missing": ("knapsack: {costs: {age: 1}, budget: 1}", r"11 features have no number here, such as 'bp_low'"),
     "two costs": ("knapsack:\n  budget: 1\n  costs:\n    age: 1\n    'a*': 2", r"^c\.yaml:5: 'a\*' names a feature that has"),
     "cost not a number": ("knapsack: {costs: {age: .nan}, default: 1, budget: 1}", r"^c\.yaml:1: found '.nan', expected a number"),
     "negative budget": ("knapsack: {costs: {}, default: 1, budget: -1}", r"^c\.yaml:1: the budget is -1"),
@@ -196,7 +196,7 @@ WRONG = {
         "fairness: {judgements: {age: [1], on: [1, 0]}, unlisted: fair, lambda: 1}",
         "'on' has 2 judgements, expected 1",
     ),
-    "not judged": ("fairness: {judgements: {age: [1]}, lambda: 1}", "11 features are not judged, 'bp_low' for one"),
+    "not judged": ("fairness: {judgements: {age: [1]}, lambda: 1}", "11 features are not judged, such as 'bp_low'"),
     "kind": ("fairness: {judgements: {age: [1]}, unlisted: fair, lambda: 1, kind: acuracy}", "did you mean 'accuracy'"),
     "file without folder": (
         "knapsack:\n  costs: costs.csv\n  budget: 1",
@@ -204,7 +204,7 @@ WRONG = {
     ),
     "function": ("oracle: nowhere_to_be_found:f", r"^c\.yaml:1: 'nowhere_to_be_found:f' cannot be imported"),
     "no function": ("oracle: math", r"^c\.yaml:1: 'math' names no function"),
-    "deep": ("all: [{all: [{all: [{all: [{cardinality: 1}]}]}]}]", "nested more than 3 times"),
+    "deep": ("all: [{all: [{all: [{all: [{cardinality: 1}]}]}]}]", "nested more than 3 levels"),
 }
 
 
@@ -223,7 +223,7 @@ WRONG_FILES = {
     "ragged": ("costs.csv", "feature,cost\nage,1,2\n", r"costs\.csv:2: found 3 fields, expected 2"),
     "not a number": ("costs.csv", "feature,cost\nage,dear\n", r"costs\.csv:2: found 'dear', expected a number"),
     "nan": ("costs.csv", "feature,cost\nage,nan\n", r"costs\.csv:2: found 'nan', expected a number"),
-    "twice": ("costs.csv", "feature,cost\nage,1\nage,2\n", r"costs\.csv:3: feature 'age' stands twice"),
+    "twice": ("costs.csv", "feature,cost\nage,1\nage,2\n", r"costs\.csv:3: feature 'age' is listed twice"),
     "empty": ("costs.csv", "", "the column 'feature' is missing"),
     "judgement": ("survey.csv", ",".join(NAMES) + "\n" + ",".join("1" * 11) + ",x\n", r"survey\.csv:2: found the judgement 'x'"),
     "short row": ("survey.csv", ",".join(NAMES) + "\n1\n", r"survey\.csv:2: found 1 judgements, expected 12"),
@@ -234,7 +234,7 @@ WRONG_FILES = {
 
 @pytest.mark.parametrize("case", WRONG_FILES)
 def test_mistakes_in_side_files_are_named_with_both_places(case, folder):
-    """A wrong side file is named with its line, after the line of the description that uses it."""
+    """An error in a side file names its line after that of the description, read directly or written into the description."""
     name, content, message = WRONG_FILES[case]
     (folder / name).unlink()
     if content is not None:
@@ -244,10 +244,13 @@ def test_mistakes_in_side_files_are_named_with_both_places(case, folder):
     line = next(number for number, text in enumerate(DESIGN.splitlines(), start=1) if name in text)
     with pytest.raises(ConstraintError, match=rf"^c\.yaml:{line}: .*{message}"):
         read_constraint(path, NAMES)
+    if case not in ("unknown feature", "judgement", "nobody"):  # these need the features of a store
+        with pytest.raises(ConstraintError, match=rf"^c\.yaml:{line}: .*{message}"):
+            read_inlined(path)
 
 
 def test_a_missing_description_is_one_sentence(tmp_path):
-    """A file that is not there is the caller's mistake, not a traceback."""
+    """A missing file is a ``ConstraintError``."""
     with pytest.raises(ConstraintError, match="cannot be read"):
         read_constraint(tmp_path / "none.yaml", NAMES)
 
@@ -269,7 +272,7 @@ def test_descriptions_of_strangers_open_no_file_and_run_no_code(folder):
 
 
 def test_aliases_do_not_multiply_without_end():
-    """Shared groups work; a bomb of nested lists is refused before it is laid out."""
+    """Groups can be shared by an alias; lists that aliases multiply are refused before they are expanded."""
     shared = "all: [{partition: {groups: &g {a: [age, on]}, caps: 1}}, {bounds: {groups: *g, total: 2}}]"
     assert parse_constraint(shared, NAMES).rank == 2
     ten = ", ".join(["*a"] * 100)
@@ -299,7 +302,7 @@ def test_deep_text_is_one_sentence(case, tmp_path):
 
 
 def test_text_that_is_short_and_means_much_is_one_sentence():
-    """Aliases count as what they stand for, a long text and many directives are refused before they are parsed."""
+    """Aliases count with the values they expand to; a long text and many directives are refused before they are parsed."""
     doubled = "".join(f"- &a{place + 1} [*a{place}, *a{place}]\n" for place in range(25)).replace("*a0", "x")
     with pytest.raises(ConstraintError, match="values, aliases included"):
         parse_constraint(doubled, NAMES)
@@ -310,7 +313,7 @@ def test_text_that_is_short_and_means_much_is_one_sentence():
 
 
 def test_an_exact_name_wins_over_the_pattern_it_looks_like():
-    """A feature called ``x[1]`` or ``a*`` means itself, and signs of patterns in other texts keep their meaning."""
+    """The text ``x[1]`` or ``a*`` means the feature of that name if there is one, else it is a pattern."""
     names = FeatureNames(["x[1]", "x1", "a*", "ab", "a\nb", "B"])
     found = [features.tolist() for features in names.resolve(["x[1]", "a*", "x?", "a?", "[A-Z]", "*b", "x1", "none", "none*", "*"])]
     assert found == [[0], [2], [1], [2, 3], [5], [3, 4], [1], [], [], [0, 1, 2, 3, 4, 5]]
@@ -327,7 +330,7 @@ def test_a_thousand_prefixes_cost_little_more_than_one():
 
 
 def test_near_matches_stay_quick_among_many_names():
-    """A typing error among a hundred thousand names is answered from a sample of them."""
+    """An unknown name among a hundred thousand is compared with a sample of them."""
     names = [f"g_{index}" for index in range(100_000)]
     with pytest.raises(ConstraintError, match=re.escape("there is no feature 'g_12x'") + ".*g_12"):
         parse_constraint("partition: {groups: {a: [g_12x]}, caps: 1}", names)

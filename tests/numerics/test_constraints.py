@@ -26,7 +26,7 @@ pytestmark = pytest.mark.numerics
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_family_is_its_definition_and_downward_closed(family, data):
-    """``independent`` is the definition on every subset, holds the empty set and is closed downwards."""
+    """``independent`` agrees with the definition on every subset, accepts the empty set and is downward closed."""
     n, system = draw_system(data, family)
     ask = lambda T: system.constraint.independent(array(T))  # noqa: E731
     assert [ask(T) for T in subsets(n)] == [system.defined(T) for T in subsets(n)]
@@ -39,7 +39,7 @@ def test_the_family_is_its_definition_and_downward_closed(family, data):
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_extensions_blocking_and_prefix_equal_their_definitions(family, data):
-    """``extensions``, ``blocking`` and ``longest_prefix`` are what a loop over ``independent`` gives, members included."""
+    """``extensions``, ``blocking`` and ``longest_prefix`` agree with loops over ``independent``, for members too."""
     n, system = draw_system(data, family)
     constraint, defined = system.constraint, system.defined
     union = draw_independent(data, n, defined, "union")
@@ -89,7 +89,7 @@ def test_closed_forms_agree_with_the_bisection_of_the_base(family, data):
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_bases_of_bounds_meet_the_bounds_as_written(data):
-    """Every maximal set of the relaxation meets all bounds, and ``violations`` names what a smaller one misses."""
+    """Every maximal set of the relaxation meets all bounds, and ``violations`` names each unmet bound of a smaller one."""
     n = data.draw(st.integers(1, LARGEST))
     constraint = data.draw(bounds(n)).constraint
     for T in subsets(n):
@@ -125,7 +125,7 @@ def test_p_of_intersections_counts_matroids_and_not_cardinalities():
 
 
 def test_an_intersection_asks_user_code_last_and_only_about_what_is_left():
-    """An oracle is not asked about candidates another part refuses already."""
+    """An oracle is not queried about candidates that another part refuses."""
     asked = []
     part = fc.Oracle(6, lambda features: asked.append(frozenset(features.tolist())) is None)
     both = fc.Intersection([part, fc.Partition(6, [0, 0, 0, 1, 1, 1], [0, 9])])
@@ -134,7 +134,7 @@ def test_an_intersection_asks_user_code_last_and_only_about_what_is_left():
 
 
 def test_decimal_costs_that_add_up_to_the_budget_fit():
-    """Ten times 0.1 fits into 1, in any order, although floating point says otherwise."""
+    """Ten costs of 0.1 fit into a budget of 1, in any order, although their floating-point sum exceeds it."""
     exact = fc.Knapsack(30, [0.1] * 30, 1.0)
     assert exact.independent(np.arange(10))
     assert not exact.independent(np.arange(11))
@@ -171,7 +171,7 @@ def test_effective_judgements_follow_the_three_kinds():
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
 def test_both_bit_counts_agree(words):
-    """The population count for old NumPy is the one of new NumPy."""
+    """The population count for NumPy before 2.0 is exact."""
     assert fairness._swar_bit_counts(np.array(words, dtype=np.uint64)).tolist() == [word.bit_count() for word in words]
 
 
@@ -212,14 +212,14 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_input_is_refused_with_a_clear_sentence(case):
-    """Each mistake is refused when the constraint is built, by what was found and what was expected."""
+    """Invalid arguments raise a ``ConstraintError`` that names the value found and the value expected."""
     build, message = WRONG[case]
     with pytest.raises(ConstraintError, match=message):
         build()
 
 
 def test_violations_name_the_groups():
-    """Violations are sentences about the user's own groups, one per group."""
+    """Violations are sentences with the user's names of the groups, one per group."""
     groups = fc.Partition(4, [0, 0, 1, 1], [1, 1], names=["clinical", "genes"])
     assert groups.violations(np.arange(4)) == (
         "group 'clinical' has 2 selected features, at most 1 are allowed",
@@ -287,7 +287,7 @@ def test_failures_of_user_functions_become_one_sentence():
     ],
 )
 def test_a_planted_violation_of_closure_is_found(planted):
-    """The random test returns two sets that prove the violation."""
+    """The random search returns an allowed set with a refused subset."""
     broken = fc.Oracle(12, lambda features: planted(frozenset(features.tolist())))
     found = broken.check_downward_closed(samples=200, seed=1)
     assert found is not None
@@ -321,7 +321,7 @@ def many(name):
 
 @pytest.mark.parametrize("name", sorted({*SYSTEMS} - {"oracle", "monotone"}))
 def test_nothing_loops_over_many_candidates(name):
-    """A whole sequence against all candidates takes fewer steps of the interpreter than there are candidates."""
+    """Queries about all candidates take fewer interpreter steps than there are candidates."""
     constraint = many(name)
     everything = np.arange(N_MANY)
     sequence, _, _ = sequences.random_sequence(constraint, array([]), everything, seed=0, outer=0, inner=0)

@@ -115,7 +115,7 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
 def test_side_files_travel_inside_the_request(server: RunningServer, key: str, tmp_path: Path) -> None:
     """Every family that may name a file gives the same constraint when the file is written into its description."""
     from fastomp_nvm.constraints.written.description import parse_constraint
-    from fastomp_nvm.constraints.written.inlining import inline_side_files
+    from fastomp_nvm.constraints.written.side_files import inline_side_files
 
     names = ["a", "b[1]", "on", "1e5", "x*"]
     (tmp_path / "groups.csv").write_text("feature,group\na,1\nb[1],1\non,2\nx*,2\n")

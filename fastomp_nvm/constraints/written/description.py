@@ -1,9 +1,9 @@
-"""From a written description to a constraint.
+"""Constraints from written descriptions.
 
-A description is a mapping with one key: the name of a family in ``CONSTRAINTS``, or ``all`` with a list of
-descriptions. Each family reads its own part; what they share, feature names, groups and CSV side files, is the :class:`Setting`.
-Descriptions may come over the wire: without ``base_path`` no file is opened, without ``allow_oracle`` no code is run. Every error
-names the file and the line. The published schema is ``schema.json`` beside this file.
+A description is a mapping with one key: the name of a family in ``CONSTRAINTS``, or ``all`` with a list of descriptions. Each
+family reads its own part with the help of a :class:`FieldReader`. Descriptions may come from clients of a server: without
+``base_path`` no file is opened, without ``allow_oracle`` no code is run. Every error names the file and the line. The published
+JSON Schema is ``schema.json`` in this folder.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fastomp_nvm.arrays import BoolArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.constraints.table import CONSTRAINTS
-from fastomp_nvm.constraints.written.document import Item, near, read_document
-from fastomp_nvm.constraints.written.naming import FeatureNames
-from fastomp_nvm.constraints.written.setting import Setting
+from fastomp_nvm.constraints.written.document import Item, near, read_document, read_text
+from fastomp_nvm.constraints.written.feature_names import FeatureNames
+from fastomp_nvm.constraints.written.field_reader import FieldReader
 from fastomp_nvm.errors import ConstraintError
 
 __all__ = ["parse_constraint", "read_constraint", "schema"]
 
-# Nested lists of constraints say nothing that one list does not; a limit keeps aliases from multiplying without end.
+# Limits on nested ``all`` lists, because YAML aliases can multiply them exponentially.
 _DEEPEST = 3
 _MOST_PARTS = 1000
 
@@ -38,33 +38,33 @@ def parse_constraint(
     source: str = "constraint",
     usable: BoolArray | None = None,
 ) -> Constraint:
-    """Return the constraint that a description means.
+    """Return the constraint of a description.
 
     Parameters
     ----------
     document : str or mapping
-        YAML text, or what such a text would say.
+        YAML text, or the equivalent mapping.
     names : sequence of str
-        Of the features.
+        Names of the features.
     base_path : Path, optional
-        Folder of side files and of modules; without it a description must be complete in itself.
+        Folder of side files and modules; without it no file is opened.
     allow_oracle : bool
-        Whether it may name Python functions to run.
+        Whether the description may name Python functions.
     source : str
-        What to call the description in errors, usually its file.
+        Name of the description in errors, usually its file.
     usable : (n_features,) bool, optional
-        Features that can be selected at all; lower bounds are checked against these.
+        Features that can be selected; lower bounds are checked against these.
 
     Returns
     -------
     Constraint
     """
-    setting = Setting(FeatureNames(names), base_path, allow_oracle, usable)
-    return intersect(_parts(read_document(document, source), setting, source, depth=0))
+    reader = FieldReader(FeatureNames(names), base_path, allow_oracle, usable)
+    return intersect(_parts(read_document(document, source), reader, source, depth=0))
 
 
 def read_constraint(path: Path, names: Sequence[str], *, allow_oracle: bool = True, usable: BoolArray | None = None) -> Constraint:
-    """Return the constraint that a file describes; side files stand beside it.
+    """Return the constraint of a description file; its side files are in the same folder.
 
     Parameters
     ----------
@@ -76,13 +76,8 @@ def read_constraint(path: Path, names: Sequence[str], *, allow_oracle: bool = Tr
     -------
     Constraint
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConstraintError(
-            f"the constraint file {path} cannot be read ({error}): check its path and that it is UTF-8"
-        ) from error
-    return parse_constraint(text, names, base_path=path.parent, allow_oracle=allow_oracle, source=path.name, usable=usable)
+    text, folder = read_text(path), path.parent
+    return parse_constraint(text, names, base_path=folder, allow_oracle=allow_oracle, source=path.name, usable=usable)
 
 
 def schema() -> dict[str, Any]:
@@ -91,20 +86,20 @@ def schema() -> dict[str, Any]:
     return published
 
 
-def _parts(item: Item, setting: Setting, source: str, depth: int) -> list[Constraint]:
-    """Return the constraints of a description, nested lists laid flat."""
+def _parts(item: Item, reader: FieldReader, source: str, depth: int) -> list[Constraint]:
+    """Return the constraints of a description, nested lists flattened."""
     entries = item.mapping()
     if len(entries) != 1:
         raise item.error(f"found {len(entries)} keys, expected one constraint: put several in a list under all")
     (name, value), *_ = entries.items()
     if name == "all":
         if depth == _DEEPEST:
-            raise value.error(f"all is nested more than {_DEEPEST} times: write one list")
+            raise value.error(f"all is nested more than {_DEEPEST} levels deep: write one list")
         parts: list[Constraint] = []
         for element in value.elements():
-            parts += _parts(element, setting, source, depth + 1)
+            parts += _parts(element, reader, source, depth + 1)
             if len(parts) > _MOST_PARTS:
-                raise value.error(f"there are more than {_MOST_PARTS} constraints: join some of them")
+                raise value.error(f"there are more than {_MOST_PARTS} constraints: merge some of them")
         if not parts:
             raise value.error("the list is empty, expected at least one constraint")
         return parts
@@ -113,7 +108,7 @@ def _parts(item: Item, setting: Setting, source: str, depth: int) -> list[Constr
         raise value.error(f"unknown constraint {name!r}{near(name, known)}: expected one of {', '.join(known)}")
     family = CONSTRAINTS.load(name)
     try:
-        return [family.from_description(value, setting)]
+        return [family.from_description(value, reader)]
     except ConstraintError as error:
         if str(error).startswith(f"{source}:"):
             raise

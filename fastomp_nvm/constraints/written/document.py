@@ -1,8 +1,7 @@
-"""A written description as a tree that knows where each of its parts stands.
+"""A description as a tree of YAML nodes with their places.
 
-The tree is that of YAML before it guesses types: a feature called ``on`` or ``1e5`` stays text, a number is a number only where one
-is asked for, and every error can name the file and the line. Python mappings go through the same tree, without lines. Nothing here
-knows what a constraint is.
+The tree is that of YAML before it guesses types: a feature called ``on`` or ``1e5`` stays text, the reader of a field decides
+whether it is a number, and every error names the file and the line. Python mappings become the same tree, without lines.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,7 +17,7 @@ import yaml
 from fastomp_nvm.bounded_yaml import compose_yaml
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["Item", "near", "read_document"]
+__all__ = ["Item", "near", "read_document", "read_text"]
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")
 
@@ -29,19 +29,19 @@ class Item:
     ----------
     node : yaml.Node
     source : str
-        Name of the file, or of whatever the text came from.
+        Name of the file, for errors.
     """
 
-    __slots__ = ("_node", "_source")
+    __slots__ = ("_source", "node")
 
     def __init__(self, node: yaml.Node, source: str) -> None:
-        self._node = node
+        self.node = node
         self._source = source
 
     @property
     def place(self) -> str:
         """The file and the line."""
-        return _place(self._source, self._node.start_mark)
+        return _place(self._source, self.node.start_mark)
 
     def error(self, message: str) -> ConstraintError:
         """Return an error that starts with the place of this node."""
@@ -49,28 +49,23 @@ class Item:
 
     @property
     def is_text(self) -> bool:
-        """True for a single value."""
-        return isinstance(self._node, yaml.ScalarNode)
-
-    @property
-    def is_mapping(self) -> bool:
-        """True for a mapping."""
-        return isinstance(self._node, yaml.MappingNode)
+        """Whether this is a single value."""
+        return isinstance(self.node, yaml.ScalarNode)
 
     def mapping(self) -> dict[str, Item]:
-        """Return the entries of a mapping; a key that stands twice is an error."""
-        if not isinstance(self._node, yaml.MappingNode):
+        """Return the entries of a mapping; a repeated key is an error."""
+        if not isinstance(self.node, yaml.MappingNode):
             raise self.error(f"found {self._kind()}, expected a mapping")
         entries: dict[str, Item] = {}
-        for key, value in self._node.value:
+        for key, value in self.node.value:
             name = Item(key, self._source).text()
             if name in entries:
-                raise Item(key, self._source).error(f"the key {name!r} stands twice: leave one out")
+                raise Item(key, self._source).error(f"the key {name!r} is repeated: remove one")
             entries[name] = Item(value, self._source)
         return entries
 
     def fields(self, *required: str, optional: tuple[str, ...] = ()) -> dict[str, Item]:
-        """Return the entries of a mapping whose keys are known."""
+        """Return the entries of a mapping; unknown and missing keys are errors."""
         entries = self.mapping()
         for name, value in entries.items():
             if name not in (*required, *optional):
@@ -84,15 +79,15 @@ class Item:
 
     def elements(self) -> list[Item]:
         """Return the elements of a list."""
-        if not isinstance(self._node, yaml.SequenceNode):
+        if not isinstance(self.node, yaml.SequenceNode):
             raise self.error(f"found {self._kind()}, expected a list")
-        return [Item(node, self._source) for node in self._node.value]
+        return [Item(node, self._source) for node in self.node.value]
 
     def text(self) -> str:
         """Return a single value as it was written."""
-        if not isinstance(self._node, yaml.ScalarNode):
+        if not isinstance(self.node, yaml.ScalarNode):
             raise self.error(f"found {self._kind()}, expected a single value")
-        return str(self._node.value)
+        return str(self.node.value)
 
     def integer(self) -> int:
         """Return a whole number."""
@@ -102,7 +97,7 @@ class Item:
         return int(text)
 
     def number(self) -> float:
-        """Return a number; whether it may be infinite or negative is for the reader to say."""
+        """Return a number, possibly negative, infinite or NaN."""
         text = self.text()
         try:
             if not self._quoted():
@@ -112,22 +107,22 @@ class Item:
         raise self.error(f"found {text!r}, expected a number")
 
     def choice(self, *options: str) -> str:
-        """Return one of a few words."""
+        """Return a single value that must be one of ``options``."""
         text = self.text()
         if text not in options:
             raise self.error(f"found {text!r}{near(text, options)}, expected one of {', '.join(options)}")
         return text
 
     def _quoted(self) -> bool:
-        """Tell whether a value is text on purpose: in quotes, or a str of Python's (which has no place)."""
-        style = self._node.style if isinstance(self._node, yaml.ScalarNode) else None
-        return bool(style) or (self._node.start_mark is None and self._node.tag.endswith(":str"))
+        """Return whether the value is text on purpose: quoted in YAML, or a ``str`` in a Python mapping (which has no place)."""
+        style = self.node.style if isinstance(self.node, yaml.ScalarNode) else None
+        return bool(style) or (self.node.start_mark is None and self.node.tag.endswith(":str"))
 
     def _kind(self) -> str:
-        """Name what this is in an error."""
-        if isinstance(self._node, yaml.ScalarNode):
-            return repr(self._node.value) if self._node.value else "nothing"
-        return "a mapping" if isinstance(self._node, yaml.MappingNode) else "a list"
+        """Return the kind of this node, for errors."""
+        if isinstance(self.node, yaml.ScalarNode):
+            return repr(self.node.value) if self.node.value else "nothing"
+        return "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
 
 
 def read_document(document: str | Mapping[str, Any], source: str) -> Item:
@@ -136,9 +131,9 @@ def read_document(document: str | Mapping[str, Any], source: str) -> Item:
     Parameters
     ----------
     document : str or mapping
-        YAML text, or what such a text would say.
+        YAML text, or the equivalent mapping.
     source : str
-        Named in errors.
+        Name of the description in errors.
 
     Returns
     -------
@@ -160,17 +155,27 @@ def read_document(document: str | Mapping[str, Any], source: str) -> Item:
     return Item(node, source)
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a description file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConstraintError(
+            f"the constraint file {path} cannot be read ({error}): check its path and that it is UTF-8"
+        ) from error
+
+
 def near(name: str, options: Any) -> str:
-    """Return a hint at the options that look like ``name``, or nothing."""
+    """Return a hint that lists the options similar to ``name``, or an empty string."""
     found = difflib.get_close_matches(name, options, n=3)
     return f" (did you mean {' or '.join(repr(option) for option in found)}?)" if found else ""
 
 
 def _place(source: str, mark: yaml.Mark | None) -> str:
-    """Name a file and a line, counted from 1."""
+    """Return the file and the line, counted from 1."""
     return source if mark is None else f"{source}:{mark.line + 1}"
 
 
 def _listed(required: tuple[str, ...], optional: tuple[str, ...]) -> str:
-    """Name the keys of a mapping."""
+    """Return the keys of a mapping, for errors."""
     return ", ".join(required) + (f" and optionally {', '.join(optional)}" if optional else "")

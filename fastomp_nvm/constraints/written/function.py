@@ -17,16 +17,16 @@ __all__ = ["NamedFunction"]
 
 @dataclass(frozen=True, slots=True)
 class NamedFunction:
-    """A function of a module named by the user, imported on first use, here or in a worker.
+    """A function named by the user, imported on first use in each process.
 
     Attributes
     ----------
     target : str
         ``module:function``.
     folder : str or None
-        Where to look for the module before the usual places.
+        Folder searched for the module before ``sys.path``.
     names : tuple of str or None
-        When given, the function is handed a list of names instead of an array of indices.
+        Names of all features; when given, the function takes a list of names instead of an array of indices.
     """
 
     target: str
@@ -53,7 +53,7 @@ def _import_function(target: str, folder: str | None) -> Callable[[Any], Any]:
         sys.path.insert(0, folder)
     try:
         function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's may fail in any way
+    except Exception as error:  # the user's module may raise any error
         raise ConstraintError(f"{target!r} cannot be imported ({error}): check the name and the folder") from error
     finally:
         sys.path[:] = path

@@ -1,11 +1,10 @@
-"""What families read their descriptions against: feature names, groups, CSV side files, functions.
+"""The fields of a description as arrays over the features: groups, numbers, edges, judgements, masks and functions.
 
 Every error names the file and the line.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +13,31 @@ import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.written.document import Item, near
+from fastomp_nvm.constraints.written.feature_names import FeatureNames
 from fastomp_nvm.constraints.written.function import NamedFunction
-from fastomp_nvm.constraints.written.naming import FeatureNames
+from fastomp_nvm.constraints.written.side_files import SideFile, csv_number
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["Setting"]
+__all__ = ["FieldReader"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What a description is read against.
+class FieldReader:
+    """Reads fields of a description for given features.
 
     Attributes
     ----------
     names : FeatureNames
-    base_path : Path or None
-        Folder of side files; None when there are none to be opened.
+    folder : Path or None
+        Folder of side files and modules; None when no file may be opened.
     allow_code : bool
-        Whether functions may be named.
+        Whether the description may name Python functions.
     usable : (n_features,) bool or None
-        Features that can be selected at all.
+        Features that can be selected; None for all.
     """
 
     names: FeatureNames
-    base_path: Path | None
+    folder: Path | None
     allow_code: bool
     usable: BoolArray | None
 
@@ -52,7 +52,7 @@ class Setting:
         """
         if item.is_text:
             rows: dict[str, list[int]] = {}
-            for place, (feature, group) in self._rows(item, ("feature", "group")):
+            for place, (feature, group) in self._side_file(item).columns("feature", "group"):
                 rows.setdefault(group, []).append(self._feature(feature, place))
             return list(rows), [np.unique(np.array(members, dtype=np.int64)) for members in rows.values()]
         entries = {name: value.elements() for name, value in item.mapping().items()}
@@ -82,8 +82,10 @@ class Setting:
             labels[features] = group
         return names, labels
 
-    def per_group(self, item: Item, groups: Sequence[str], *, default: int | None = None) -> list[int]:
-        """Read a whole number per group: one for all of them, or a mapping; ``default`` is for groups it leaves out."""
+    def per_group(self, item: Item | None, groups: Sequence[str], *, default: int | None = None) -> list[int]:
+        """Read a whole number per group: one for all groups, or a mapping; ``default`` applies to groups it leaves out."""
+        if item is None:
+            return [int(default or 0)] * len(groups)
         if item.is_text:
             return [_not_negative(item)] * len(groups)
         entries, known = item.mapping(), set(groups)
@@ -98,45 +100,50 @@ class Setting:
         """Read a number per feature: a mapping of names or patterns, or a file with columns ``feature`` and ``column``."""
         values = np.full(len(self.names), np.nan)
         if item.is_text:
-            for place, (name, text) in self._rows(item, ("feature", column)):
+            for place, (name, text) in self._side_file(item).columns("feature", column):
                 feature = self._feature(name, place)
                 if not np.isnan(values[feature]):
-                    raise ConstraintError(f"{place}: feature {name!r} stands twice: leave one out")
-                values[feature] = _csv_number(text, place)
+                    raise ConstraintError(f"{place}: feature {name!r} is listed twice: remove one")
+                values[feature] = csv_number(text, place)
         else:
             entries = item.mapping()
             for features, (text, value) in zip(self._resolve(list(entries.items())), entries.items(), strict=True):
                 if not np.isnan(values[features]).all():
-                    raise value.error(f"{text!r} names a feature that has a number already: expected one each, see default")
+                    raise value.error(f"{text!r} names a feature that has a number already: expected one number per feature")
                 number = value.number()
                 if np.isnan(number):
-                    raise value.error("found a value that is not a number, expected one")
+                    raise value.error(f"found {value.text()!r}, expected a number")
                 values[features] = number
-        return self._completed(values, item, default)
+        missing = np.isnan(values)
+        if default is None and missing.any():
+            first = self.names.names[int(missing.argmax())]
+            raise item.error(f"{int(missing.sum())} features have no number here, such as {first!r}: list them or give a default")
+        return np.where(missing, default or 0.0, values)
 
     def edges(self, item: Item) -> IndexArray:
-        """Read an edge per feature: a mapping to pairs of vertices, or a file with columns ``feature,u,v``; (-1, -1) for none.
+        """Read an edge per feature: a mapping to pairs of vertices, or a file with columns ``feature,u,v``.
 
         Returns
         -------
         (n_features, 2) int64
+            The vertices of each feature, (-1, -1) for none.
         """
         vertices: dict[str, int] = {}
         edges = np.full((len(self.names), 2), -1, dtype=np.int64)
         for place, feature, ends in self._edge_rows(item):
             if edges[feature, 0] >= 0:
-                raise ConstraintError(f"{place}: feature {self.names.names[feature]!r} has two edges: leave one out")
+                raise ConstraintError(f"{place}: feature {self.names.names[feature]!r} has two edges: remove one")
             edges[feature] = [vertices.setdefault(end, len(vertices)) for end in ends]
         return edges
 
     def judgements(self, item: Item, *, unlisted: str) -> BoolArray:
-        """Read who finds which feature fair: a file with a row per person and a column per feature, or a mapping to lists.
+        """Read judgements: a file with a row per person and a column per feature, or a mapping of features to lists.
 
         Parameters
         ----------
         item : Item
         unlisted : {"error", "fair", "unfair"}
-            What to make of features that are not asked about.
+            Judgement of features that are not listed.
 
         Returns
         -------
@@ -148,7 +155,7 @@ class Setting:
         if unlisted == "error" and missing.any():
             first = self.names.names[int(missing.argmax())]
             raise item.error(
-                f"{int(missing.sum())} features are not judged, {first!r} for one: say unlisted: fair or unlisted: unfair"
+                f"{int(missing.sum())} features are not judged, such as {first!r}: add unlisted: fair or unlisted: unfair"
             )
         table = np.full((len(answers), len(self.names)), unlisted == "fair", dtype=np.bool_)
         table[:, listed] = answers
@@ -162,16 +169,16 @@ class Setting:
         return marked
 
     def function(self, item: Item, *, by_name: bool = False) -> NamedFunction:
-        """Read ``module:function`` and make sure that it can be imported."""
+        """Read ``module:function`` and import it."""
         if not self.allow_code:
-            raise item.error("a function of yours can only run locally: use it with a local store, or describe the sets otherwise")
-        folder = None if self.base_path is None else str(self.base_path.resolve())
+            raise item.error("a Python function can only run locally: use a local store or another constraint")
+        folder = None if self.folder is None else str(self.folder.resolve())
         function = NamedFunction(item.text(), folder, tuple(self.names.names) if by_name else None)
         function.load()
         return function
 
     def _resolve(self, texts: Sequence[Item | tuple[str, Item]]) -> list[IndexArray]:
-        """Return the features of each text, given as an item or as a key with its value; an error where one names nothing."""
+        """Return the features that each text names, given as an item or as a key with its value; a text without any is an error."""
         pairs = [text if isinstance(text, tuple) else (text.text(), text) for text in texts]
         resolved = self.names.resolve([text for text, _ in pairs])
         for (text, item), features in zip(pairs, resolved, strict=True):
@@ -186,18 +193,10 @@ class Setting:
             raise ConstraintError(f"{place}: {self.names.unknown(name)}")
         return index
 
-    def _completed(self, values: Float64Array, item: Item, default: float | None) -> Float64Array:
-        """Fill in the default, or name a feature that has no value."""
-        missing = np.isnan(values)
-        if default is None and missing.any():
-            first = self.names.names[int(missing.argmax())]
-            raise item.error(f"{int(missing.sum())} features have no number here, {first!r} for one: list them or give a default")
-        return np.where(missing, 0.0 if default is None else default, values)
-
     def _edge_rows(self, item: Item) -> Iterator[tuple[str, int, list[str]]]:
         """Yield a place, a feature and its two vertices."""
         if item.is_text:
-            for place, (name, *ends) in self._rows(item, ("feature", "u", "v")):
+            for place, (name, *ends) in self._side_file(item).columns("feature", "u", "v"):
                 yield place, self._feature(name, place), ends
             return
         entries = item.mapping()
@@ -209,52 +208,31 @@ class Setting:
                 yield value.place, feature, ends
 
     def _survey(self, item: Item) -> tuple[IndexArray, BoolArray]:
-        """Return the features asked about and the (people, asked) answers."""
+        """Return the judged features and the (n_people, n_judged) judgements."""
         if item.is_text:
-            rows = self._lines(item)
-            place, header = next(rows, (item.text(), []))
+            place, header, rows = self._side_file(item).survey()
             listed = [self._feature(name, place) for name in header]
-            answers = [_answers(row, len(header), place) for place, row in rows]
+            judgements = [_judgements(row, place) for place, row in rows]
         else:
             entries = item.mapping()
             listed = [int(features[0]) for features in self._resolve(list(entries.items()))]
-            columns = {name: [answer.text() for answer in value.elements()] for name, value in entries.items()}
-            people = len(next(iter(columns.values()), []))
-            for name, column in columns.items():
+            by_feature = {name: [judgement.text() for judgement in value.elements()] for name, value in entries.items()}
+            people = len(next(iter(by_feature.values()), []))
+            for name, column in by_feature.items():
                 if name not in self.names.indices:
                     raise entries[name].error(f"{name!r} is a pattern, expected the name of one feature")
                 if len(column) != people:
                     raise entries[name].error(f"{name!r} has {len(column)} judgements, expected {people} as for the first feature")
-            answers = [_answers(row, len(columns), item.place) for row in zip(*columns.values(), strict=True)]
+            judgements = [_judgements(row, item.place) for row in zip(*by_feature.values(), strict=True)]
         if len(set(listed)) < len(listed):
-            raise item.error("a feature is judged in two columns: leave one out")
-        return np.array(listed, dtype=np.int64), np.array(answers, dtype=np.bool_).reshape(len(answers), len(listed))
+            raise item.error("a feature is judged in two columns: remove one")
+        return np.array(listed, dtype=np.int64), np.array(judgements, dtype=np.bool_).reshape(len(judgements), len(listed))
 
-    def _rows(self, item: Item, columns: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-        """Yield the place and the wanted columns of each row of a side file with a header."""
-        rows = self._lines(item)
-        place, header = next(rows, (item.text(), []))
-        if missing := [column for column in columns if column not in header]:
-            raise ConstraintError(f"{place}: the column {missing[0]!r} is missing: expected {','.join(columns)}")
-        wanted = [header.index(column) for column in columns]
-        for place, row in rows:
-            if len(row) != len(header):
-                raise ConstraintError(f"{place}: found {len(row)} fields, expected {len(header)} as in the header")
-            yield place, [row[position] for position in wanted]
-
-    def _lines(self, item: Item) -> Iterator[tuple[str, list[str]]]:
-        """Yield the place and the stripped fields of each line of a CSV file that is not empty."""
-        if self.base_path is None:
+    def _side_file(self, item: Item) -> SideFile:
+        """Return the side file that ``item`` names."""
+        if self.folder is None:
             raise item.error(f"found {item.text()!r}, but files cannot be opened here: write the table into the description")
-        path = self.base_path / item.text()
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.reader(file)
-                for row in reader:
-                    if row:
-                        yield f"{path.name}:{reader.line_num}", [field.strip() for field in row]
-        except (OSError, ValueError, csv.Error) as error:  # a ValueError: other bytes than UTF-8, or a name that is no file's
-            raise item.error(f"the file {item.text()!r} cannot be read ({error}): expected a CSV file in UTF-8") from error
+        return SideFile(self.folder, item.text(), item.place)
 
 
 def _not_negative(item: Item) -> int:
@@ -265,21 +243,8 @@ def _not_negative(item: Item) -> int:
     return number
 
 
-def _csv_number(text: str, place: str) -> float:
-    """Read a number of a side file."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = np.nan
-    if np.isnan(number):
-        raise ConstraintError(f"{place}: found {text!r}, expected a number")
-    return number
-
-
-def _answers(row: Sequence[str], expected: int, place: str) -> BoolArray:
+def _judgements(row: Sequence[str], place: str) -> BoolArray:
     """Read the judgements of one person."""
-    if len(row) != expected:
-        raise ConstraintError(f"{place}: found {len(row)} judgements, expected {expected}, one per feature")
     texts = np.array(row, dtype=np.str_)
     fair = texts == "1"
     if (wrong := ~(fair | (texts == "0"))).any():

@@ -1,8 +1,8 @@
-"""Feature names and patterns, turned into indices.
+"""Indices of feature names and patterns.
 
-A text that is a feature's name means that feature, whatever signs it holds; any other is a shell pattern (``*``, ``?``, ``[...]``,
-case matters). All patterns of a description are resolved together: names are looked up once per distinct length of the patterns'
-literal beginnings, so a thousand prefixes over a million names are a few passes, not a thousand.
+A text equal to a feature's name means that feature, even if it contains wildcards; any other text is a case-sensitive shell pattern
+(``*``, ``?``, ``[...]``). Patterns are resolved together, in one pass over the names per distinct length of their literal prefixes,
+so a thousand prefixes over a million names take a few passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FeatureNames"]
 
 _WILDCARD = re.compile(r"[*?\[]")
 
-# Names that are compared to find a near match; comparing a million would take minutes.
+# Names compared to find a similar one; comparing a million takes minutes.
 _MOST_COMPARED = 20_000
 
 
@@ -47,7 +47,7 @@ class FeatureNames:
         return {name: index for index, name in enumerate(self.names)}
 
     def resolve(self, texts: Sequence[str]) -> list[IndexArray]:
-        """Return, per text, the sorted indices of the features it names; none where it names nothing.
+        """Return, per text, the sorted indices of the features it names, possibly none.
 
         Parameters
         ----------
@@ -58,38 +58,38 @@ class FeatureNames:
         list of (m,) int64
         """
         found: dict[str, Sequence[int]] = {text: [self.indices[text]] for text in texts if text in self.indices}
-        # literal beginning -> its patterns, by the length of the beginning
+        # length of the literal prefix -> prefix -> patterns
         patterns: dict[int, dict[str, list[str]]] = {}
         for text in dict.fromkeys(texts):
             if text not in found and (wildcard := _WILDCARD.search(text)):
-                beginning = text[: wildcard.start()]
-                patterns.setdefault(len(beginning), {}).setdefault(beginning, []).append(text)
-        for length, by_beginning in patterns.items():
-            begins: dict[str, list[int]] = {beginning: [] for beginning in by_beginning}
+                prefix = text[: wildcard.start()]
+                patterns.setdefault(len(prefix), {}).setdefault(prefix, []).append(text)
+        for length, by_prefix in patterns.items():
+            indices: dict[str, list[int]] = {prefix: [] for prefix in by_prefix}
             for index, name in enumerate(self.names):
-                if (bucket := begins.get(name[:length])) is not None:
+                if (bucket := indices.get(name[:length])) is not None:
                     bucket.append(index)
-            for beginning, indices in begins.items():
-                for pattern in by_beginning[beginning]:
-                    found[pattern] = self._matching(pattern, length, indices)
+            for prefix, same_prefix in by_prefix.items():
+                for pattern in same_prefix:
+                    found[pattern] = self._matching(pattern, length, indices[prefix])
         return [np.array(found.get(text, ()), dtype=np.int64) for text in texts]
 
     def unknown(self, text: str) -> str:
-        """Return the sentence for a text that names no feature."""
+        """Return the error sentence for a text that names no feature."""
         if _WILDCARD.search(text):
-            beginning = _WILDCARD.split(text, maxsplit=1)[0]
-            return f"the pattern {text!r} matches no feature{near(beginning, self._comparable(beginning)) if beginning else ''}"
+            prefix = _WILDCARD.split(text, maxsplit=1)[0]
+            return f"the pattern {text!r} matches no feature{near(prefix, self._comparable(prefix)) if prefix else ''}"
         return f"there is no feature {text!r}{near(text, self._comparable(text))}"
 
     def _matching(self, pattern: str, length: int, indices: Sequence[int]) -> Sequence[int]:
-        """Return those of ``indices``, whose names share the pattern's beginning, that match all of it."""
+        """Return the ``indices`` whose names match; all of them start with the first ``length`` characters of the pattern."""
         if pattern[length:] == "*":
             return indices
         matches = re.compile(fnmatch.translate(pattern)).match
         return [index for index in indices if matches(self.names[index])]
 
     def _comparable(self, text: str) -> Iterable[str]:
-        """Return names worth comparing with ``text``: all, or those with the same first letter where there are too many."""
+        """Return the names to compare with ``text``: all, or a limited number with the same first letter."""
         if len(self.names) <= _MOST_COMPARED:
             return self.names
         return itertools.islice((name for name in self.names if name[:1] == text[:1]), _MOST_COMPARED)
