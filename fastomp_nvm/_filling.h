@@ -1,4 +1,4 @@
-/* A column, standardised on the way: what _standardise.c says, for the modules that include it. */
+/* Copies of standardised columns, with the bits of Standardisation.fill. */
 
 #ifndef FASTOMP_FILLING_H
 #define FASTOMP_FILLING_H

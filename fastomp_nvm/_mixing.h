@@ -1,4 +1,4 @@
-/* The mixing function of mixing.py, which says what it is and why it is fixed for ever. */
+/* The mixing function of random_keys.py. */
 
 #ifndef FASTOMP_MIXING_H
 #define FASTOMP_MIXING_H

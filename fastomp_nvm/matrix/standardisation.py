@@ -231,7 +231,7 @@ class Standardisation:
             Which of them are the columns of these features.
         out : (n_columns, n_obs) float64 or float32
         factors : (n_obs,) float64, optional
-            By what to multiply each observation.
+            Factor of each observation.
         """
         wide = out if out.dtype == np.float64 else np.empty(out.shape)
         wide[...] = rows[index]

@@ -13,8 +13,8 @@ char format_letter(const Py_buffer *view)
         format++;
     if (!*format || format[1])
         return ' ';
-    if (strchr("lq", *format))
-        return view->itemsize == 8 ? 'q' : ' ';
+    if (strchr("lqLQ", *format))
+        return view->itemsize != 8 ? ' ' : *format == 'l' ? 'q' : *format == 'L' ? 'Q' : *format;
     return *format;
 }
 
@@ -50,7 +50,8 @@ PyObject *close_arrays(struct arrays *arrays)
 
 static int fill_module(PyObject *module)
 {
-    PyMethodDef *const tables[] = {glm_methods, gram_methods, guard_methods, read_methods, standardise_methods, sweep_methods};
+    PyMethodDef *const tables[] = {glm_methods, gram_methods, guard_methods, key_methods,
+                                   read_methods, standardise_methods, sweep_methods};
     for (size_t k = 0; k < sizeof tables / sizeof *tables; k++)
         if (PyModule_AddFunctions(module, tables[k]) < 0)
             return -1;

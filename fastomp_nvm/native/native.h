@@ -7,7 +7,7 @@
 #include <Python.h>
 
 /* Functions of each file; module.c adds them to the module. */
-extern PyMethodDef guard_methods[], read_methods[], standardise_methods[], sweep_methods[];
+extern PyMethodDef guard_methods[], key_methods[], read_methods[], standardise_methods[], sweep_methods[];
 
 /* Chooses the instruction set of the sweep kernels and adds their ids. Returns 0, or -1 with an exception set. */
 int prepare_sweeps(PyObject *module);
@@ -20,11 +20,11 @@ struct arrays {
 };
 
 /* Opens an array of `ndim` dimensions whose rows are contiguous. `formats` lists the accepted element types as letters of the struct
- * module, native byte order, 'q' for any signed integer of 8 bytes. `flags` may be PyBUF_WRITABLE and PyBUF_C_CONTIGUOUS.
+ * module, native byte order, 'q' and 'Q' for any integer of 8 bytes. `flags` may be PyBUF_WRITABLE and PyBUF_C_CONTIGUOUS.
  * Returns NULL with ValueError set where the argument is no such array. */
 const Py_buffer *open_array(struct arrays *arrays, PyObject *given, const char *name, const char *formats, int ndim, int flags);
 
-/* Returns the format letter of the elements, 'q' for any signed integer of 8 bytes, or ' ' for types without a letter. */
+/* Returns the format letter of the elements, 'q' or 'Q' for any integer of 8 bytes, or ' ' for types without a letter. */
 char format_letter(const Py_buffer *view);
 
 /* Releases the arrays of a call. Returns None, or NULL when `failed` is set. */

@@ -56,7 +56,7 @@ def flush_pages(mapping: mmap.mmap, offset: int, length: int) -> None:
 
 
 class MappedFile(mmap.mmap):
-    """A mapping of a file, watched from ``watch`` to its end: a page that cannot be read is then an error and not a signal."""
+    """A mapping of a file, registered with ``lost_pages`` from ``watch`` until it is unmapped."""
 
     address = 0
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fastomp_nvm import constraints as fc
-from fastomp_nvm import random_keys
+from fastomp_nvm import native, random_keys
 from fastomp_nvm.algorithms import draws as sequences
 from tests import oracles
 from tests.numerics.constraint_systems import array, draw_independent, draw_system, every_family
@@ -21,8 +21,11 @@ from tests.numerics.constraint_systems import array, draw_independent, draw_syst
 pytestmark = pytest.mark.numerics
 
 
-def test_keys_are_fixed_for_ever():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_keys_are_fixed_for_ever(monkeypatch, compiled):
     """Stored runs are resumed with these numbers: they are pinned, and equal a transcription in plain integers."""
+    if not compiled:
+        monkeypatch.setattr(native, "extension", None)
 
     def absorb(state, word):
         z = ((state ^ word) + 0x9E3779B97F4A7C15) % 2**64
@@ -30,10 +33,26 @@ def test_keys_are_fixed_for_ever():
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
         return z ^ (z >> 31)
 
-    features = np.array([0, 1, 2, 10**6, 2**40], dtype=np.int64)
-    expected = [functools.reduce(absorb, (5, 4, 3, 2, int(feature)), 0) for feature in features]
-    assert sequences.keys(5, 4, 3, 2, features).tolist() == expected
+    features = np.array([0, 1, 2, 10**6, 2**40, -1], dtype=np.int64)
+    for seed in (5, -1, 2**70 + 5):
+        expected = [functools.reduce(absorb, (seed % 2**64, 4, 3, 2, int(feature) % 2**64), 0) for feature in features]
+        assert sequences.keys(seed, 4, 3, 2, features).tolist() == expected
+        assert sequences.keys(seed, 4, 3, 2, features[::2]).tolist() == expected[::2]
     assert sequences.keys(0, 0, 0, 0, np.array([0])).tolist() == [8695987549771912286]
+
+
+@pytest.mark.skipif(not native.extension, reason="the compiled extension is not built")
+def test_compiled_keys_refuse_arrays_that_do_not_fit():
+    """Words that are no integers, and arrays of another type or length, are refused."""
+    out = np.zeros(2, dtype=np.uint64)
+    for wrong in (np.zeros(3, np.uint64), np.zeros(2), out[:, None]):
+        with pytest.raises(ValueError, match="out"):
+            native.extension.mix((1,), np.arange(2), wrong)
+    with pytest.raises(ValueError, match="last"):
+        native.extension.mix((1,), np.arange(2.0), out)
+    with pytest.raises(TypeError):
+        native.extension.mix((1, "x"), np.arange(2), out)
+    assert not out.any()
 
 
 def test_keys_of_different_features_differ():
