@@ -32,7 +32,7 @@ import numpy as np
 from fastomp_nvm.algorithms.polish import polish
 from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Counters, Gradients, Outcome, Problem, Query, Round
 from fastomp_nvm.algorithms.rank import find_rank
-from fastomp_nvm.algorithms.sequence import LARGEST_BLOCK, SMALLEST_BLOCK, inner_iterations
+from fastomp_nvm.algorithms.sequence import SMALLEST_BLOCK, inner_iterations
 from fastomp_nvm.arrays import IndexArray
 
 __all__ = ["TAUS", "fast_omp"]
@@ -127,9 +127,8 @@ def _pursue(problem: Problem, tau: float, rank: int) -> _Pursuit:
         following = model.follow(problem.pool.columns(survivors), gradients.of(survivors))
         del gradients, answers  # frees an n-vector
         while following.features.size:  # members of X extend S, so Cond(S) is not empty either
-            added, iterations = inner_iterations(problem, following, selected, threshold, outer, inner, block)
+            added, iterations, block = inner_iterations(problem, following, selected, threshold, outer, inner, block)
             selected = np.concatenate((selected, added))
-            block = min(max(len(added), SMALLEST_BLOCK), LARGEST_BLOCK)
             inner += iterations
             yield Round(len(selected), lambda: model.value)
         del following  # frees columns before the next outer iteration

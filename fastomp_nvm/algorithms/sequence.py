@@ -26,7 +26,7 @@ EFFORT = 5e7
 
 def inner_iterations(
     problem: Problem, X: Candidates, selected: IndexArray, threshold: float, outer: int, inner: int, block: int
-) -> tuple[IndexArray, int]:
+) -> tuple[IndexArray, int, int]:
     """Run one inner iteration, or several in one call where only the number of features is constrained.
 
     Moves the model to S_j*, and X to X_j*.
@@ -46,8 +46,8 @@ def inner_iterations(
 
     Returns
     -------
-    (a,) int64, int
-        Features added to S; iterations.
+    (a,) int64, int, int
+        Features added to S; iterations; ``block`` for the next one.
     """
     constraint, parameters, counters, features = problem.constraint, problem.parameters, problem.counters, X.features
     draw, skip_weak, share = (parameters.seed, outer, inner), parameters.skip_weak, 1.0 - parameters.epsilon
@@ -64,13 +64,13 @@ def inner_iterations(
             counters.independence_rounds += 2 * iterations  # each draws a whole sequence at once, and asks once about all prefixes
             drawn = np.minimum(before, room - np.cumsum(lengths) + lengths)
             counters.independence_calls += int((2 * before - drawn + lengths * before).sum())
-            return features[added[:total]], iterations
+            return features[added[:total]], iterations, block
     drawing = RandomSequence(constraint, selected, features, seed=parameters.seed, outer=outer, inner=inner)
     adopted = _adopt_prefix(problem, X, selected, drawing, threshold, block)
     counters.independence_rounds += drawing.rounds + 1
     counters.independence_calls += drawing.calls
     counters.gradient_rounds += 1
-    return adopted, 1
+    return adopted, 1, min(max(len(adopted), SMALLEST_BLOCK), LARGEST_BLOCK)
 
 
 def _adopt_prefix(

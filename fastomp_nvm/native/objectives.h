@@ -61,7 +61,7 @@ struct columns {
     float *single; /* n: work space for a vector in float32; NULL for float64 rows */
 };
 
-/* Fills x from a tuple (rows, places, mean, scale, wide). */
+/* Fills x from a `ColumnArrays` of compiled.py. */
 void open_columns(struct arguments *a, PyObject *given, struct columns *x);
 
 /* out[i * step] = the i-th standardised column times a vector. */
@@ -99,7 +99,7 @@ struct problem {
 /* Status codes of a fit: no reusable factor, factor available, curvature not positive definite. */
 enum { NO_FACTOR = 0, FACTORED = 1, NOT_DEFINITE = -1 };
 
-/* Fills p from a tuple `Fit` of newton.py, whose arrays have room for d coefficients, and takes its work space. */
+/* Fills p from a `FitArrays` of compiled.py, which has room for d coefficients, and allocates its work space. */
 void open_fit(struct arguments *a, PyObject *given, struct problem *p);
 
 /* Returns the family of this name, or NULL with `failed` set. */
@@ -207,7 +207,7 @@ struct rounds {
     int total, iterations;      /* result: additions; iterations that found j* */
 };
 
-/* Fills r from a tuple `Rounds` of base.py. */
+/* Fills r from a `Rounds` of compiled.py. */
 void open_rounds(struct arguments *a, PyObject *given, const struct candidates *x, struct rounds *r);
 
 /* Returns 0, or -1 where `add` failed. */
