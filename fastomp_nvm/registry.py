@@ -67,6 +67,9 @@ class Table(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.targets)
 
+    def __len__(self) -> int:
+        return len(self.targets)
+
     def __contains__(self, name: object) -> bool:
         return name in self.targets
 
