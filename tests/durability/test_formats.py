@@ -18,7 +18,7 @@ from ado_plugin.service.execution import Execution
 from ado_plugin.service.job_records import JobRecords
 from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.pools import Pools
-from fastomp_nvm.cli import main
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.engine.identity import numeric_build
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.runs import drive as durable_runs
@@ -81,7 +81,7 @@ def test_a_store_of_a_later_format_is_refused(store: Path, capsys: pytest.Captur
 def test_runs_are_listed(home_with_runs: Path) -> None:
     """Both runs are listed with their standing, by any numeric build."""
     rounds = EXPECTED["rounds"]
-    found = {info.name: info for info in durable_runs.runs()}
+    found = {info.name: info for info in durable_runs.list_runs()}
     assert {name: info.status for name, info in found.items()} == {"finished": "finished", "unfinished": "stopped"}, found
     assert found["unfinished"].rounds == rounds < found["finished"].rounds
     assert found["finished"].selected == len(EXPECTED["indices"])
@@ -112,7 +112,7 @@ def test_an_unfinished_run_is_resumed_or_refused(
         assert "does not belong to this code" in refusal(capsys, *words)
     else:
         assert found.indices.tolist() == EXPECTED["indices"]
-        assert durable_runs.runs()[1].status == "finished"
+        assert durable_runs.list_runs()[1].status == "finished"
 
 
 def test_another_build_is_refused_and_named(home_with_runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
