@@ -56,14 +56,12 @@ def flush_pages(mapping: mmap.mmap, offset: int, length: int) -> None:
 
 
 class MappedFile(mmap.mmap):
-    """A mapping of a file, watched from ``watch`` to its end: a page that cannot be read is then an error and not a signal."""
+    """A mapping of a file, watched until it ends: a page that cannot be read is then an error and not a signal.
+
+    ``address`` is where it begins; 0 while it is not watched.
+    """
 
     address = 0
-
-    def watch(self) -> None:
-        """Start watching."""
-        self.address = int(np.frombuffer(self, np.uint8, 1).__array_interface__["data"][0])
-        lost_pages.watch(self, self.address)
 
     def flush(self, offset: int = 0, size: int | None = None) -> None:
         """Bring pages to the device as ``mmap.flush`` does, which until Python 3.14 keeps all other threads waiting meanwhile."""
@@ -91,7 +89,8 @@ def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: 
     """Map the first ``length`` bytes of an open file."""
     with device_errors(f"map {path}"):
         mapping = MappedFile(descriptor, length, flags=flags, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
-    mapping.watch()
+    mapping.address = int(np.frombuffer(mapping, np.uint8, 1).__array_interface__["data"][0])
+    lost_pages.watch(mapping, mapping.address)
     return mapping
 
 

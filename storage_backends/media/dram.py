@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files.durable import describe_bytes
-from storage_backends.opened import OpenedStore, check_range, check_region_name, refuse_extras
+from storage_backends.opened import ArrayRegion, OpenedStore, refuse_extras
 
-__all__ = ["MEDIUM", "DramDraft", "DramMedium", "DramRegion", "DramStore"]
+__all__ = ["MEDIUM", "DramDraft", "DramMedium", "DramStore"]
 
 _TRAITS = MediumTraits("dram", "none", False, "anonymous memory of this process")
 
@@ -35,7 +35,7 @@ class _Content:
     matrix: AnyArray
     sidecars: Sidecars
     codes: AnyArray | None
-    regions: dict[str, bytearray] = field(default_factory=dict)
+    regions: dict[str, AnyArray] = field(default_factory=dict)
 
 
 class DramMedium:
@@ -103,76 +103,20 @@ class DramStore(OpenedStore):
 
         Raises ``StoreURLError`` when it is absent and ``size`` is 0, ``StoreError`` when it has another size than asked for.
         """
-        check_region_name(name)
-        self._check_open()
-        if size < 0:
-            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
-        if name not in self._regions and not size:
-            raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
-        data = self._regions.setdefault(name, bytearray(size))
-        if size and len(data) != size:
-            raise StoreError(f"region {name!r} of {self._url} has {len(data)} bytes and should have {size}")
-        return DramRegion(name, data)
+        found = self._regions.get(name)
+        self._check_region(name, size, None if found is None else len(found))
+        return ArrayRegion(name, self._regions.setdefault(name, np.zeros(size, np.uint8)))
 
     def regions(self) -> Sequence[str]:
         """Names of the regions that exist, in order."""
-        self._check_open()
+        _ = self.matrix  # raises when the store is closed
         return tuple(sorted(self._regions))
 
     def drop_region(self, name: str) -> None:
         """Remove a region."""
-        check_region_name(name)
-        self._check_open()
-        if self._regions.pop(name, None) is None:
-            raise StoreURLError(f"the store {self._url} has no region {name!r} to drop")
-
-    def _check_open(self) -> None:
-        """Refuse a closed store."""
-        _ = self.matrix
-
-
-class DramRegion(DurableRegion):
-    """A region in memory: ``persist`` has nothing to protect against.
-
-    Parameters
-    ----------
-    name : str
-    data : bytearray
-        Shared by all who opened the region.
-    """
-
-    def __init__(self, name: str, data: bytearray) -> None:
-        self._name = name
-        self._data: bytearray | None = data
-        self._size = len(data)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
-        return bytes(self._bytes(offset, length)[offset : offset + length])
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``."""
-        self._bytes(offset, len(data))[offset : offset + len(data)] = data
-
-    def persist(self, offset: int, length: int) -> None:
-        """Check the range; memory is as durable as it gets."""
-        self._bytes(offset, length)
-
-    def close(self) -> None:
-        """Let go of the region."""
-        self._data = None
-
-    def _bytes(self, offset: int, length: int) -> bytearray:
-        """Return the content, unless the region is closed or the range lies outside it."""
-        if self._data is None:
-            raise StoreError(f"region {self._name!r} is closed: open it again")
-        check_range(self._name, self._size, offset, length)
-        return self._data
+        found = self._regions.get(name)
+        self._check_region(name, 0, None if found is None else len(found))
+        self._regions.pop(name, None)
 
 
 class DramDraft(StoreDraft):

@@ -26,7 +26,7 @@ from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.matrix.pieces import PiecedRows
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
 from storage_backends.files import format as store_format
-from storage_backends.opened import OpenedStore, check_range
+from storage_backends.opened import ArrayRegion, OpenedStore
 
 __all__ = ["FORMAT", "TRAITS", "ArrayRegion", "PoolStore", "RoomNeededError", "RunRegions", "open_pool_store", "read_json"]
 
@@ -48,7 +48,7 @@ class PoolStore(OpenedStore):
 
     def region(self, name: str, size: int = 0) -> NoReturn:
         """Refuse: values cannot be created next to the data."""
-        raise StoreError(f"the store {self._url} lies in an MCAS pool and has no regions: a run there keeps its own state")
+        raise StoreError(f"the store {self.url} lies in an MCAS pool and has no regions: a run there keeps its own state")
 
     def regions(self) -> Sequence[str]:
         """Return none."""
@@ -56,7 +56,7 @@ class PoolStore(OpenedStore):
 
     def drop_region(self, name: str) -> NoReturn:
         """Refuse: there are none."""
-        raise StoreURLError(f"the store {self._url} lies in an MCAS pool and has no region {name!r} to drop")
+        raise StoreURLError(f"the store {self.url} lies in an MCAS pool and has no region {name!r} to drop")
 
 
 def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolStore:
@@ -92,10 +92,10 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
         sidecars = store_format.decode_sidecars(header, read)
     except StoreError as error:
         raise StoreError(f"the store {key!r} of this pool is not sound: {error}") from error
-    matrix = _rows([view(f"matrix/{number}") for number in range(len(pieces) - 1)], pieces, header.shape, key)
+    matrix = _rows([view(f"matrix/{number}") for number in range(len(pieces) - 1)], pieces, header.matrix, key)
     codes = None
-    if sidecars.tier is not None:
-        codes = _rows([view(f"tier/{number}") for number in range(len(pieces) - 1)], pieces, header.tier_shape, key)
+    if header.tier is not None:
+        codes = _rows([view(f"tier/{number}") for number in range(len(pieces) - 1)], pieces, header.tier, key)
     _check_grid(sidecars, pieces, key)
     return PoolStore(key, TRAITS, matrix, sidecars, codes)
 
@@ -159,50 +159,6 @@ class RunRegions:
         """Return the array of a region."""
         found = self._load(f"{self._prefix}/{name}")
         return found if isinstance(found, np.ndarray) else None
-
-
-class ArrayRegion(DurableRegion):
-    """A region that is an array of bytes in the pool's mapping.
-
-    Parameters
-    ----------
-    name : str
-    array : (size,) uint8
-        Writable.
-    """
-
-    def __init__(self, name: str, array: AnyArray) -> None:
-        self._name = name
-        self._array: AnyArray | None = array
-        self._size = int(array.nbytes)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
-        return self._bytes(offset, length)[offset : offset + length].tobytes()
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``."""
-        self._bytes(offset, len(data))[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
-
-    def persist(self, offset: int, length: int) -> None:
-        """Check the range: a shared mapping outlives its processes, which is what is declared."""
-        self._bytes(offset, length)
-
-    def close(self) -> None:
-        """Let go of the array."""
-        self._array = None
-
-    def _bytes(self, offset: int, length: int) -> AnyArray:
-        """Return the array, unless the region is closed or the range lies outside it."""
-        if self._array is None:
-            raise StoreError(f"region {self._name!r} is closed: open it again")
-        check_range(self._name, self._size, offset, length)
-        return self._array
 
 
 def read_json(view: AnyArray, what: str) -> dict[str, Any]:

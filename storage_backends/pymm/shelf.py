@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
 from storage_backends.files.durable import device_errors, sync_directory
-from storage_backends.opened import OpenedStore, check_range, check_region_name
+from storage_backends.opened import ArrayRegion, OpenedStore
 from storage_backends.pymm.directory import ShelfDirectory, free_address, room_for
 
 __all__ = ["MEDIUM", "ShelfDraft", "ShelfMedium", "ShelfRegion", "ShelfStore"]
@@ -100,10 +100,10 @@ class ShelfStore(OpenedStore):
             sidecars = store_format.decode_sidecars(header, read)
         except StoreError as error:
             raise StoreError(f"the store {url} is not sound: {error}") from error
-        matrix = _sealed(directory.array("matrix"), pointer["matrix"], header.shape)
+        matrix = _sealed(directory.array("matrix"), pointer["matrix"], header.matrix)
         codes = None
-        if sidecars.tier is not None:
-            codes = _sealed(directory.array("tier"), pointer["tier"], header.tier_shape)
+        if header.tier is not None:
+            codes = _sealed(directory.array("tier"), pointer["tier"], header.tier)
         super().__init__(url, _TRAITS, matrix, sidecars, codes)
 
     @property
@@ -114,34 +114,23 @@ class ShelfStore(OpenedStore):
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the region ``name``; create it with ``size`` bytes when it is absent."""
-        check_region_name(name)
-        self._check_open()
-        if size < 0:
-            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
         known = self._read_regions()
+        self._check_region(name, size, known[name]["size"] if name in known else None)
         if name not in known:
-            if not size:
-                raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
             array = self._directory.create(self._directory.unused("region"), size, zero=True)
             known[name] = {"array": array, "size": size}
             self._write_regions(known)
-        entry = known[name]
-        if size and entry["size"] != size:
-            raise StoreError(f"region {name!r} of {self._url} has {entry['size']} bytes and should have {size}")
-        return ShelfRegion(name, self._directory, entry["array"], entry["size"])
+        return ShelfRegion(name, self._directory, known[name]["array"], known[name]["size"])
 
     def regions(self) -> Sequence[str]:
         """Names of the regions that exist, in order."""
-        self._check_open()
+        _ = self.matrix  # raises in a closed store and in a forked process
         return tuple(sorted(self._read_regions()))
 
     def drop_region(self, name: str) -> None:
         """Remove a region; its room is free again once nobody has it open."""
-        check_region_name(name)
-        self._check_open()
         known = self._read_regions()
-        if name not in known:
-            raise StoreURLError(f"the store {self._url} has no region {name!r} to drop")
+        self._check_region(name, 0, known[name]["size"] if name in known else None)
         array = known.pop(name)["array"]
         self._write_regions(known)  # first: a name on the shelf that nothing knows is only room taken
         self._directory.erase(array)
@@ -152,10 +141,6 @@ class ShelfStore(OpenedStore):
         if self._held:
             self._held = False
             self._directory.release()
-
-    def _check_open(self) -> None:
-        """Refuse a closed store and a forked process."""
-        _ = self.matrix
 
     def _read_regions(self) -> dict[str, dict[str, Any]]:
         """Return what regions.json says."""
@@ -173,7 +158,7 @@ class ShelfStore(OpenedStore):
         _write_json(self._directory.path / _REGIONS, known, replace=True)
 
 
-class ShelfRegion(DurableRegion):
+class ShelfRegion(ArrayRegion):
     """A region that is an array of a shelf.
 
     Parameters
@@ -187,42 +172,20 @@ class ShelfRegion(DurableRegion):
     """
 
     def __init__(self, name: str, directory: ShelfDirectory, array: str, size: int) -> None:
-        self._name = name
+        super().__init__(name, _as_bytes(directory.array(array))[:size])
         self._directory = directory
-        self._array = array
-        self._size = size
-        self._bytes: AnyArray | None = _as_bytes(directory.array(array))
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
-        return self._open(offset, length)[offset : offset + length].tobytes()
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``; not durable until ``persist``."""
-        self._open(offset, len(data))[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        self._shelved = array
 
     def persist(self, offset: int, length: int) -> None:
         """Return once the bytes of this range survive the process."""
-        self._open(offset, length)
+        self._bytes(offset, length)
         if length:
-            self._directory.persist(self._array, offset, length)
+            self._directory.persist(self._shelved, offset, length)
 
-    def close(self) -> None:
-        """Let go of the array."""
-        self._bytes = None
-
-    def _open(self, offset: int, length: int) -> AnyArray:
-        """Return the bytes, unless the region is closed, the process a fork, or the range outside."""
-        if self._bytes is None:
-            raise StoreError(f"region {self._name!r} is closed: open it again")
+    def _bytes(self, offset: int, length: int) -> AnyArray:
+        """Return ``length`` bytes from ``offset``, unless the process is a fork."""
         self._directory.check_process()
-        check_range(self._name, self._size, offset, length)
-        return self._bytes
+        return super()._bytes(offset, length)
 
 
 class ShelfDraft(StoreDraft):
