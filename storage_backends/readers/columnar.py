@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.parquet
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
-from storage_backends.readers.text import ARROW_TEXTS, MISSING_TOKENS
+from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS
 
 __all__ = ["FeatherReader", "ParquetReader"]
 
@@ -33,7 +33,6 @@ class _ColumnarReader(Reader):
     """What both formats share: a pyarrow schema and record batches of any subset of the columns."""
 
     _schema: Any
-    _n_obs: int
     _column_bytes: int
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
@@ -47,20 +46,15 @@ class _ColumnarReader(Reader):
             self.notes.append("the row labels that pandas wrote with the table were left out")
         #: Which fields of the file are columns of the table.
         self._fields = [field for field, name in enumerate(self._schema.names) if name not in index]
-        self._names = tuple(self._schema.names[field] for field in self._fields)
+        self.names = tuple(self._schema.names[field] for field in self._fields)
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the file and set ``_schema``, ``_n_obs`` and ``_column_bytes`` (memory one column takes while a batch is read)."""
+        """Open the file and set ``_schema``, ``n_obs`` and ``_column_bytes`` (memory one column takes while a batch is read)."""
 
     @abstractmethod
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
         """Yield record batches of these fields, in row order, of ``batch_rows`` rows where the format lets one choose."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the fields."""
-        return self._names
 
     def scan(self, columns: IndexArray) -> Scan:
         """Check the types and gather the labels of the text columns."""
@@ -69,18 +63,13 @@ class _ColumnarReader(Reader):
         for group in (texts[first:last] for first, last in spans(len(texts), _DECODER_BYTES, self.options.chunk_bytes)):
             for batch in self._batches([int(columns[position]) for position in group], 1 << 16):
                 for position, array in zip(group, batch.columns, strict=True):
-                    cells = {cell if cell is None else cell.strip() for cell in array.unique().to_pylist()}
-                    labels = {cell for cell in cells if cell is not None and cell not in MISSING_TOKENS}
-                    collectors[position].add(labels, missing=len(labels) < len(cells))
-        return Scan(self._n_obs, {position: collector.result() for position, collector in collectors.items()})
+                    collectors[position].add(array.unique().to_pylist())
+        return Scan(self.n_obs, {position: collector.result() for position, collector in collectors.items()})
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield batches of rows, or slabs of columns when a batch would not fit."""
         budget = self.options.chunk_bytes
-        codes = {
-            position: {label: float(code) for code, label in enumerate(categories.labels)}
-            for position, categories in scan.categories.items()
-        }
+        codes = {position: categories.codes() for position, categories in scan.categories.items()}
         if len(columns) * self._column_bytes <= 4 * budget:
             step = max(1, budget // (8 * len(columns)))
             first_obs = 0
@@ -94,8 +83,8 @@ class _ColumnarReader(Reader):
                     yield Chunk(first_obs, 0, values.T)
                     first_obs += last - first
             return
-        for first, last in spans(len(columns), 8 * self._n_obs, budget):
-            values = np.empty((last - first, self._n_obs))
+        for first, last in spans(len(columns), 8 * self.n_obs, budget):
+            values = np.empty((last - first, self.n_obs))
             first_obs = 0
             for batch in self._batches(columns[first:last].tolist(), 1 << 16):
                 for position, array in enumerate(batch.columns):
@@ -114,18 +103,9 @@ class _ColumnarReader(Reader):
     def _is_text(self, column: int) -> bool:
         """Tell whether a column is categorical; refuse types that are neither text nor number."""
         field = self._schema.field(self._fields[column])
-        kinds = pyarrow.types
-        kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
-        if str(kind) in ARROW_TEXTS:
-            return True
-        if (
-            kinds.is_integer(kind)
-            or kinds.is_floating(kind)
-            or kinds.is_boolean(kind)
-            or kinds.is_decimal(kind)
-            or kinds.is_null(kind)
-        ):
-            return False
+        kind = str(field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type)
+        if kind in ARROW_TEXTS or ARROW_NUMBERS.match(kind):
+            return kind in ARROW_TEXTS
         raise DataError(
             f"{self.label}: column {field.name!r} is of type {field.type}, expected numbers or text: "
             "convert it or leave it out with --drop"
@@ -162,7 +142,7 @@ class ParquetReader(_ColumnarReader):
         self._file = pyarrow.parquet.ParquetFile(self.path, memory_map=True, pre_buffer=False)
         self._schema = self._file.schema_arrow
         metadata = self._file.metadata
-        self._n_obs = metadata.num_rows
+        self.n_obs = metadata.num_rows
         largest = max((metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)), default=0)
         self._column_bytes = min(_DECODER_BYTES, 8 * largest)
 
@@ -184,7 +164,7 @@ class FeatherReader(_ColumnarReader):
         with pyarrow.ipc.open_file(self._source) as reader:
             self._schema = reader.schema
         rows = [batch.num_rows for batch in self._read([0], 0)]
-        self._n_obs = sum(rows)
+        self.n_obs = sum(rows)
         self._column_bytes = 8 * max(rows, default=0)  # a batch is unpacked whole
 
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, slab_chunks
 from storage_backends.readers.records import (
     Dialect,
     RecordBlock,
@@ -65,14 +65,9 @@ class DelimitedReader(Reader):
         # Row labels as pandas and R write them: a first column without a heading.
         labelled = self._has_header and cells[0] == "" and len(cells) > 1
         if options.rows == "features":
-            self._sources, self._names = self._line_names(labelled)
+            self._sources, self.names = self._line_names(labelled)
         else:
-            self._sources, self._names = self._column_names(labelled)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of all columns (with ``rows="features"`` of all lines), in file order."""
-        return self._names
+            self._sources, self.names = self._column_names(labelled)
 
     def scan(self, columns: IndexArray) -> Scan:
         """Count the records and gather the labels of the text columns."""
@@ -85,8 +80,7 @@ class DelimitedReader(Reader):
         for block in self._blocks():
             n_obs += block.rows
             for source, cells in (self._different_cells(block, texts) if texts else {}).items():
-                labels = cells - MISSING_TOKENS
-                collectors[source].add(labels, missing=len(labels) < len(cells))
+                collectors[source].add(cells)
         if not n_obs:
             raise DataError(f"{self.label} has a header but no rows: at least one observation is needed")
         positions = np.searchsorted(sources, texts).tolist()
@@ -96,15 +90,10 @@ class DelimitedReader(Reader):
         """Yield the values, run by run."""
         if self.options.rows == "features":
             for block in self._blocks():
-                chunk = pick_columns(columns, block.first_row, self._parse(block, self._sources, {}).T)
-                if chunk is not None:
-                    yield chunk
+                yield from slab_chunks(columns, block.first_row, self._parse(block, self._sources, {}).T)
             return
         sources = self._sources[columns]
-        codes = {
-            int(sources[position]): {label: float(code) for code, label in enumerate(categories.labels)}
-            for position, categories in scan.categories.items()
-        }
+        codes = {int(sources[position]): categories.codes() for position, categories in scan.categories.items()}
         for block in self._blocks():
             yield Chunk(block.first_row, 0, self._parse(block, sources, codes))
 

@@ -6,14 +6,14 @@ add up, as in SciPy. Rows of the matrix are observations unless ``rows="features
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, slab_chunks
 from storage_backends.readers.sparse import ColumnSlabs
 from storage_backends.readers.text import LineBlock, line_blocks, open_bytes, parse_numbers, read_some, shorten
 
@@ -31,20 +31,12 @@ class MatrixMarketReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         self._read_header()
-        self._n_obs, self._width = self._shape[:: -1 if options.rows == "features" else 1]
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Numbered names."""
-        return NumberedNames(self._width)
-
-    def scan(self, columns: IndexArray) -> Scan:
-        """Return the number of observations."""
-        return Scan(self._n_obs)
+        self.n_obs, width = self._shape[:: -1 if options.rows == "features" else 1]
+        self.names = NumberedNames(width)
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield slabs of columns."""
-        with ColumnSlabs(self._n_obs, self._width, self.options.chunk_bytes) as slabs:
+        with ColumnSlabs(self.n_obs, len(self.names), self.options.chunk_bytes) as slabs:
             for row, column, value in self._coordinates() if self._sparse else self._array():
                 observations, features = (column, row) if self.options.rows == "features" else (row, column)
                 slabs.add(observations, features, value)
@@ -53,9 +45,7 @@ class MatrixMarketReader(Reader):
                     sign = -1.0 if self._symmetry == "skew-symmetric" else 1.0
                     slabs.add(features[mirrored], observations[mirrored], sign * value[mirrored])
             for first, values in slabs.slabs():
-                chunk = pick_columns(columns, first, values)
-                if chunk is not None:
-                    yield chunk
+                yield from slab_chunks(columns, first, values)
 
     def _read_header(self) -> None:
         """Read the banner and the size line."""

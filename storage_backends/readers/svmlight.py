@@ -7,15 +7,14 @@ file, as in scikit-learn. The labels are the vector ``target``; ``qid`` entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, slab_chunks
 from storage_backends.readers.sparse import ColumnSlabs
 from storage_backends.readers.text import LineBlock, line_blocks, parse_numbers, shorten
 
@@ -32,14 +31,8 @@ _LARGEST_INDEX = (1 << 26) - 1
 _BLOCK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """A run of observations: their labels, and the (observation, index, value) of each entry."""
-
-    labels: Float64Array
-    observations: IndexArray
-    indices: IndexArray
-    values: Float64Array
+#: A run of observations: their labels, and observation, index and value of each entry.
+_Entries = tuple[Float64Array, IndexArray, IndexArray, Float64Array]
 
 
 class SvmlightReader(Reader):
@@ -53,25 +46,16 @@ class SvmlightReader(Reader):
         super().__init__(path, options)
         if options.rows == "features":
             raise InputError(f"{self.label}: a line of this format is an observation: leave out --rows features")
-        labels, lowest, highest = [np.empty(0)], 1, 0
-        for entries in self._entries():
-            labels.append(entries.labels)
-            if entries.indices.size:
-                lowest, highest = min(lowest, int(entries.indices.min())), max(highest, int(entries.indices.max()))
-        self._labels = np.concatenate(labels)
-        self._base = lowest  # 0 or 1
-        self._width = highest + 1 - lowest
-        if not self._width:
+        found, lowest, highest = [np.empty(0)], 1, 0
+        for labels, _, indices, _ in self._entries():
+            found.append(labels)
+            if indices.size:
+                lowest, highest = min(lowest, int(indices.min())), max(highest, int(indices.max()))
+        self._labels = np.concatenate(found)
+        self._first_index = lowest  # 0 or 1
+        self.n_obs, self.names = len(self._labels), NumberedNames(highest + 1 - lowest)
+        if not len(self.names):
             raise DataError(f"{self.label} has no entries: expected lines such as '1 3:0.5 7:1'")
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Numbered names."""
-        return NumberedNames(self._width)
-
-    def scan(self, columns: IndexArray) -> Scan:
-        """Return the number of lines."""
-        return Scan(len(self._labels))
 
     def vector(self, name: str) -> AnyArray:
         """Return the labels."""
@@ -79,20 +63,17 @@ class SvmlightReader(Reader):
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield slabs of columns."""
-        with ColumnSlabs(scan.n_obs, self._width, self.options.chunk_bytes) as slabs:
-            first = 0
-            for entries in self._entries():
-                slabs.add(first + entries.observations, entries.indices - self._base, entries.values)
-                first += len(entries.labels)
-            for column, values in slabs.slabs():
-                chunk = pick_columns(columns, column, values)
-                if chunk is not None:
-                    yield chunk
+        with ColumnSlabs(self.n_obs, len(self.names), self.options.chunk_bytes) as slabs:
+            first_obs = 0
+            for labels, observations, indices, values in self._entries():
+                slabs.add(first_obs + observations, indices - self._first_index, values)
+                first_obs += len(labels)
+            for first, slab in slabs.slabs():
+                yield from slab_chunks(columns, first, slab)
 
     def _entries(self) -> Iterator[_Entries]:
-        """Parse the file run by run."""
-        for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
-            yield self._parse(block)
+        """Parse the file, one run of lines at a time."""
+        return map(self._parse, line_blocks(self.path, _BLOCK_BYTES, self.options.consumed))
 
     def _parse(self, block: LineBlock) -> _Entries:
         """Parse whole lines: every word is ``index:value`` but the first of a line, which is the label."""
@@ -129,12 +110,7 @@ class SvmlightReader(Reader):
             raise DataError(
                 f"{self.label}: line {number} has the index {indices[repeated]:.15g} twice: keep one value of each index"
             )
-        return _Entries(
-            tokens[position[is_label]],
-            observations,
-            indices.astype(np.int64),
-            tokens[position[~is_label] + 1],
-        )
+        return tokens[position[is_label]], observations, indices.astype(np.int64), tokens[position[~is_label] + 1]
 
     def _explain(self, data: bytes, starts: IndexArray, line: IndexArray, is_label: AnyArray, first_line: int) -> DataError:
         """Return the error that names the first word that is not as it should be."""

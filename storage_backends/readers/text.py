@@ -21,6 +21,7 @@ from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.errors import DataError
 
 __all__ = [
+    "ARROW_NUMBERS",
     "ARROW_TEXTS",
     "BLOCK_BYTES",
     "MISSING_LABEL",
@@ -47,6 +48,9 @@ MISSING_TOKENS = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "None", "?"})
 
 #: Types of text in Arrow, by name, because the oldest pyarrow we support does not know the last one.
 ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
+
+#: Types of Arrow that are read as numbers, by name; a column of type null holds nothing but missing values.
+ARROW_NUMBERS = re.compile(r"(u?int\d+|halffloat|float|double|bool|null)\Z|decimal\d+\(")
 
 #: The category that stands for missing cells of a text column when missing numbers are imputed.
 MISSING_LABEL = "(missing)"
