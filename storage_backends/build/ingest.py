@@ -25,10 +25,10 @@ from fastomp_nvm.stores.url import StoreURL
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.reports import BuildReport, IngestReport, first_names
 from storage_backends.build.builder import StoreBuilder
+from storage_backends.build.indicators import Indicators
 from storage_backends.readers import open_reader
-from storage_backends.readers.base import Categories, Chunk, Reader, ReaderOptions, RowsOf, Scan, spans
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, RowsOf, Scan
 from storage_backends.readers.target_files import is_target_file, read_target_file
-from storage_backends.readers.text import MISSING_LABEL
 from storage_backends.build.schema import TableSchema
 from storage_backends.build.targets import make_target
 
@@ -254,7 +254,6 @@ class _Layout:
         self._reader = reader
         self._plan = plan
         self._n_obs = scan.n_obs
-        self._missing = missing
         self._names = reader.names
         self._target_position = {
             source.name: int(np.searchsorted(plan.columns, source.column)) for source in plan.targets if source.column is not None
@@ -265,23 +264,21 @@ class _Layout:
         }
         # Before the long way through the chunks, so that a target that does not fit costs nothing.
         self._given: dict[str, Target] = {}
-        #: Missing texts that were given a category of their own.
-        self.filled = 0
         self._target_names = [self._take_given(source) for source in plan.targets]
         if len(set(self._target_names)) < len(self._target_names):
             raise InputError(f"two targets have the same name among {first_names(self._target_names)}: rename one of them")
         self._categories = scan.categories
-        self._labels = {
-            position: self._indicators(position, categories)
+        self._texts = {
+            position: Indicators(self._names[int(plan.columns[position])], categories, missing)
             for position, categories in scan.categories.items()
             if position not in self._target_values
         }
         widths = np.ones(len(plan.columns), dtype=np.int64)
         widths[list(self._target_values)] = 0
-        for position, labels in self._labels.items():
-            widths[position] = len(labels)
+        for position, text in self._texts.items():
+            widths[position] = len(text.columns)
         self._first_column = np.concatenate(([0], np.cumsum(widths)))
-        self._special = np.array(sorted(self._target_values | self._labels), dtype=np.int64)
+        self._special = np.array(sorted([*self._target_values, *self._texts]), dtype=np.int64)
         self.schema = self._make_schema(widths)
 
     def write(self, builder: StoreBuilder, chunk: Chunk) -> None:
@@ -303,7 +300,13 @@ class _Layout:
             if special in self._target_values:
                 self._target_values[special][chunk.first_obs : chunk.first_obs + len(cells)] = cells
             else:
-                self._write_indicators(builder, chunk.first_obs, special, cells)
+                for first_obs, tile in self._texts[special].tiles(chunk.first_obs, cells, self._reader.options.chunk_bytes):
+                    builder.write_tile(first_obs, int(self._first_column[special]), tile)
+
+    @property
+    def filled(self) -> int:
+        """Missing texts that became a category of their own so far."""
+        return sum(text.filled for text in self._texts.values())
 
     def responses(self) -> dict[str, Target]:
         """Return the targets, complete once every chunk was written."""
@@ -325,32 +328,6 @@ class _Layout:
         target = make_target(name, self._target_values[position])
         return Target(target.values, self._categories[position].labels) if position in self._categories else target
 
-    def _indicators(self, position: int, categories: Categories) -> tuple[str, ...]:
-        """Return the labels a text feature gets one column each for."""
-        if not categories.labels:
-            name = self._names[int(self._plan.columns[position])]
-            raise DataError(f"{self._reader.label}: column {name!r} has no value at all: leave it out with --drop")
-        if categories.has_missing and self._missing in ("mean", "median") and MISSING_LABEL not in categories.labels:
-            return (*categories.labels, MISSING_LABEL)
-        return categories.labels
-
-    def _write_indicators(self, builder: StoreBuilder, first_obs: int, position: int, codes: AnyArray) -> None:
-        """Write a text feature as indicator columns, in pieces of bounded size."""
-        labels = self._labels[position]
-        for first, last in spans(len(codes), 4 * len(labels), self._reader.options.chunk_bytes):
-            piece = codes[first:last]
-            absent = np.isnan(piece)
-            if absent.any() and self._missing == "error":
-                row = first_obs + first + int(absent.argmax()) + 1
-                name = self._names[int(self._plan.columns[position])]
-                raise DataError(f"row {row} of column {name!r} is missing: fill it in or use --missing mean|median|drop-feature")
-            if MISSING_LABEL in labels and self._missing != "drop-feature":
-                piece = np.where(absent, labels.index(MISSING_LABEL), piece)
-                self.filled += int(absent.sum())
-            indicators = (piece[:, np.newaxis] == np.arange(len(labels))).astype(np.float32)
-            indicators[np.isnan(piece)] = np.nan
-            builder.write_tile(first_obs + first, int(self._first_column[position]), indicators)
-
     def _make_schema(self, widths: IndexArray) -> TableSchema:
         """Return the schema of the store."""
         columns = self._plan.columns
@@ -363,7 +340,7 @@ class _Layout:
         """Yield each feature with its column names."""
         for position in features.tolist():
             name = self._names[int(self._plan.columns[position])]
-            yield name, [f"{name}={label}" for label in self._labels[position]] if position in self._labels else [name]
+            yield name, self._texts[position].columns if position in self._texts else [name]
 
 
 def _refuse_existing(url: str, replace: bool) -> None:
