@@ -11,8 +11,6 @@ from fastomp_nvm.stores.media import medium_of
 
 import contextlib
 import os
-import re
-import secrets
 import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +31,8 @@ from fastomp_nvm.stores.url import StoreURL
 from fastomp_nvm.matrix.tier import TierSidecar
 from fastomp_nvm.stores.open import open_store
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, device_errors, give_back, rename_with_flag, sync_directory, write_file
+from storage_backends.files.draft import hidden_directory, publish
+from storage_backends.files.durable import device_errors, give_back, write_file
 from storage_backends.build.manifest import FILE_MEDIA, MANIFEST, Manifest
 from storage_backends.build.statistics import fingerprint, label_digest
 
@@ -102,7 +101,7 @@ def cut(
             raise RequestError(f"{store.url} consists of shards, which are not cut again: cut the store that they were cut from")
         sidecars: Sidecars = store.sidecars
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
-        partial = stack.enter_context(_hidden_directory(final, "sharding"))
+        partial, directory = stack.enter_context(_hidden_directory(final))
         spent = stack.enter_context(_Spent(store)) if consume else None
         addresses = []
         for place, (first, last) in enumerate(ranges):
@@ -120,13 +119,9 @@ def cut(
             layout.fingerprint, layout.n_obs, layout.n_features, layout.n_columns, layout.dtype, tier, tuple(addresses)
         )
         with device_errors(f"write {partial / MANIFEST}"):
-            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                write_file(descriptor, MANIFEST, manifest.to_yaml().encode("utf-8"))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            _publish(partial, final)
+            write_file(directory, MANIFEST, manifest.to_yaml().encode("utf-8"))
+            os.fsync(directory)
+            publish(str(partial), str(final), replaces=(final / MANIFEST).exists())
     return final / MANIFEST
 
 
@@ -138,7 +133,7 @@ def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace
     """
     _, final = _destination(out, replace)
     _shares(into)
-    with _hidden_directory(final, "staged") as folder:
+    with _hidden_directory(final) as (folder, _):
         staged = _url("mmap", folder / "store")
         report = ingest(source, staged, **options)
         return report, cut(staged, out, into, replace_existing=replace, consume=True)
@@ -226,7 +221,7 @@ class _Spent:
         widths = {store_format.MATRIX: layout.n_obs * np.dtype(layout.dtype).itemsize}
         if store.tier is not None:
             widths[store_format.TIER] = layout.n_obs
-        self._files = [(os.open(folder / name, os.O_RDWR | os.O_CLOEXEC), width) for name, width in widths.items()]
+        self._files = [(os.open(folder / name, os.O_RDWR), width) for name, width in widths.items()]
 
     def __enter__(self) -> _Spent:
         return self
@@ -254,20 +249,15 @@ def _url(scheme: str, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _hidden_directory(final: Path, kind: str) -> Iterator[Path]:
-    """Make a directory beside the final one, having removed those of killed processes; what is left of it in the end goes too."""
-    ours = re.compile(rf"\.{re.escape(final.name)}\.(?:sharding|staged)-(\d+)-[0-9a-f]+(?:\.retired)?")
-    for leftover in final.parent.iterdir():
-        match = ours.fullmatch(leftover.name)
-        if match and not os.path.exists(f"/proc/{match[1]}"):
-            shutil.rmtree(leftover, ignore_errors=True)
-    hidden = final.with_name(f".{final.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
-    with device_errors(f"make {hidden}"):
-        hidden.mkdir()
+def _hidden_directory(final: Path) -> Iterator[tuple[Path, int]]:
+    """Make a directory beside ``final`` for the time of a ``with``; yield its path and its descriptor."""
+    with device_errors(f"make a directory beside {final}"):
+        hidden, descriptor = hidden_directory(str(final))
     try:
-        yield hidden
+        yield Path(hidden), descriptor
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
@@ -287,14 +277,3 @@ def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
         raise StoreURLError(f"a sharded store stands at {final}: choose another place or ask to replace it (--replace)")
     return target.scheme, final
 
-
-def _publish(partial: Path, final: Path) -> None:
-    """Give the directory its name; what had it before is left under the name that goes."""
-    if not (final / MANIFEST).exists():
-        os.rename(partial, final)
-    elif not rename_with_flag(str(partial), str(final), EXCHANGE):
-        retired = partial.with_name(f"{partial.name}.retired")
-        os.rename(final, retired)
-        os.rename(partial, final)
-        os.rename(retired, partial)
-    sync_directory(str(final.parent))

@@ -21,7 +21,7 @@ from storage_backends.files import format as store_format
 from storage_backends.files.durable import EXCHANGE, device_errors, rename_with_flag, sync_directory, write_file
 from storage_backends.files.matrix import DraftMatrix
 
-__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "is_leftover", "occupant"]
+__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
 
 #: No header of ours is larger.
 LARGEST_HEADER = 1 << 26
@@ -56,13 +56,11 @@ class FileDraft(StoreDraft):
         self._path = path
         self._shape = (n_columns, n_obs, dtype)
         self._replace = replace
-        parent, name = os.path.split(path)
         self._files: dict[str, DraftMatrix] = {}
         if folder is None:
-            _sweep(parent, name)
-            self._partial, self._directory = _new_directory(parent, name)
+            self._partial, self._directory = hidden_directory(path)
         else:
-            self._partial = os.path.join(parent, folder)
+            self._partial = os.path.join(os.path.dirname(path), folder)
             self._directory = _open_locked(self._partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shapes = {store_format.MATRIX: self._shape}
         if tier != "none":
@@ -141,26 +139,15 @@ class FileDraft(StoreDraft):
     def _publish(self) -> None:
         """Move the finished directory to its place, or into the place of the store it replaces."""
         check_destination(self._path, replace=self._replace)
-        parent = os.path.dirname(self._path)
-        retired = ""
-        if occupant(self._path) != "store":
-            try:
-                os.rename(self._partial, self._path)
-            except OSError:
-                # Over an empty directory rename succeeds; over what another builder put there since the check it fails.
+        replaces = occupant(self._path) == "store"
+        try:
+            publish(self._partial, self._path, replaces=replaces)
+        except OSError:
+            # Over an empty directory rename succeeds; it fails over what another builder put there since the check.
+            if not replaces:
                 check_destination(self._path, replace=False)
-                raise
-        elif rename_with_flag(self._partial, self._path, EXCHANGE):
-            retired = self._partial
-        else:
-            # Without exchange there is a moment without a store; should we die in it, nothing sweeps the retired one away.
-            retired = f"{self._partial}.retired"
-            os.rename(self._path, retired)
-            os.rename(self._partial, self._path)
+            raise
         self._partial = ""
-        sync_directory(parent)
-        if retired:
-            shutil.rmtree(retired, ignore_errors=True)
 
     def _release(self) -> None:
         """Close the descriptors, and with them the lock."""
@@ -204,22 +191,24 @@ def check_destination(path: str, *, replace: bool) -> None:
         raise StoreURLError(f"the directory {parent} does not exist: create it before building a store in it")
 
 
-def _sweep(parent: str, name: str) -> None:
-    """Remove what dead builders of this store left behind: what nobody holds the lock of."""
+def hidden_directory(path: str) -> tuple[str, int]:
+    """Make a directory beside ``path`` to build it in; return its path, and its descriptor, which holds its lock.
+
+    Directories of dead builders of the same path, recognised by the missing lock, are removed first.
+    """
+    parent, name = os.path.split(path)
+    ours = re.compile(rf"\.{re.escape(name)}\.partial-\d+-[0-9a-f]+(\.retired)?")
     for entry in os.listdir(parent):
-        if _PARTIAL.fullmatch(entry) and entry.startswith(f".{name}.partial-"):
-            leftover = os.path.join(parent, entry)
-            with contextlib.suppress(OSError):
-                directory = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(leftover, ignore_errors=True)
-                finally:
-                    os.close(directory)
-
-
-def _new_directory(parent: str, name: str) -> tuple[str, int]:
-    """Make the directory of a draft; return its path and its descriptor, which holds its lock."""
+        match = ours.fullmatch(entry)
+        if match is None or (match[1] and not os.path.exists(path)):  # a retired directory without successor is the only copy
+            continue
+        with contextlib.suppress(OSError):
+            directory = os.open(os.path.join(parent, entry), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
+            finally:
+                os.close(directory)
     while True:
         partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
         os.mkdir(partial)
@@ -227,12 +216,28 @@ def _new_directory(parent: str, name: str) -> tuple[str, int]:
             directory = _open_locked(partial, fcntl.LOCK_EX)
             if os.path.isdir(partial):
                 return partial, directory
-            os.close(directory)  # a sweep came between the directory and its lock
+            os.close(directory)  # another builder removed it before it was locked
+
+
+def publish(partial: str, path: str, *, replaces: bool) -> None:
+    """Rename a finished directory to ``path``, in place of the directory there if it ``replaces`` one, which is removed."""
+    retired = ""
+    if not replaces:
+        os.rename(partial, path)
+    elif rename_with_flag(partial, path, EXCHANGE):
+        retired = partial
+    else:  # without exchange there is a moment in which nothing is at ``path``
+        retired = f"{partial}.retired"
+        os.rename(path, retired)
+        os.rename(partial, path)
+    sync_directory(os.path.dirname(path))
+    if retired:
+        shutil.rmtree(retired, ignore_errors=True)
 
 
 def _open_locked(path: str, operation: int) -> int:
     """Open a directory and lock it: that tells a sweep that its builder lives, in whichever process namespace it does."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     with contextlib.suppress(OSError):  # without locks nothing is swept
         fcntl.flock(directory, operation)
     return directory
