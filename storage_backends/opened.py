@@ -1,6 +1,6 @@
 """The part of an opened store, and of its durable regions, that does not depend on the medium.
 
-A medium passes in the matrix, the sidecars and its traits, and adds regions and ``close``. All arrays handed out are read-only.
+A medium passes in the matrix, the sidecars and its traits, and adds regions and ``close``. Its arrays are read-only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastomp_nvm.matrix.tier import Tier
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreLayout, Target
 from fastomp_nvm.stores.url import StoreURL
 
-__all__ = ["ArrayRegion", "OpenedStore", "check_range", "check_region_name", "refuse_extras"]
+__all__ = ["ArrayRegion", "OpenedStore", "already_exists", "check_commit", "check_range", "check_region_name", "refuse_extras"]
 
 _REGION_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -141,7 +141,7 @@ class OpenedStore(FeatureStore):
             self.tier.seal.intact = True
 
     def close(self) -> None:
-        """Let go of matrix and tier; views handed out before keep their memory alive."""
+        """Release matrix and tier; existing views keep their memory alive."""
         self._matrix = self.tier = None
 
     def _checksum(self, first: int, last: int, *, tier: bool) -> int:
@@ -150,23 +150,23 @@ class OpenedStore(FeatureStore):
         return crc32(rows[first:last].reshape(-1).view(np.uint8).data)
 
     def _check_region(self, name: str, size: int, found: int | None) -> None:
-        """Refuse to open a region of ``found`` bytes (None: absent) as one of ``size`` bytes (0: of any size, not created)."""
+        """Check a request for ``size`` bytes (0: an existing region of any size) against the region's size (None: absent)."""
         check_region_name(name)
         _ = self.matrix  # raises when the store is closed
         if size < 0:
-            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
+            raise InputError(f"a region of {size} bytes was requested: its size must be positive")
         if found is None and not size:
             raise StoreURLError(f"the store {self.url} has no region {name!r}: give a size to create it")
         if found is not None and size not in (0, found):
             raise StoreError(f"region {name!r} of {self.url} has {found} bytes and should have {size}")
 
     def __reduce__(self) -> NoReturn:
-        # A copy of the matrix must never travel by accident, to a worker process for one.
+        # The matrix must never be copied by accident, for example to a worker process.
         raise StoreError(f"the store {self.url} cannot be pickled: send its url and open it there")
 
 
 class ArrayRegion(DurableRegion):
-    """A durable region in memory that outlives what its medium declares without being flushed.
+    """A durable region whose bytes need no flush to survive what its medium declares.
 
     Parameters
     ----------
@@ -194,11 +194,11 @@ class ArrayRegion(DurableRegion):
         self._bytes(offset, len(data))[:] = np.frombuffer(data, dtype=np.uint8)
 
     def persist(self, offset: int, length: int) -> None:
-        """Check the range."""
+        """Check the range; there is nothing to flush."""
         self._bytes(offset, length)
 
     def close(self) -> None:
-        """Let go of the array."""
+        """Release the array."""
         self._array = None
 
     def _bytes(self, offset: int, length: int) -> AnyArray:
@@ -219,21 +219,34 @@ def _damaged(url: str, layout: StoreLayout, block: int, *, tier: bool) -> StoreE
 
 
 def check_region_name(name: str) -> None:
-    """Refuse a region name that would not be safe as a file name."""
+    """Raise ``StoreURLError`` unless ``name`` is safe as a file name."""
     if not isinstance(name, str) or not _REGION_NAME.fullmatch(name):
         raise StoreURLError(
-            f"{name!r} is no region name: expected up to 100 letters, digits, '_', '-' and '.', not starting with '.'"
+            f"{name!r} is not a region name: expected up to 100 letters, digits, '_', '-' and '.', not starting with '.'"
         )
 
 
 def check_range(name: str, size: int, offset: int, length: int) -> None:
-    """Refuse bytes outside a region."""
+    """Raise ``InputError`` unless the bytes lie inside the region."""
     if offset < 0 or length < 0 or offset + length > size:
         raise InputError(f"bytes {offset} to {offset + length} lie outside region {name!r} of {size} bytes")
 
 
+def already_exists(place: str) -> StoreURLError:
+    """Return the error for a place or name that has a store."""
+    return StoreURLError(f"there is a store at {place} already: choose another place or ask to replace it (--replace)")
+
+
+def check_commit(place: str, allocated: tuple[int, int, str], sidecars: Sidecars) -> None:
+    """Refuse sidecars that do not fit a draft of ``allocated`` columns, observations and element type; columns may be fewer."""
+    layout = sidecars.layout
+    shape = (layout.n_columns, layout.n_obs, layout.dtype)
+    if shape[0] > allocated[0] or shape[1:] != allocated[1:]:
+        raise StoreError(f"the draft of {place} has shape {allocated} and cannot be committed as {shape}")
+
+
 def refuse_extras(url: StoreURL) -> None:
-    """Refuse query parameters and fragments, which no medium here takes."""
+    """Raise ``StoreURLError`` when a URL has a query parameter or a fragment."""
     for parameter in url.query:
         raise StoreURLError(f"unknown parameter {parameter!r} in {url.text!r}: {url.scheme} takes none")
     if url.fragment:

@@ -1,8 +1,7 @@
-"""From a source file to a store: decide what each column is for, then pass bounded chunks from a reader to the builder.
+"""Building a store from a source file: assigns a role to each column and passes chunks from a reader to the builder.
 
-A column of the source is a feature, a target, or left out. Text features become one feature of several indicator columns. Nothing
-is visible at the store's address until the last chunk was sealed, and nothing is left behind when anything fails. Formats are the
-readers' business, media and missing numbers the builder's.
+A column of the source is a feature, a target, or left out. A text column becomes one feature with several indicator columns. The
+store becomes visible once it is complete; nothing is left behind when ingest fails.
 """
 
 from __future__ import annotations
@@ -11,26 +10,27 @@ import difflib
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.stores.media import medium_of
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
-from fastomp_nvm.stores.names import NumberedNames
-from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.errors import DataError, InputError, MediumError
 from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.media import medium_of
+from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.reports import BuildReport, IngestReport, first_names
+from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.indicators import Indicators
+from storage_backends.build.schema import TableSchema
+from storage_backends.build.targets import make_target
+from storage_backends.opened import already_exists
 from storage_backends.readers import open_reader
 from storage_backends.readers.base import Chunk, Reader, ReaderOptions, RowsOf, Scan
 from storage_backends.readers.target_files import is_target_file, read_target_file
-from storage_backends.build.schema import TableSchema
-from storage_backends.build.targets import make_target
 
 __all__ = ["ingest"]
 
@@ -60,21 +60,21 @@ def ingest(
     Parameters
     ----------
     source : str
-        The file; its extension tells the format.
+        The file; its extension determines the format.
     url : str
         Where to build the store.
     targets : sequence of str
         Each a column name, a column position (when no column has that name; negative counts from the end), or a file with one
-        value per observation. A column wins over a file of that name; ``./file`` means the file. Without any, the target that the
-        format itself marks (``y`` of a container, the labels of SVMlight).
+        value per observation. A column takes precedence over a file of that name; ``./file`` is the file. Default: the target of
+        the format, if any (``y`` of a container, the labels of SVMlight).
     rows : {"observations", "features"}
         What one line of the file, or one row of its matrix, is.
     dtype : {"float32", "float64", "float16"}
         Element type of the store.
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
+        How to treat missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
     id_column : str, optional
-        Column that identifies rows and is no feature; with ``rows="features"`` the column of feature names.
+        Column that identifies rows and is not a feature; with ``rows="features"`` the column of feature names.
     drop : sequence of str
         Names or patterns (``*``, ``?``, ``[...]``) of columns to leave out.
     tier : {"int8", "none"}
@@ -84,9 +84,9 @@ def ingest(
     dataset : str, optional
         Which array of a container holds the table.
     progress : callable, optional
-        Called with (bytes done, bytes to do) as the source is read and the store is written; the second may be a guess at first.
+        Called with (bytes done, bytes to do) as the source is read and the store is written; the total is an estimate at first.
     open_builder : callable, optional
-        Starts the build in place of ``StoreBuilder``: a remote one sends the values to a server.
+        Used in place of ``StoreBuilder``: a remote one sends the values to a server.
 
     Returns
     -------
@@ -95,10 +95,10 @@ def ingest(
     Raises
     ------
     InputError
-        The source, a name or a cell is not as expected; the sentence names it.
+        The source, a name or a cell is not as expected; the message names it.
     """
     if rows not in ("observations", "features"):
-        raise InputError(f"rows are {rows!r}, expected observations or features")
+        raise InputError(f"unknown rows {rows!r}: expected observations or features")
     if open_builder is None:
         _refuse_existing(url, replace)
         open_builder = StoreBuilder
@@ -129,34 +129,34 @@ def ingest(
 
 
 class _Meter:
-    """Adds up what was read of the source and what was built, and tells the sum."""
+    """Progress of reading the source and building the store, as one sum."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, source: str) -> None:
         self._progress = progress
         self._source_bytes = os.path.getsize(source) if os.path.isfile(source) else 0
         self._read = self._built = 0
-        # Guesses until the reader and the builder are there: those that read on opening make two passes.
+        # Estimates until the reader and the builder exist; readers that read on opening make two passes.
         self.passes, self._to_build = 2, 2 * self._source_bytes
 
     def consumed(self, count: int) -> None:
-        """Take in bytes of the source."""
+        """Count bytes of the source."""
         self._read += count
-        self._tell()
+        self._report()
 
     def built(self, done: int, total: int) -> None:
-        """Take in where the builder stands."""
+        """Set the progress of the builder."""
         self._built, self._to_build = done, total
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        """Tell the sum."""
+    def _report(self) -> None:
+        """Report the sum."""
         if self._progress is not None:
             self._progress(self._read + self._built, self.passes * self._source_bytes + self._to_build)
 
 
 @dataclass(frozen=True, slots=True)
 class _TargetSource:
-    """Where a target comes from: one of a column of the table, a vector beside it, or a file."""
+    """Source of a target: a column of the table, a vector beside it, or a file."""
 
     name: str
     column: int | None = None
@@ -166,7 +166,7 @@ class _TargetSource:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is read from the source: the chosen columns in file order, and the targets in the order asked for."""
+    """The chosen columns in file order, and the targets in the requested order."""
 
     columns: IndexArray
     targets: tuple[_TargetSource, ...]
@@ -187,7 +187,7 @@ def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: S
     for pattern in drop:
         matched = _matching(names, pattern)
         if not matched.any():
-            raise InputError(f"no column of {reader.label} matches {pattern!r}, which was to be dropped{_hint(names, pattern)}")
+            raise InputError(f"no column of {reader.label} matches {pattern!r}, to drop{_hint(names, pattern)}")
         keep &= ~matched
     chosen = [source.column for source in sources if source.column is not None]
     if len(set(chosen)) < len(chosen):
@@ -199,7 +199,7 @@ def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: S
 
 
 def _target_source(reader: Reader, text: str) -> _TargetSource:
-    """Find out what a target argument means."""
+    """Return the source that a target argument names."""
     names = reader.names
     if not text.startswith(("./", "../", "/")):
         if text in names:
@@ -229,13 +229,13 @@ def _column(names: Sequence[str], text: str) -> int | None:
 
 
 def _matching(names: Sequence[str], pattern: str) -> BoolArray:
-    """Return, per name, whether it equals or matches a pattern."""
+    """Return a mask of the names that equal or match a pattern."""
     match = re.compile(fnmatch.translate(pattern)).match
     return np.fromiter((name == pattern or match(name) is not None for name in names), dtype=bool, count=len(names))
 
 
 def _check_names(reader: Reader) -> None:
-    """Refuse empty and repeated names, which could not be asked for."""
+    """Raise ``DataError`` for an empty or repeated name."""
     if isinstance(reader.names, NumberedNames):
         return
     first: dict[str, int] = {}
@@ -248,7 +248,7 @@ def _check_names(reader: Reader) -> None:
 
 
 class _Layout:
-    """Where each chosen column goes: into which columns of the store, or into which target."""
+    """Maps each chosen column to columns of the store or to a target."""
 
     def __init__(self, reader: Reader, plan: _Plan, scan: Scan, missing: str) -> None:
         self._reader = reader
@@ -262,7 +262,7 @@ class _Layout:
         self._target_values: dict[int, Float64Array] = {
             position: np.empty(scan.n_obs) for position in self._target_position.values()
         }
-        # Before the long way through the chunks, so that a target that does not fit costs nothing.
+        # Loaded before the chunks, so that a target that does not fit is refused early.
         self._given: dict[str, Target] = {}
         self._target_names = [self._take_given(source) for source in plan.targets]
         if len(set(self._target_names)) < len(self._target_names):
@@ -282,7 +282,7 @@ class _Layout:
         self.schema = self._make_schema(widths)
 
     def write(self, builder: StoreBuilder, chunk: Chunk) -> None:
-        """Pass a chunk on: runs of plain columns as they are, text as indicators, targets to their place."""
+        """Write a chunk to the builder: runs of numeric columns, text as indicators; keep the values of targets."""
         first, last = chunk.first_column, chunk.first_column + chunk.values.shape[1]
         begin = first
         for special in (
@@ -309,11 +309,11 @@ class _Layout:
         return sum(text.filled for text in self._texts.values())
 
     def responses(self) -> dict[str, Target]:
-        """Return the targets, complete once every chunk was written."""
+        """Return the targets; complete once all chunks were written."""
         return {name: self._given[name] if name in self._given else self._column_target(name) for name in self._target_names}
 
     def _take_given(self, source: _TargetSource) -> str:
-        """Load a target that is no column of the table and return its name, which a file may hold itself."""
+        """Load a target that is not a column of the table, if ``source`` is one; return its name, which a file may define."""
         name = source.name
         if source.file is not None:
             name, values = read_target_file(source.file, self._n_obs)
@@ -323,7 +323,7 @@ class _Layout:
         return name
 
     def _column_target(self, name: str) -> Target:
-        """Return a target that is a column: numbers, or classes when the column is text."""
+        """Return the target in a column: numbers, or classes for a text column."""
         position = self._target_position[name]
         target = make_target(name, self._target_values[position])
         return Target(target.values, self._categories[position].labels) if position in self._categories else target
@@ -333,25 +333,22 @@ class _Layout:
         columns = self._plan.columns
         if not self._special.size and len(columns) == len(self._names):
             return TableSchema.plain(self._n_obs, self._names)
-        features = np.flatnonzero(widths)
-        return TableSchema.grouped(self._n_obs, self._groups(features))
-
-    def _groups(self, features: IndexArray) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield each feature with its column names."""
-        for position in features.tolist():
-            name = self._names[int(self._plan.columns[position])]
-            yield name, self._texts[position].columns if position in self._texts else [name]
+        groups: list[tuple[str, Sequence[str]]] = []
+        for position in np.flatnonzero(widths).tolist():
+            name = self._names[int(columns[position])]
+            groups.append((name, self._texts[position].columns if position in self._texts else [name]))
+        return TableSchema.grouped(self._n_obs, groups)
 
 
 def _refuse_existing(url: str, replace: bool) -> None:
-    """Refuse an address that is taken before hours are spent on reading; the draft checks again."""
+    """Raise ``StoreURLError`` for an existing store before the source is read; the draft checks again."""
     parsed = StoreURL.parse(url)
     if not replace and medium_of(parsed).exists(parsed):
-        raise StoreURLError(f"a store stands at {url}: choose another place or ask to replace it (--replace)")
+        raise already_exists(url)
 
 
 def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
-    """Put the report together."""
+    """Return the report of an ingest."""
     return IngestReport(
         n_obs=built.n_obs,
         n_features=built.n_features,
@@ -367,7 +364,7 @@ def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tu
 
 
 def _hint(names: Sequence[str], text: str) -> str:
-    """Return a suggestion of similar names, or how the names look."""
+    """Return the end of a message: similar names, or the first names."""
     close = difflib.get_close_matches(text, names[:10_000], n=3)
     return f": did you mean {' or '.join(map(repr, close))}?" if close else f": its columns are {first_names(names)}"
 

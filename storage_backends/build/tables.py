@@ -1,7 +1,7 @@
-"""Data already in Python (arrays, pandas and pyarrow tables) as a schema and a stream of tiles.
+"""Arrays, pandas and pyarrow tables as a schema and a stream of tiles.
 
-Tiles are (observations x columns) pieces small enough that no copy of the whole is ever made. Text columns become one feature
-that spans one indicator column per category; what counts as a missing text is as in files. Knows neither stores nor files.
+Tiles are observations x columns and small, so the data are never copied as a whole. A text column becomes one feature with one
+indicator column per category; missing texts are recognised as in files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST_COLUMN = 1 << 20
 
 
 class Table(Protocol):
-    """A schema, and the values that go with it."""
+    """A schema and its values."""
 
     @property
     def schema(self) -> TableSchema:
@@ -46,7 +46,7 @@ class Table(Protocol):
         ...
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield (first observation, first column, (rows, columns) values) until every cell was given once."""
+        """Yield (first observation, first column, (rows, columns) values); every cell is in exactly one tile."""
         ...
 
 
@@ -63,14 +63,14 @@ def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups |
     groups : mapping or None
         Feature name -> its columns, by name or position.
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
+        How to treat missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
 
     Returns
     -------
     Table
     """
     if rows not in ("observations", "features"):
-        raise DataError(f"rows={rows!r} is unknown: expected observations or features")
+        raise DataError(f"unknown rows {rows!r}: expected observations or features")
     library = type(X).__module__.partition(".")[0]
     if library in ("pandas", "pyarrow") and hasattr(X, "columns"):
         if rows == "features":
@@ -105,7 +105,7 @@ class _ArrayTable:
             self.schema = TableSchema.plain(n_obs, labels)
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield tiles in the order in which the array lies in memory."""
+        """Yield tiles in memory order."""
         n_obs, n_columns = self._array.shape
         row_major = abs(self._array.strides[1]) <= abs(self._array.strides[0])
         height = min(n_obs, _TILE_CELLS // _TILE_COLUMNS if row_major and n_columns >= _TILE_COLUMNS else _LONGEST_COLUMN)
@@ -178,17 +178,17 @@ class _ColumnTable:
 
 
 def _column_names(names: Iterable[str] | None, n_columns: int) -> Sequence[str]:
-    """Return the names given, or numbered ones."""
+    """Return ``names``, or numbered names if None."""
     if names is None:
         return NumberedNames(n_columns)
     kept = names if isinstance(names, NumberedNames) else tuple(names)
     if len(kept) != n_columns:
-        raise DataError(f"{len(kept)} names were given for {n_columns} columns")
+        raise DataError(f"there are {len(kept)} names for {n_columns} columns")
     return kept
 
 
 def _arrange(names: Sequence[str], groups: Groups) -> list[tuple[str, list[int]]]:
-    """Return each feature with the positions of its columns; a group stands where its first column stood."""
+    """Return each feature with the positions of its columns; a group takes the place of its first column."""
     position_of = {name: position for position, name in enumerate(names)}
     group_of: dict[int, str] = {}
     for feature, members in groups.items():
@@ -255,7 +255,7 @@ def _arrow_numbers(column: Any) -> AnyArray:
 
 
 def _object_column(name: str, values: AnyArray, missing: AnyArray, kind: str) -> _Column:
-    """Return a column of Python objects: categories when they are text or declared to be, else numbers."""
+    """Return a column of Python objects: categories if they are text or ``kind`` is ``category``, else numbers."""
     present = values[~missing]
     texts = [isinstance(value, str) for value in present]
     if len(texts) and all(texts):
@@ -279,7 +279,7 @@ def _object_column(name: str, values: AnyArray, missing: AnyArray, kind: str) ->
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether ``value`` converts to a float."""
+    """Return whether ``value`` converts to a float."""
     try:
         float(np.nan if value is None else value)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""A store being built: under a private name beside its final place, renamed once all of it has reached the device.
+"""Drafts of file stores: built in a hidden directory beside the final path, renamed once everything is on the device.
 
-Invariants: a directory at its final name is a whole store; what a dead builder left has a name of its own kind, is no store, and is
-swept away by the next builder of the same store.
+Invariants: a directory under its final name is a complete store. A directory left by a dead builder is hidden, does not open as a
+store, and is removed by the next builder of the same store.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
 from storage_backends.files.durable import EXCHANGE, device_errors, rename_with_flag, sync_directory, write_file
 from storage_backends.files.matrix import DraftMatrix
+from storage_backends.opened import already_exists, check_commit
 
 __all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
 
-#: No header of ours is larger.
+#: Upper bound on the length of a header file.
 LARGEST_HEADER = 1 << 26
 
 _PARTIAL = re.compile(r"\..+\.partial-\d+-[0-9a-f]+")
@@ -35,19 +36,19 @@ class FileDraft(StoreDraft):
     Parameters
     ----------
     path : str
-        Final place.
+        Final path.
     n_columns, n_obs : int
     dtype : str
     replace : bool
-        Take the place of a store that stands there.
+        Replace an existing store.
     tier : {"int8", "none"}
     folder : str, optional
-        What ``folder`` of an earlier draft of the same shape said: its matrix is gone on with.
+        ``folder`` of an earlier draft of the same shape, which is continued.
 
     Raises
     ------
     StoreError
-        What the earlier draft left is not of this shape; it is removed.
+        The earlier draft has another shape; it is removed.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class FileDraft(StoreDraft):
 
     @property
     def folder(self) -> str:
-        """Name of the directory it is built in."""
+        """Name of the hidden directory."""
         return os.path.basename(self._partial)
 
     @property
@@ -89,34 +90,32 @@ class FileDraft(StoreDraft):
 
     @property
     def tier(self) -> AnyArray | None:
-        """Writable (n_columns, n_obs) int8 array on the medium, where a tier was asked for."""
+        """Writable (n_columns, n_obs) int8 array on the medium, if there is a tier."""
         return self._files[store_format.TIER].matrix if store_format.TIER in self._files else None
 
     def write_columns(self, first: int, columns: AnyArray) -> None:
-        """Write whole columns into the page cache, which the mapping shows too; several times quicker than fault by fault."""
+        """Write whole columns with pwrite(2), several times faster than page faults in the mapping, which sees the same bytes."""
         assert columns.flags.c_contiguous
         assert columns.dtype == self.matrix.dtype
         with device_errors(f"write the store at {self._path}"):
             self._files[store_format.MATRIX].write_columns(first, columns)
 
     def forget(self, first: int, last: int) -> None:
-        """Unmap the pages that lie wholly in columns ``first:last``; the page cache keeps what was written."""
+        """Drop the pages that lie entirely in columns ``first:last`` from the mapping; the page cache keeps their content."""
         for file in self._files.values():
             file.forget(first, last)
 
     def commit(self, sidecars: Sidecars) -> None:
         """Make the store visible, atomically and durably."""
-        layout = sidecars.layout
-        shape = (layout.n_columns, layout.n_obs, layout.dtype)
-        if not self._files or shape[0] > self._shape[0] or shape[1:] != self._shape[1:]:
-            raise StoreError(f"the draft of {self._path} has shape {self._shape} and cannot be committed as {shape}")
+        _ = self.matrix  # raises when the draft was committed or aborted
+        check_commit(self._path, self._shape, sidecars)
         if (sidecars.tier is None) != (store_format.TIER not in self._files):
-            raise StoreError(f"the draft of {self._path} and its sidecars disagree about whether there is a tier")
+            raise StoreError(f"the draft of {self._path} and its sidecars disagree on whether there is a tier")
         files = store_format.encode_sidecars(sidecars)
         header = store_format.encode_header(sidecars, files)
         with device_errors(f"write the store at {self._path}"):
             for file in self._files.values():
-                file.seal(layout.n_columns)
+                file.seal(sidecars.layout.n_columns)
             for name, data in files.items():
                 write_file(self._directory, name, data)
             write_file(self._directory, store_format.HEADER, header)
@@ -125,7 +124,7 @@ class FileDraft(StoreDraft):
         self._release()
 
     def leave(self) -> None:
-        """Close the draft and let its directory stand, for a later draft to go on with."""
+        """Close the draft and keep its directory for a later draft to continue."""
         self._release()
         self._partial = ""
 
@@ -137,20 +136,20 @@ class FileDraft(StoreDraft):
             self._partial = ""
 
     def _publish(self) -> None:
-        """Move the finished directory to its place, or into the place of the store it replaces."""
+        """Move the finished directory to its final path."""
         check_destination(self._path, replace=self._replace)
         replaces = occupant(self._path) == "store"
         try:
             publish(self._partial, self._path, replaces=replaces)
         except OSError:
-            # Over an empty directory rename succeeds; it fails over what another builder put there since the check.
+            # Renaming onto an empty directory succeeds; it fails when another builder was faster.
             if not replaces:
                 check_destination(self._path, replace=False)
             raise
         self._partial = ""
 
     def _release(self) -> None:
-        """Close the descriptors, and with them the lock."""
+        """Close the files, and the directory with its lock."""
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -160,12 +159,12 @@ class FileDraft(StoreDraft):
 
 
 def is_leftover(path: str) -> bool:
-    """Tell whether a path is named as builders name what is not finished."""
+    """Return whether a path has the name of a hidden directory of a builder."""
     return _PARTIAL.fullmatch(os.path.basename(path)) is not None
 
 
 def occupant(path: str) -> Literal["nothing", "store", "other"]:
-    """Tell what stands at ``path``; an empty directory is nothing, a damaged store is still a store."""
+    """Return what is at ``path``. An empty directory is ``nothing``, a damaged store is still a ``store``."""
     try:
         with open(os.path.join(path, store_format.HEADER), "rb") as file:
             return "store" if store_format.FORMAT.encode("ascii") in file.read(LARGEST_HEADER) else "other"
@@ -180,12 +179,12 @@ def occupant(path: str) -> Literal["nothing", "store", "other"]:
 
 
 def check_destination(path: str, *, replace: bool) -> None:
-    """Refuse a place where a store may not be put."""
+    """Raise ``StoreURLError`` when a store may not be put at ``path``."""
     found = occupant(path)
     if found == "other":
-        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another place or remove it yourself")
+        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another path or remove it yourself")
     if found == "store" and not replace:
-        raise StoreURLError(f"a store stands at {path}: choose another place or ask to replace it (--replace)")
+        raise already_exists(path)
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         raise StoreURLError(f"the directory {parent} does not exist: create it before building a store in it")
@@ -236,8 +235,8 @@ def publish(partial: str, path: str, *, replaces: bool) -> None:
 
 
 def _open_locked(path: str, operation: int) -> int:
-    """Open a directory and lock it: that tells a sweep that its builder lives, in whichever process namespace it does."""
+    """Open and lock a directory. The lock shows that its builder is alive, also across process namespaces."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    with contextlib.suppress(OSError):  # without locks nothing is swept
+    with contextlib.suppress(OSError):  # on a file system without locks, no leftovers are removed either
         fcntl.flock(directory, operation)
     return directory

@@ -1,18 +1,18 @@
-"""The bytes of a file store: what stands in each of its files, and how to tell a sound one from anything else.
+"""The file format of a store: encoders and validating decoders of its files.
 
 ::
 
     header.json      format, version, layout, fingerprint, length (and CRC-32) of each file below, provenance, its own CRC-32
     matrix.npy       the exact matrix, n_columns x n_obs, C order; its data begin at byte 4096
-    tier.npy         where there is a tier: its int8 codes, laid out alike
-    tier.npz         and what makes them certain: scale, error, norm, checksums, fingerprint of the exact matrix
-    statistics.npz   mean, norm, minimum, maximum; Gram matrices of features of several columns, one after the other;
+    tier.npy         int8 codes of the tier, if there is one, in the same layout
+    tier.npz         bounds of the tier: scale, error, norm, checksums, fingerprint of the exact matrix
+    statistics.npz   mean, norm, minimum, maximum; concatenated Gram matrices of features with several columns;
                      offsets, blocks, checksums
     targets.npz      values, n_targets x n_obs
     names.json       names of features, columns and targets; classes of targets
-    regions/         durable regions, NAME.bin each
+    regions/         durable regions, one file NAME.bin each
 
-Every decoder raises ``StoreError`` with the reason alone; the caller adds the place. Knows neither mappings nor URLs.
+Decoders raise ``StoreError`` with the reason; the caller adds the path.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def matrix_header(n_columns: int, n_obs: int, dtype: str) -> bytes:
 
 
 def matrix_length(n_columns: int, n_obs: int, dtype: str) -> int:
-    """Return the exact length of matrix.npy."""
+    """Return the length of matrix.npy in bytes."""
     return DATA_OFFSET + n_columns * n_obs * element_type(dtype).itemsize
 
 
@@ -177,11 +177,11 @@ def encode_header(sidecars: Sidecars, files: Mapping[str, bytes]) -> bytes:
 
 
 def decode_header(raw: bytes) -> Header:
-    """Return the header in ``raw`` after checking every byte of it."""
+    """Return the validated header encoded in ``raw``."""
     try:
         found = json.loads(raw)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise StoreError(f"{HEADER} is not that of a fastomp store")
+            raise StoreError(f"{HEADER} is not the header of a fastomp store")
         if found.get("version") != VERSION:
             raise StoreError(
                 f"its format version is {found.get('version')!r} and this release reads {VERSION}: ingest the data again"
@@ -190,7 +190,7 @@ def decode_header(raw: bytes) -> Header:
         if _canonical(found) != raw:
             raise StoreError(f"{HEADER} does not match its own checksum")
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{HEADER} is not readable JSON, it may be cut off or overwritten") from error
+        raise StoreError(f"{HEADER} is not readable JSON: it may be truncated or overwritten") from error
     try:
         n_features, n_columns, n_obs = sizes = (found["n_features"], found["n_columns"], found["n_obs"])
         dtype, fingerprint, provenance, files = found["dtype"], found["fingerprint"], found["provenance"], found["files"]
@@ -285,7 +285,7 @@ def _check_arrays(arrays: Mapping[str, AnyArray], **expected: tuple[type[np.gene
 
 
 def _canonical(header: dict[str, Any]) -> bytes:
-    """Return a header as bytes, with its own CRC-32: the only bytes that decode to it."""
+    """Return the unique encoding of a header, its own CRC-32 included."""
     body = zlib.crc32(json.dumps(header, sort_keys=True).encode("ascii"))
     return json.dumps({**header, "crc32": body}, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
@@ -298,12 +298,12 @@ def _encode_arrays(**arrays: AnyArray) -> bytes:
 
 
 def _encode_names(names: Sequence[str]) -> Any:
-    """Return names in JSON terms; numbered ones by their rule."""
+    """Return names as JSON data; numbered names as prefix and length."""
     return {"prefix": names.prefix, "length": len(names)} if isinstance(names, NumberedNames) else list(names)
 
 
 def _decode_names(entry: Any) -> Sequence[str]:
-    """Return the names that ``_encode_names`` wrote."""
+    """Return the names encoded by ``_encode_names``."""
     if isinstance(entry, dict):
         return NumberedNames(int(entry["length"]), *_texts([entry["prefix"]]))
     return _texts(entry)

@@ -1,8 +1,8 @@
-"""A store as a plain directory, opened the same way by every file medium.
+"""Stores in directories, shared by all file media.
 
-Invariant: an opened store stays with the directory it opened, even when another one takes its name. How it got there whole is in
-:mod:`storage_backends.files.draft`, the content of the files in :mod:`storage_backends.files.format`; how they are mapped is the
-medium's ``Access``.
+Invariant: an opened store keeps reading the directory it opened, even after another store has replaced it there. Building is in
+:mod:`storage_backends.files.draft`, the file format in :mod:`storage_backends.files.format`; each medium chooses by its ``Access``
+how files are mapped and flushed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from storage_backends.opened import OpenedStore, check_region_name, refuse_extra
 __all__ = ["FileMedium", "FileStore", "MappedMatrix"]
 
 _REGIONS = "regions"
-_OPEN_ATTEMPTS = 5
+_OPEN_ATTEMPTS = 4
 _READ_BYTES = 8 << 20
 
 
@@ -67,9 +67,9 @@ class FileMedium:
     Parameters
     ----------
     choose_access : callable
-        Given an open file and its path, says how files at this place are mapped and made durable.
+        Maps a file descriptor and its path to the ``Access`` for the files there.
     profiles : mapping of str to DeviceProfile
-        Devices that ``?profile=NAME`` can imitate on this medium.
+        Devices whose speed ``?profile=NAME`` can emulate on this medium.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class FileMedium:
         self._profiles = profiles
 
     def open(self, url: StoreURL) -> FeatureStore:
-        """Open the store in the directory ``url`` names, after checking everything but the content of matrix and tier.
+        """Open the store in the directory ``url`` names and validate everything except the contents of matrix and tier.
 
-        With ``?tier=dram`` the tier is checked too, and copied into memory; with ``?tier=/folder`` it is read from a copy there,
-        which is made where there is none yet. With ``?profile=NAME`` an emulated medium takes the time of that device.
+        ``?tier=dram`` copies the tier into memory and validates it; ``?tier=/folder`` reads it from a copy in that folder, which
+        is made if missing. ``?profile=NAME`` slows an emulated medium down to the speed of that device.
         """
         extras = dict(url.query)
         place, profile = extras.pop("tier", None), extras.pop("profile", None)
@@ -107,7 +107,7 @@ class FileMedium:
     def draft(
         self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none", folder: str | None = None
     ) -> StoreDraft:
-        """Start a store beside its final place, or go on with the one in ``folder`` there, which an earlier draft left."""
+        """Start a store in a hidden directory beside its path, or continue the earlier draft in ``folder`` there."""
         path = _path(url)
         check_destination(path, replace=replace)
         with device_errors(f"build a store at {path}"):
@@ -119,10 +119,10 @@ class FileMedium:
         return not is_leftover(path) and occupant(path) == "store"
 
     def _open_path(self, path: str, scheme: str) -> FileStore:
-        """Open the store at ``path``, or the one that replaces it meanwhile."""
+        """Open the store at ``path``; start over when it is replaced meanwhile."""
         if is_leftover(path):
-            raise StoreURLError(f"{path} is what an interrupted build left behind, not a store: it can be deleted")
-        for _ in range(_OPEN_ATTEMPTS - 1):
+            raise StoreURLError(f"{path} is the remains of an interrupted build, not a store: it can be deleted")
+        for _ in range(_OPEN_ATTEMPTS):
             try:
                 directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError as error:
@@ -135,13 +135,13 @@ class FileMedium:
             try:
                 return self._open(descriptors, path, scheme)
             except BaseException as error:
-                # A store replaced while it was being opened has lost its files; its successor stands at the same path.
+                # A store replaced while it was being opened has lost its files; the new one is at the same path.
                 replaced = isinstance(error, StoreError) and not _same_directory(directory, path)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 if not replaced:
                     raise
-        raise StoreError(f"the store at {path} was replaced again and again while it was being opened: try later")
+        raise StoreError(f"the store at {path} was replaced {_OPEN_ATTEMPTS} times while it was being opened: try later")
 
     def _open(self, descriptors: list[int], path: str, scheme: str) -> FileStore:
         """Open the store in the open directory ``descriptors[0]``; further descriptors are added, for the caller to close."""
@@ -170,7 +170,7 @@ class FileMedium:
         return MappedMatrix(descriptors[0], name, descriptors[-1], access, array)
 
     def _move_tier(self, store: FileStore, folder: str) -> None:
-        """Have the tier of a store read from a copy in ``folder``."""
+        """Make a store read its tier from a copy in ``folder``."""
         descriptors = [open_folder(folder)]
         try:
             name = store.provide_tier_copy(descriptors[0], folder)
@@ -189,8 +189,7 @@ class FileStore(OpenedStore):
     ----------
     url : str
     descriptors : list of int
-        The store's directory first, then its matrix files; owned by the store from now on, so that it stays whole when another
-        store takes its place.
+        Of the store's directory and of its matrix files; owned by the store, which therefore stays readable after it is replaced.
     sidecars : Sidecars
     matrix : MappedMatrix
     tier : MappedMatrix, optional
@@ -199,7 +198,7 @@ class FileStore(OpenedStore):
     def __init__(
         self, url: str, descriptors: list[int], sidecars: Sidecars, matrix: MappedMatrix, tier: MappedMatrix | None
     ) -> None:
-        self._descriptors: list[int] = []  # the caller's to close until this constructor has succeeded
+        self._descriptors: list[int] = []  # the caller closes its descriptors if this constructor fails
         self._mapped = [matrix] if tier is None else [matrix, tier]
         super().__init__(url, matrix.access.traits, matrix.array, sidecars, None if tier is None else tier.array)
         self._descriptors = descriptors
@@ -207,9 +206,9 @@ class FileStore(OpenedStore):
         self._tier_loaded = False
 
     def imitate(self, name: str, profile: DeviceProfile) -> None:
-        """Take the time of a device from now on, where this medium is an emulation; ``url`` then says so."""
+        """Slow reads of an emulated medium down to the speed of a device, and add that to ``url``."""
         if not self.traits.emulated:
-            raise StoreURLError(f"{self.url} is on a real device, which imitates no other: leave out profile={name}")
+            raise StoreURLError(f"{self.url} is on a real device, which emulates no other: leave out profile={name}")
         self._profile = profile
         self.traits = replace(self.traits, detail=f"{self.traits.detail}; at the pace of {profile.description}")
         self._add_to_url(f"profile={name}")
@@ -224,7 +223,7 @@ class FileStore(OpenedStore):
         return name
 
     def read_tier_from(self, copy: MappedMatrix, descriptors: list[int]) -> None:
-        """Read the tier from a mapped copy of it from now on; its descriptors are owned by the store."""
+        """Read the tier from a mapped copy of it; the store owns its descriptors from now on."""
         assert self.tier is not None, "only a store with a tier has a copy of it"
         if self.tier.seal is not None:
             advice = f"the copy of the tier of {self.url} does not match its checksums: remove {copy.name} there"
@@ -234,14 +233,14 @@ class FileStore(OpenedStore):
         self._descriptors += descriptors
 
     def _add_to_url(self, parameter: str) -> None:
-        """Add to the address how the store was opened."""
+        """Add a query parameter to ``url``."""
         self.url = f"{self.url}{'&' if '?' in self.url else '?'}{parameter}"
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the durable region ``name``; create it with ``size`` bytes when it is absent.
 
-        One that cannot be written is opened for reading. Raises ``StoreURLError`` when it is absent and ``size`` is 0,
-        ``StoreError`` when it has another size than asked for.
+        A region without write permission is opened for reading. Raises ``StoreURLError`` when it is absent and ``size`` is 0,
+        ``StoreError`` when its size is not ``size``.
         """
         check_region_name(name)
         file = f"{_REGIONS}/{name}.bin"
@@ -280,7 +279,7 @@ class FileStore(OpenedStore):
                 os.fsync(regions)
 
     def close(self) -> None:
-        """Let go of matrix and directory; views handed out before keep the mapping alive."""
+        """Release matrix and directory; existing views keep the mapping alive."""
         super().close()
         self._mapped.clear()
         while self._descriptors:
@@ -289,25 +288,25 @@ class FileStore(OpenedStore):
     __del__ = close
 
     def files(self) -> Sequence[MatrixFile]:
-        """Open the files of the matrix and, unless it was loaded, of the tier."""
+        """Return the files of the matrix and, unless it was loaded into memory, of the tier."""
         self._alive()
         found = []
         with device_errors(f"open {self.url}"):
             for mapped in self._mapped[:1] if self._tier_loaded else self._mapped:
-                if mapped.access.flags == mmap.MAP_SHARED:  # a mapping of persistent memory is the device itself
+                if mapped.access.flags == mmap.MAP_SHARED:  # persistent memory is read through its mapping
                     open_file = functools.partial(os.open, mapped.name, dir_fd=mapped.directory)
                     found.append(MatrixFile(mapped.array, store_format.DATA_OFFSET, open_file, self._profile))
         return found
 
     def load_tier(self) -> None:
-        """Copy the tier into memory; ``url`` then says so."""
+        """Copy the tier into memory, and add that to ``url``."""
         super().load_tier()
         if not self._tier_loaded:
             self._tier_loaded = True
             self._add_to_url("tier=dram")
 
     def _checksum(self, first: int, last: int, *, tier: bool) -> int:
-        """Return the CRC-32 of columns ``first:last``, read with pread(2), where a bad sector is an error and not a signal."""
+        """Return the CRC-32 of columns ``first:last``, read with pread(2), which reports a bad sector as an error, not a signal."""
         self._alive()
         mapped, checksum = self._mapped[tier], 0
         row = mapped.array.shape[1] * mapped.array.itemsize
@@ -322,10 +321,10 @@ class FileStore(OpenedStore):
         return checksum
 
     def _create_region(self, name: str, size: int) -> None:
-        """Make a zero-filled region appear at once and whole; another process may win the race to create it."""
+        """Create a zero-filled region atomically; if another process is faster, keep its region."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(_REGIONS, dir_fd=self._alive())
-        os.fsync(self._alive())  # also where the directory exists: its maker may have died before this
+        os.fsync(self._alive())  # also if the directory exists: its creator may have died before syncing
         with self._directory(_REGIONS) as regions:
             with partial_file(regions, f"{name}.bin", 0o666) as (partial, descriptor):
                 allocate(descriptor, size, f"region {name!r} of {self.url}")
@@ -337,7 +336,7 @@ class FileStore(OpenedStore):
 
     @contextlib.contextmanager
     def _directory(self, name: str) -> Iterator[int]:
-        """Open a directory inside the store for the time of a ``with``."""
+        """Open a directory inside the store for the duration of a ``with``."""
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._alive())
         try:
             yield descriptor
@@ -351,7 +350,7 @@ class FileStore(OpenedStore):
         return self._descriptors[0]
 
     def _length(self, name: str) -> int | None:
-        """Return the length of the file ``name`` of the store, or None where there is none."""
+        """Return the length of a file of the store, or None if it does not exist."""
         try:
             return os.stat(name, dir_fd=self._alive()).st_size
         except FileNotFoundError:
@@ -359,10 +358,10 @@ class FileStore(OpenedStore):
 
 
 def _path(url: StoreURL) -> str:
-    """Return the absolute path a URL names, links resolved so that a replacement is built beside the real directory."""
+    """Return the absolute path of a URL. Links are resolved: a replacement must be built on the same file system."""
     refuse_extras(url)
     if "\0" in url.path:
-        raise StoreURLError(f"{url.text!r} holds a null character, which no path can")
+        raise StoreURLError(f"{url.text!r} contains a null character, which a path cannot")
     path = os.path.realpath(url.path)
     if path == os.path.dirname(path):
         raise StoreURLError(f"{url.text!r} names the root directory, which cannot be a store")
@@ -370,7 +369,7 @@ def _path(url: StoreURL) -> str:
 
 
 def _same_directory(directory: int, path: str) -> bool:
-    """Tell whether ``path`` still leads to the open ``directory``."""
+    """Return whether ``path`` still is the open ``directory``."""
     try:
         return os.path.samestat(os.fstat(directory), os.stat(path))
     except OSError:
@@ -379,9 +378,9 @@ def _same_directory(directory: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def _opened(directory: int, name: str, length: int | None = None, mode: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a regular file of a store that must have ``length`` bytes, for the time of a ``with``."""
+    """Open a regular file of a store and check its ``length``, for the duration of a ``with``."""
     try:
-        # O_NONBLOCK: a named pipe in the place of a file must not hang us.
+        # O_NONBLOCK: opening a named pipe must not block.
         descriptor = os.open(name, mode | os.O_NONBLOCK, dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"it has no {name}") from error
@@ -400,6 +399,6 @@ def _read(directory: int, name: str, length: int | None = None) -> bytes:
     """Return the content of a file of a store."""
     with _opened(directory, name, length) as descriptor:
         if length is None and os.fstat(descriptor).st_size > LARGEST_HEADER:
-            raise StoreError(f"{name} is far larger than any of ours")
+            raise StoreError(f"{name} has more than {LARGEST_HEADER} bytes")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()

@@ -139,7 +139,7 @@ class Reader(ABC):
     names : sequence of str
         Names of all columns, in file order.
     n_obs : int
-        Observations; set where opening the file tells.
+        Observations; readers that find it only in ``scan`` do not set it.
     notes : list of str
         Sentences for the report on what was assumed about the file.
     """
@@ -205,7 +205,7 @@ class LabelCollector:
         self._has_missing = False
 
     def add(self, cells: Iterable[str | None]) -> None:
-        """Add the labels among ``cells``; None and the tokens for missing cells are none."""
+        """Add the labels among ``cells``; None and ``MISSING_TOKENS`` are missing cells."""
         found = {"" if cell is None else cell.strip() for cell in cells}
         labels = found - MISSING_TOKENS
         self._has_missing |= len(labels) < len(found)

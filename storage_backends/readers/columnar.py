@@ -23,14 +23,14 @@ from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS
 
 __all__ = ["FeatherReader", "ParquetReader"]
 
-# What a column being decoded may hold on to: a data page, a dictionary page and their unpacked copies.
+# Memory of a column being decoded: a data page, a dictionary page and their unpacked copies.
 _DECODER_BYTES = 4 << 20
 
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class _ColumnarReader(Reader):
-    """What both formats share: a pyarrow schema and record batches of any subset of the columns."""
+    """Base of both formats: a pyarrow schema and record batches of any subset of the columns."""
 
     _schema: Any
     _column_bytes: int
@@ -38,7 +38,7 @@ class _ColumnarReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         if options.rows == "features":
-            raise InputError(f"{self.label}: columns of this format are features already: leave out --rows features")
+            raise InputError(f"{self.label}: columns of this format are always features: leave out --rows features")
         with library_errors(f"{self.label} cannot be read"):
             self._open()
             index = _pandas_index(self._schema)
@@ -50,14 +50,14 @@ class _ColumnarReader(Reader):
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the file and set ``_schema``, ``n_obs`` and ``_column_bytes`` (memory one column takes while a batch is read)."""
+        """Open the file and set ``_schema``, ``n_obs`` and ``_column_bytes`` (memory of one column while a batch is read)."""
 
     @abstractmethod
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
-        """Yield record batches of these fields, in row order, of ``batch_rows`` rows where the format lets one choose."""
+        """Yield record batches of these fields in row order, of ``batch_rows`` rows if the format allows a choice."""
 
     def scan(self, columns: IndexArray) -> Scan:
-        """Check the types and gather the labels of the text columns."""
+        """Check the types and collect the labels of the text columns."""
         texts = [position for position, column in enumerate(columns) if self._is_text(int(column))]
         collectors = {position: LabelCollector(self.label, self.names[int(columns[position])]) for position in texts}
         for group in (texts[first:last] for first, last in spans(len(texts), _DECODER_BYTES, self.options.chunk_bytes)):
@@ -97,11 +97,11 @@ class _ColumnarReader(Reader):
         """Yield record batches; a damaged file is a ``DataError``."""
         with library_errors(f"{self.label} is damaged"):
             for batch in self._read([self._fields[column] for column in columns], batch_rows):
-                batch.validate(full=True)  # offsets of damaged text would lead outside the buffers
+                batch.validate(full=True)  # offsets of damaged text could point outside the buffers
                 yield batch
 
     def _is_text(self, column: int) -> bool:
-        """Tell whether a column is categorical; refuse types that are neither text nor number."""
+        """Return whether a column is categorical; raise ``DataError`` for a type that is neither text nor number."""
         field = self._schema.field(self._fields[column])
         kind = str(field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type)
         if kind in ARROW_TEXTS or ARROW_NUMBERS.match(kind):
@@ -116,7 +116,7 @@ class _ColumnarReader(Reader):
         if codes is not None:
             encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
             lookup = [np.nan if cell is None else codes.get(cell.strip(), np.nan) for cell in encoded.dictionary.to_pylist()]
-            # A missing cell has a null index: send it to an extra entry at the end.
+            # A missing cell has a null index, which is mapped to an extra entry at the end.
             return np.array([*lookup, np.nan])[encoded.indices.fill_null(len(lookup)).to_numpy(zero_copy_only=False)]
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -129,8 +129,10 @@ class _ColumnarReader(Reader):
 
 
 def _pandas_index(schema: Any) -> frozenset[str]:
-    """Return the fields in which pandas kept an index that has no name of its own."""
-    listed = (schema.pandas_metadata or {}).get("index_columns", ())  # text, or a description of a range that is no field
+    """Return the fields in which pandas stored an unnamed index."""
+    listed = (schema.pandas_metadata or {}).get(
+        "index_columns", ()
+    )  # an entry that is not text describes a range and is not a field
     return frozenset(name for name in listed if isinstance(name, str) and _UNNAMED_INDEX.fullmatch(name))
 
 
@@ -149,7 +151,7 @@ class ParquetReader(_ColumnarReader):
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
         names = [self._schema.names[field] for field in fields]
         for batch in self._file.iter_batches(batch_size=batch_rows, columns=names):
-            yield batch.select(names)  # iter_batches keeps the order of the file
+            yield batch.select(names)  # iter_batches returns the order of the file
 
     def close(self) -> None:
         """Close the file."""

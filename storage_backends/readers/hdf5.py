@@ -1,7 +1,6 @@
-"""HDF5: a two-dimensional dataset read in slabs along its own chunks, or a group of one-dimensional columns.
+"""HDF5: a two-dimensional dataset, read in slabs of whole chunks, or a group of one-dimensional columns.
 
-The table is the dataset asked for, ``X``, or the only two-dimensional one; without any, the columns of the root group. A dataset
-``names`` or ``feature_names`` next to a matrix names its columns; other one-dimensional datasets are vectors.
+The matrix is chosen as in every container (see ``ContainerReader``); without any, the root group is a table of columns.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ class Hdf5Reader(ContainerReader):
             raise
 
     def scan(self, columns: IndexArray) -> Scan:
-        """Check the types and gather the labels of the text columns."""
+        """Check the types and collect the labels of the text columns."""
         if self._matrix is not None:
             return Scan(self.n_obs)
         with self._damage():
             return Scan(self.n_obs, self._categories(columns))
 
     def _categories(self, columns: IndexArray) -> dict[int, Categories]:
-        """Gather the labels of the text columns, by position."""
+        """Return the labels of the text columns, by position."""
         categories = {}
         for position, column in enumerate(columns.tolist()):
             dataset = self._columns[column]
@@ -75,7 +74,7 @@ class Hdf5Reader(ContainerReader):
         return categories
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
-        """Yield slabs of the matrix, or one column after the other."""
+        """Yield slabs of the matrix, or single columns."""
         with self._damage():
             if self._matrix is not None:
                 yield from self._slabs(columns)
@@ -95,11 +94,11 @@ class Hdf5Reader(ContainerReader):
         self._file.close()
 
     def _damage(self) -> AbstractContextManager[None]:
-        """Name the file in what the library raises."""
+        """Return a context manager that turns errors of the library into ``DataError``."""
         return library_errors(f"{self.label} is damaged")
 
     def _choose(self) -> None:
-        """Find the table, its names and the vectors beside it."""
+        """Choose the table, its names and the vectors beside it."""
         wanted = None if self.options.dataset is None else self.options.dataset.strip("/")
         datasets: dict[str, Any] = {}
         self._file.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
@@ -116,7 +115,7 @@ class Hdf5Reader(ContainerReader):
     def _choose_columns(self, group: Any) -> None:
         """Take the one-dimensional datasets of a group as columns."""
         if self.options.rows == "features":
-            raise InputError(f"{self.label}: one-dimensional datasets are features already: leave out --rows features")
+            raise InputError(f"{self.label}: one-dimensional datasets are always features: leave out --rows features")
         self._matrix = None
         members = {name: item for name, item in group.items() if isinstance(item, h5py.Dataset) and item.ndim == 1}
         lengths = {len(item) for item in members.values()}
@@ -128,12 +127,12 @@ class Hdf5Reader(ContainerReader):
         self.n_obs = lengths.pop()
 
     def _slabs(self, columns: IndexArray) -> Iterator[Chunk]:
-        """Yield the matrix along the axis in which it is stored, in multiples of its chunks."""
+        """Yield the matrix in slabs of whole chunks, along the axis that suits its layout."""
         transposed = self.options.rows == "features"
         width, budget = len(self.names), self.options.chunk_bytes
         stored = self._matrix.chunks or (1, self._matrix.shape[1])
         chunk_obs, chunk_columns = stored[::-1] if transposed else stored
-        # Whole chunks only: a chunk that is cut by a slab is unpacked again for the next one.
+        # Whole chunks: one that spans two slabs would be unpacked twice.
         by_rows = rows_are_efficient(self.n_obs, width, budget) and chunk_obs * width * 8 <= 4 * budget
         if not by_rows and chunk_columns * self.n_obs * 8 > 4 * budget:
             by_rows = chunk_obs * width < chunk_columns * self.n_obs
@@ -161,5 +160,5 @@ class Hdf5Reader(ContainerReader):
 
 
 def _is_text(dataset: Any) -> bool:
-    """Tell whether a dataset holds text."""
+    """Return whether a dataset holds text."""
     return h5py.check_string_dtype(dataset.dtype) is not None

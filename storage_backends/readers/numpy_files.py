@@ -1,7 +1,7 @@
-"""NPY by memory mapping and NPZ by streaming its members out of the zip: neither is ever loaded whole, nothing is unpickled.
+"""NPY files, memory-mapped, and NPZ files, streamed from the zip archive. Nothing is loaded whole or unpickled.
 
-The order of the file decides the direction of the chunks: a C-ordered matrix comes in runs of rows, a Fortran-ordered one in runs
-of columns. A mapped C-ordered matrix that is too wide for that is cut into column slabs instead.
+A C-ordered matrix is read in runs of rows, a Fortran-ordered one in runs of columns. A mapped C-ordered matrix that is too wide for
+efficient runs of rows is read in runs of columns.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NpyReader(Reader):
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """The header of one array in a zip."""
+    """The NPY header of one array of an archive."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -69,8 +69,8 @@ class _Member:
 class ContainerReader(Reader):
     """A file of named arrays.
 
-    The table is the matrix asked for, ``X``, or the only one. Beside it, an array ``names`` or ``feature_names`` holds the column
-    names, ``y`` the default target; other arrays with one value per observation are vectors.
+    The table is the requested matrix, ``X``, or the only matrix. Beside it, an array ``names`` or ``feature_names`` holds column
+    names and ``y`` the default target; other arrays with one value per observation are vectors.
     """
 
     def _choose_table(self, shapes: dict[str, tuple[int, ...]], wanted: str | None) -> str:
@@ -81,7 +81,7 @@ class ContainerReader(Reader):
         shapes : dict
             Of every array in the container; names may contain folders.
         wanted : str, optional
-            The table asked for.
+            The requested table.
         """
         matrices = [name for name, shape in shapes.items() if len(shape) == 2]
         if wanted is not None and wanted not in matrices:
@@ -134,7 +134,7 @@ class NpzReader(ContainerReader):
         self.default_target = None if self.default_target in objects else self.default_target
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
-        """Yield runs of rows or of columns, whichever the member stores one after the other."""
+        """Yield runs of rows or of columns, in the order of the file."""
         member = self._members[self._table]
         by_rows = member.fortran == (self.options.rows == "features")
         slow, fast = (self.n_obs, len(self.names)) if by_rows else (len(self.names), self.n_obs)
@@ -160,7 +160,7 @@ class NpzReader(ContainerReader):
         with self._archive.open(name) as stream:
             member = _read_header(stream)
         if math.prod(member.shape) * member.dtype.itemsize > self._archive.getinfo(name).file_size:
-            raise ValueError(f"its array {name!r} of shape {member.shape} is cut short")
+            raise ValueError(f"its array {name!r} of shape {member.shape} is truncated")
         return member
 
     def _exactly(self, stream: IO[bytes], size: int) -> bytearray:
@@ -170,7 +170,7 @@ class NpzReader(ContainerReader):
         while filled < size and (count := stream.readinto(view[filled:])):  # type: ignore[attr-defined]
             filled += count
         if filled < size:
-            raise DataError(f"{self.label}: array {self._table!r} ends early: write the file again")
+            raise DataError(f"{self.label}: array {self._table!r} is truncated: write the file again")
         return data
 
 

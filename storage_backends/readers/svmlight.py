@@ -24,7 +24,7 @@ _COMMENT = re.compile(rb"#[^\n]*")
 _QUERY = re.compile(rb"(?<=\s)qid:\S*")
 _TARGET = "target"
 
-# Every column up to the largest index is stored, those without an entry too: beyond this an index is a slip or a hash.
+# Every column up to the largest index is stored, with or without entries; a larger index is taken for an error or a hash.
 _LARGEST_INDEX = (1 << 26) - 1
 
 # Text parsed at once: an entry of four bytes becomes several arrays of eight bytes per entry.
@@ -45,7 +45,7 @@ class SvmlightReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         if options.rows == "features":
-            raise InputError(f"{self.label}: a line of this format is an observation: leave out --rows features")
+            raise InputError(f"{self.label}: a line of this format is always an observation: leave out --rows features")
         found, lowest, highest = [np.empty(0)], 1, 0
         for labels, _, indices, _ in self._entries():
             found.append(labels)
@@ -76,7 +76,7 @@ class SvmlightReader(Reader):
         return map(self._parse, line_blocks(self.path, _BLOCK_BYTES, self.options.consumed))
 
     def _parse(self, block: LineBlock) -> _Entries:
-        """Parse whole lines: every word is ``index:value`` but the first of a line, which is the label."""
+        """Parse whole lines: a label, then words ``index:value``."""
         data = block.data
         if b"#" in data:
             data = _COMMENT.sub(b"", data)
@@ -101,7 +101,7 @@ class SvmlightReader(Reader):
             number = block.first_line + int(line[~is_label][bad[0]])
             raise DataError(
                 f"{self.label}: line {number} has the index {indices[bad[0]]:.15g}, expected a whole number from 0 to "
-                f"{_LARGEST_INDEX}: number the columns one after the other"
+                f"{_LARGEST_INDEX}: number the columns consecutively"
             )
         observations = np.asarray(np.cumsum(is_label)[~is_label] - 1, dtype=np.int64)
         repeated = _repeated_entry(observations, indices)
@@ -113,7 +113,7 @@ class SvmlightReader(Reader):
         return tokens[position[is_label]], observations, indices.astype(np.int64), tokens[position[~is_label] + 1]
 
     def _explain(self, data: bytes, starts: IndexArray, line: IndexArray, is_label: AnyArray, first_line: int) -> DataError:
-        """Return the error that names the first word that is not as it should be."""
+        """Return the error for the first malformed word."""
         for start, number, label in zip(starts.tolist(), line.tolist(), is_label.tolist(), strict=True):
             word = data[start : start + 64].split(None, 1)[0]
             parts = word.split(b":")
@@ -126,8 +126,8 @@ class SvmlightReader(Reader):
 
 
 def _repeated_entry(observations: IndexArray, indices: Float64Array) -> int | None:
-    """Return the place of an entry whose index its observation already has, or None; observations ascend."""
-    if (np.diff(indices)[np.diff(observations) == 0] > 0).all():  # as nearly every file is written
+    """Return the position of an entry that repeats an index of its observation, or None; ``observations`` ascend."""
+    if (np.diff(indices)[np.diff(observations) == 0] > 0).all():  # indices ascend in nearly every file
         return None
     order = np.lexsort((indices, observations))
     same = (np.diff(observations[order]) == 0) & (np.diff(indices[order]) == 0)
