@@ -1,6 +1,6 @@
-"""An opened store minus its medium: the part of ``FeatureStore`` that every medium implements alike.
+"""The part of an opened store, and of its durable regions, that does not depend on the medium.
 
-A medium hands over the matrix, the sidecars and its traits, and adds regions and ``close``. Everything handed out is read-only.
+A medium passes in the matrix, the sidecars and its traits, and adds regions and ``close``. Its arrays are read-only.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import rows_of
 from fastomp_nvm.matrix.rows import Rows
-from fastomp_nvm.matrix.tier import Tier, TierSidecar
-from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Sidecars, StoreLayout, Target
+from fastomp_nvm.matrix.tier import Tier
+from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreLayout, Target
 from fastomp_nvm.stores.url import StoreURL
 
-__all__ = ["OpenedStore", "check_range", "check_region_name", "refuse_extras"]
-
-_OF_TIER = " of the int8 tier"
+__all__ = ["ArrayRegion", "OpenedStore", "already_exists", "check_commit", "check_range", "check_region_name", "refuse_extras"]
 
 
 class OpenedStore(FeatureStore):
@@ -44,158 +42,188 @@ class OpenedStore(FeatureStore):
         Their arrays are made read-only here.
     codes : (n_columns, n_obs) int8 array or Rows, optional
         Of the tier, read-only.
+
+    Attributes
+    ----------
+    sidecars : Sidecars
+    provenance : mapping
+        Where the data came from, as given to the builder.
     """
 
-    #: Whether the first sweep of the tier compares it with its checksums, which opening it does not: where that costs nothing.
+    # Slots are names of the class, so they override the abstract properties of the contract; plain instance attributes would not.
+    __slots__ = ("column_names", "layout", "names", "provenance", "sidecars", "statistics", "targets", "tier", "traits", "url")
+    url: str
+    traits: MediumTraits
+    sidecars: Sidecars
+    layout: StoreLayout
+    statistics: ColumnStatistics
+    tier: Tier | None
+    names: Sequence[str]
+    column_names: Sequence[str]
+    targets: Mapping[str, Target]
+    provenance: Mapping[str, Any]
+
+    #: Whether the first sweep of the tier compares it with its checksums (opening does not): only where CRC-32 is fast.
     _seals_tier = QUICK
 
     def __init__(
         self, url: str, traits: MediumTraits, matrix: AnyArray | Rows, sidecars: Sidecars, codes: AnyArray | Rows | None = None
     ) -> None:
-        self._url = url
-        self._traits = traits
+        self.url, self.traits, self.sidecars = url, traits, sidecars
         self._matrix: AnyArray | Rows | None = matrix
-        self._sidecars = sidecars
-        layout, statistics = sidecars.layout, sidecars.statistics
-        for array in (layout.offsets, layout.blocks, sidecars.checksums, *(target.values for target in sidecars.targets.values())):
+        self.layout, self.statistics, self.provenance = sidecars.layout, sidecars.statistics, sidecars.provenance
+        self.names, self.column_names = sidecars.names, sidecars.column_names
+        self.targets = MappingProxyType(dict(sidecars.targets))
+        self.tier = None
+        layout, statistics, kept = sidecars.layout, sidecars.statistics, sidecars.tier
+        arrays = [layout.offsets, layout.blocks, sidecars.checksums, *statistics.grams]
+        arrays += [statistics.mean, statistics.norm, statistics.minimum, statistics.maximum]
+        for target in sidecars.targets.values():
+            arrays.append(target.values)
+        if kept is not None and codes is not None:
+            arrays += [kept.scale, kept.error, kept.norm, kept.checksums]
+            seal = None
+            if self._seals_tier:
+                seal = Seal(layout.blocks, kept.checksums, functools.partial(_damaged, url, layout, tier=True))
+            self.tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm, seal)
+        for array in arrays:
             array.flags.writeable = False
-        for array in (statistics.mean, statistics.norm, statistics.minimum, statistics.maximum, *statistics.grams):
-            array.flags.writeable = False
-        self._targets = MappingProxyType(dict(sidecars.targets))
-        self._tier: Tier | None = None
-        if sidecars.tier is not None and codes is not None:
-            kept = sidecars.tier
-            for array in (kept.scale, kept.error, kept.norm, kept.checksums):
-                array.flags.writeable = False
-            seal = self._seal(kept) if self._seals_tier else None
-            self._tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm, seal)
-
-    @property
-    def url(self) -> str:
-        """Address that opens this store again."""
-        return self._url
-
-    @property
-    def traits(self) -> MediumTraits:
-        """What the medium can do."""
-        return self._traits
-
-    @property
-    def layout(self) -> StoreLayout:
-        """Shape and grouping."""
-        return self._sidecars.layout
 
     @property
     def matrix(self) -> AnyArray:
         """(n_columns, n_obs) read-only view of the medium; ``Rows``, indexed alike, where the medium has no single array."""
         if self._matrix is None:
-            raise StoreError(f"the store {self._url} is closed: open it again")
+            raise StoreError(f"the store {self.url} is closed: open it again")
         return self._matrix  # type: ignore[return-value]
 
-    @property
-    def statistics(self) -> ColumnStatistics:
-        """Moments of each column."""
-        return self._sidecars.statistics
-
-    @property
-    def tier(self) -> Tier | None:
-        """The int8 tier, where the store has one."""
-        return self._tier
-
     def load_tier(self) -> None:
-        """Copy the tier into memory, checked against its checksums, and hand it out from there."""
-        if self._tier is None or self._sidecars.tier is None:
+        """Copy the tier into memory, compare it with its checksums, and use the copy from then on."""
+        tier, kept = self.tier, self.sidecars.tier
+        if tier is None or kept is None:
             super().load_tier()
             return
-        refuse_beyond_memory(self._tier.codes.nbytes, "a copy of the tier", "leave --tier-load out")
-        seal = self._seal(self._sidecars.tier)
-        codes = rows_of(self._tier.codes, self.files()).in_memory(seal)
-        self._tier = dataclasses.replace(self._tier, codes=codes[:], seal=None)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Feature names."""
-        return self._sidecars.names
-
-    @property
-    def column_names(self) -> Sequence[str]:
-        """Column names."""
-        return self._sidecars.column_names
-
-    @property
-    def targets(self) -> Mapping[str, Target]:
-        """Responses kept with the store, by name."""
-        return self._targets
-
-    @property
-    def sidecars(self) -> Sidecars:
-        """Everything but the matrix; arrays are read-only."""
-        return self._sidecars
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """Where the data came from, as the builder was told."""
-        return self._sidecars.provenance
+        refuse_beyond_memory(tier.codes.nbytes, "a copy of the tier", "leave --tier-load out")
+        seal = Seal(self.layout.blocks, kept.checksums, functools.partial(_damaged, self.url, self.layout, tier=True))
+        codes = rows_of(tier.codes, self.files()).in_memory(seal)
+        self.tier = dataclasses.replace(tier, codes=codes[:], seal=None)
 
     def verify(self) -> None:
         """Recompute every block's checksum, the tier's too; raise ``StoreError`` naming the first block that differs."""
-        blocks, tier = self.layout.blocks, self._sidecars.tier
-        for block, expected in enumerate(self._sidecars.checksums):
-            if self._checksum(int(blocks[block]), int(blocks[block + 1])) != expected:
-                raise _damaged(self._url, self.layout, block)
-        for block, expected in enumerate(tier.checksums if tier is not None else ()):
-            if self._tier_checksum(int(blocks[block]), int(blocks[block + 1])) != expected:
-                raise _damaged(self._url, self.layout, block, _OF_TIER)
-        if self._tier is not None and self._tier.seal is not None:
-            self._tier.seal.intact = True
+        blocks, kept = self.layout.blocks, self.sidecars.tier
+        for tier, checksums in ((False, self.sidecars.checksums), (True, () if kept is None else kept.checksums)):
+            for block, expected in enumerate(checksums):
+                if self._checksum(int(blocks[block]), int(blocks[block + 1]), tier=tier) != expected:
+                    raise _damaged(self.url, self.layout, block, tier=tier)
+        if self.tier is not None and self.tier.seal is not None:
+            self.tier.seal.intact = True
 
     def close(self) -> None:
-        """Let go of matrix and tier; views handed out before keep their memory alive."""
-        self._matrix = self._tier = None
+        """Release matrix and tier; existing views keep their memory alive."""
+        self._matrix = self.tier = None
 
-    def _seal(self, tier: TierSidecar) -> Seal:
-        """Return the checksums of the tier, to be compared when its codes are next read."""
-        return Seal(self.layout.blocks, tier.checksums, functools.partial(_damaged, self._url, self.layout, of=_OF_TIER))
+    def _checksum(self, first: int, last: int, *, tier: bool) -> int:
+        """Return the CRC-32 of columns ``first:last`` of the matrix or of the tier's codes, as the medium holds them now."""
+        rows = self.tier.codes if tier and self.tier is not None else self.matrix
+        return crc32(rows[first:last].reshape(-1).view(np.uint8).data)
 
-    def _checksum(self, first: int, last: int) -> int:
-        """Return the CRC-32 of columns ``first:last`` as the medium holds them now."""
-        return crc32(self.matrix[first:last].reshape(-1).view(np.uint8).data)
-
-    def _tier_checksum(self, first: int, last: int) -> int:
-        """Return the CRC-32 of the codes of columns ``first:last`` as the medium holds them now."""
-        assert self._tier is not None, "only a store with a tier has checksums of one"
-        return crc32(self._tier.codes[first:last].reshape(-1).view(np.uint8).data)
+    def _check_region(self, name: str, size: int, found: int | None) -> None:
+        """Check a request for ``size`` bytes (0: an existing region of any size) against the region's size (None: absent)."""
+        check_region_name(name)
+        _ = self.matrix  # raises when the store is closed
+        if size < 0:
+            raise InputError(f"a region of {size} bytes was requested: its size must be positive")
+        if found is None and not size:
+            raise StoreURLError(f"the store {self.url} has no region {name!r}: give a size to create it")
+        if found is not None and size not in (0, found):
+            raise StoreError(f"region {name!r} of {self.url} has {found} bytes and should have {size}")
 
     def __reduce__(self) -> NoReturn:
-        # A copy of the matrix must never travel by accident, to a worker process for one.
-        raise StoreError(f"the store {self._url} cannot be pickled: send its url and open it there")
+        # The matrix must never be copied by accident, for example to a worker process.
+        raise StoreError(f"the store {self.url} cannot be pickled: send its url and open it there")
 
 
-def _damaged(url: str, layout: StoreLayout, block: int, of: str = "") -> StoreError:
+class ArrayRegion(DurableRegion):
+    """A durable region whose bytes need no flush to survive what its medium declares.
+
+    Parameters
+    ----------
+    name : str
+    array : (size,) uint8
+        Writable; shared by all regions opened under this name.
+    """
+
+    def __init__(self, name: str, array: AnyArray) -> None:
+        self._name = name
+        self._array: AnyArray | None = array
+        self._size = len(array)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the region."""
+        return self._size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset``."""
+        return self._bytes(offset, length).tobytes()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Store ``data`` at ``offset``."""
+        self._bytes(offset, len(data))[:] = np.frombuffer(data, dtype=np.uint8)
+
+    def persist(self, offset: int, length: int) -> None:
+        """Check the range; there is nothing to flush."""
+        self._bytes(offset, length)
+
+    def close(self) -> None:
+        """Release the array."""
+        self._array = None
+
+    def _bytes(self, offset: int, length: int) -> AnyArray:
+        """Return ``length`` bytes from ``offset``, unless the region is closed or has no such range."""
+        if self._array is None:
+            raise StoreError(f"region {self._name!r} is closed: open it again")
+        check_range(self._name, self._size, offset, length)
+        return self._array[offset : offset + length]
+
+
+def _damaged(url: str, layout: StoreLayout, block: int, *, tier: bool) -> StoreError:
     """Return the error that names a block which does not match its checksum."""
     first, last = int(layout.blocks[block]), int(layout.blocks[block + 1])
     return StoreError(
-        f"the store {url} is damaged: block {block}{of} (columns {first} to {last - 1}) does not match its checksum; "
-        "build the store again"
+        f"the store {url} is damaged: block {block}{' of the int8 tier' if tier else ''} (columns {first} to {last - 1}) does not "
+        "match its checksum; build the store again"
     )
 
 
 def check_region_name(name: str) -> None:
-    """Refuse a region name that would not be safe as a file name."""
+    """Raise ``StoreURLError`` unless ``name`` is safe as a file name."""
     if not is_name(name):
         raise StoreURLError(
-            f"{name!r} is no region name: expected up to 100 letters, digits, '_', '-' and '.', not starting with '.'"
+            f"{name!r} is not a region name: expected up to 100 letters, digits, '_', '-' and '.', not starting with '.'"
         )
 
 
 def check_range(name: str, size: int, offset: int, length: int) -> None:
-    """Refuse bytes outside a region."""
+    """Raise ``InputError`` unless the bytes lie inside the region."""
     if offset < 0 or length < 0 or offset + length > size:
         raise InputError(f"bytes {offset} to {offset + length} lie outside region {name!r} of {size} bytes")
 
 
+def already_exists(place: str) -> StoreURLError:
+    """Return the error for a place or name that has a store."""
+    return StoreURLError(f"there is a store at {place} already: choose another place or ask to replace it (--replace)")
+
+
+def check_commit(place: str, allocated: tuple[int, int, str], sidecars: Sidecars) -> None:
+    """Refuse sidecars that do not fit a draft of ``allocated`` columns, observations and element type; columns may be fewer."""
+    layout = sidecars.layout
+    shape = (layout.n_columns, layout.n_obs, layout.dtype)
+    if shape[0] > allocated[0] or shape[1:] != allocated[1:]:
+        raise StoreError(f"the draft of {place} has shape {allocated} and cannot be committed as {shape}")
+
+
 def refuse_extras(url: StoreURL) -> None:
-    """Refuse query parameters and fragments, which no medium here takes."""
+    """Raise ``StoreURLError`` when a URL has a query parameter or a fragment."""
     for parameter in url.query:
         raise StoreURLError(f"unknown parameter {parameter!r} in {url.text!r}: {url.scheme} takes none")
     if url.fragment:

@@ -1,67 +1,61 @@
-"""Building a store on any medium: values in, in any order of tiles; a sealed store out.
+"""Building a store on any medium from tiles of values in any order.
 
-The builder checks every value, turns observations-by-columns into the feature-major matrix, fills or drops what is missing, and
-computes the sidecars from the values *as stored*. It works through tiles of bounded size, so that a source of any length needs
-the same memory. It knows no medium (that is the draft's part) and no file format (that is the readers').
+The builder checks every value, transposes observations x columns into the feature-major matrix, fills or drops missing values, and
+computes the sidecars from the values *as stored*. It works on tiles of bounded size, so memory does not grow with the source.
 """
 
 from __future__ import annotations
-from fastomp_nvm.stores.reports import BuildReport
 
 import dataclasses
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
-from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.matrix.moments import gram, moments
+from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
+from fastomp_nvm.matrix.tier import TierSidecar, quantise
 from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS, Sidecars, StoreLayout, Target
-from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.stores.media import medium_of
+from fastomp_nvm.stores.reports import BuildReport
 from fastomp_nvm.stores.url import StoreURL
-from fastomp_nvm.matrix.tier import TierSidecar
-from fastomp_nvm.matrix.tier import quantise
 from storage_backends.build.schema import TableSchema
-from storage_backends.build.statistics import column_grid, filling, fingerprint
+from storage_backends.build.statistics import column_grid, fingerprint
 from storage_backends.build.tables import as_table
 from storage_backends.build.targets import make_target
 
 __all__ = ["StoreBuilder", "build_from_arrays"]
 
 _TILE_CELLS = 1 << 20
-#: Bytes of the draft that may be resident before the builder lets go of them.
+#: Bytes of the draft that may be resident before the builder releases them.
 _RESIDENT_BYTES = 64 << 20
 
 
-
-
 class StoreBuilder:
-    """Fills a draft and seals it; a context manager that leaves nothing behind unless ``finish`` returned.
+    """Fills a draft and commits it. Use as a context manager: it leaves nothing behind unless ``finish`` returned.
 
     Parameters
     ----------
     url : str
         Where to build.
     schema : TableSchema
-        Shape, names and grouping of what will be written.
+        Shape, names and grouping of the table.
     dtype : {"float32", "float64", "float16"}
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about NaN.
+        How to treat NaN.
     tier : {"int8", "none"}
         What to keep next to the exact matrix.
     replace : bool
         Replace a store that exists.
     progress : callable, optional
-        Called with (bytes done, bytes to do); each byte of the matrix is written once and sealed once.
+        Called with (bytes done, bytes to do); every byte of the matrix counts twice, when it is written and when it is sealed.
     folder : str, optional
-        What ``folder`` of an earlier builder of the same store said, whose tiles ``adopt_tile`` takes over; file media only.
+        ``folder`` of an earlier builder of the same store, whose tiles ``adopt_tile`` takes over; file media only.
     """
 
     def __init__(
@@ -89,11 +83,9 @@ class StoreBuilder:
         self._missing = missing
         self._progress = progress
         earlier: dict[str, Any] = {} if folder is None else {"folder": folder}
-        self._draft = medium_of(parsed).draft(
-            parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier
-        )
-        self._written = np.zeros(schema.n_columns, dtype=np.int64)  # observations given so far, per column
-        self._gaps = np.zeros(schema.n_columns, dtype=bool)  # columns that were given a NaN
+        self._draft = medium_of(parsed).draft(parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier)
+        self._written = np.zeros(schema.n_columns, dtype=np.int64)  # observations written so far, per column
+        self._gaps = np.zeros(schema.n_columns, dtype=bool)  # whether a column has a missing value
         self._resident = 0
         self._done = 0
 
@@ -105,15 +97,15 @@ class StoreBuilder:
 
     @property
     def folder(self) -> str:
-        """Name of the directory in which a file medium builds, for a later builder to go on with."""
+        """Name of the directory in which a file medium builds, for a later builder to continue."""
         return str(self._draft.folder)  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Close the builder of a file medium and let what was written stand, for a later one to go on with."""
+        """Close the builder of a file medium and keep the written tiles for a later builder to continue."""
         self._draft.leave()  # type: ignore[attr-defined]
 
     def adopt_tile(self, first_obs: int, first_column: int, shape: tuple[int, int], is_whole: Callable[[AnyArray], bool]) -> bool:
-        """Take over a tile that an earlier builder wrote, if ``is_whole`` says that its values are those that were given.
+        """Take over a tile written by an earlier builder if ``is_whole`` accepts its values; return whether it did.
 
         Parameters
         ----------
@@ -121,7 +113,7 @@ class StoreBuilder:
         shape : (int, int)
             Rows and columns.
         is_whole : callable
-            Given the values, (rows, columns).
+            Returns whether the (rows, columns) values are complete.
         """
         rows, columns = shape
         stored = self._draft.matrix[first_column : first_column + columns, first_obs : first_obs + rows]
@@ -154,7 +146,7 @@ class StoreBuilder:
         self.write_tile(0, first_column, np.asarray(values).T)
 
     def write_tile(self, first_obs: int, first_column: int, values: AnyArray) -> None:
-        """Write a rectangle of the table. Every cell is to be written exactly once.
+        """Write a rectangle of the table. Every cell must be written exactly once.
 
         Parameters
         ----------
@@ -165,15 +157,15 @@ class StoreBuilder:
         Raises
         ------
         DataError
-            A value that is infinite, too large for the dtype, or missing where that is an error.
+            A value is infinite, too large for the dtype, or missing under the policy ``error``.
         """
         values = np.asarray(values)
         if values.ndim != 2 or values.dtype.kind not in "fiub":
-            raise DataError(f"a tile of shape {values.shape} and type {values.dtype} was given: a matrix of numbers is needed")
+            raise DataError(f"a tile has shape {values.shape} and type {values.dtype}: a matrix of numbers is needed")
         rows, columns = values.shape
         n_obs, n_columns = self._schema.n_obs, self._schema.n_columns
         if min(first_obs, first_column) < 0 or first_obs + rows > n_obs or first_column + columns > n_columns:
-            raise DataError(f"a tile of shape {values.shape} at row {first_obs + 1} leaves the table of {n_obs} rows")
+            raise DataError(f"a tile of shape {values.shape} at row {first_obs + 1} does not fit the table of {n_obs} rows")
         if not values.size:
             return
         matrix = self._draft.matrix
@@ -201,16 +193,16 @@ class StoreBuilder:
         provenance: Mapping[str, Any] | None = None,
         announce: Callable[[BuildReport], None] | None = None,
     ) -> BuildReport:
-        """Seal the store and make it visible.
+        """Compute the sidecars and make the store visible.
 
         Parameters
         ----------
         targets : mapping of str to Target
             Responses, the default one first.
         provenance : mapping
-            Where the data came from, in JSON terms.
+            Where the data came from, as JSON data.
         announce : callable, optional
-            Told the report just before the store becomes visible.
+            Called with the report just before the store becomes visible.
 
         Returns
         -------
@@ -219,13 +211,13 @@ class StoreBuilder:
         Raises
         ------
         DataError
-            A cell was never written, a target does not fit, or nothing is left of a column or of the table.
+            A cell was not written, a target does not fit, or a column or the table has no values left.
         """
         schema, targets = self._schema, dict(targets or {})
         wrong = np.flatnonzero(self._written != schema.n_obs)
         if wrong.size:
             column, given = schema.columns[int(wrong[0])], self._written[wrong[0]]
-            raise DataError(f"column {column!r} was given {given} observations, expected {schema.n_obs}")
+            raise DataError(f"column {column!r} has {given} observations, expected {schema.n_obs}")
         for name, target in targets.items():
             if target.values.shape != (schema.n_obs,):
                 raise DataError(f"target {name!r} has {len(target.values)} values for {schema.n_obs} observations")
@@ -254,7 +246,7 @@ class StoreBuilder:
         return report
 
     def _examine(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
-        """Refuse the first cell that cannot be stored and remember columns with missing ones; both arrays (columns, rows)."""
+        """Raise ``DataError`` for the first cell that cannot be stored; mark columns with missing cells; (columns, rows)."""
         missing = np.isnan(piece) if piece.dtype.kind == "f" else np.zeros(piece.shape, dtype=bool)
         self._gaps[column : column + len(piece)] |= missing.any(axis=1)
         refused = ~np.isfinite(stored)
@@ -274,7 +266,7 @@ class StoreBuilder:
         raise DataError(f"{where} is {value:g}, too large for {self._dtype.name}: {advice}")
 
     def _drop_features(self) -> tuple[TableSchema, tuple[str, ...]]:
-        """Close the gaps that dropped features leave in the matrix; return what remains and the names of the dropped."""
+        """Remove features with missing values from the matrix; return the remaining schema and the names of dropped features."""
         schema = self._schema
         if self._missing != "drop-feature" or not self._gaps.any():
             return schema, ()
@@ -298,7 +290,7 @@ class StoreBuilder:
     def _seal(
         self, kept: TableSchema, blocks: IndexArray, imputed: dict[str, int]
     ) -> tuple[ColumnStatistics, IndexArray, TierSidecar | None]:
-        """Fill what is missing, then compute moments, checksums and the tier, block by block."""
+        """Fill missing values, then compute moments, checksums and the tier, block by block."""
         matrix, codes = self._draft.matrix, self._draft.tier
         mean, norm, minimum, maximum = (np.empty(kept.n_columns) for _ in range(4))
         grams: list[Float64Array] = []
@@ -327,32 +319,28 @@ class StoreBuilder:
                     self._touch(*tile.shape)
                 self._advance(tile.size)
             checksums[block], tier.checksums[block] = checksum, tier_checksum
-            for first, last in self._wide_features(kept, int(blocks[block]), end):
+            edges = kept.offsets[np.searchsorted(kept.offsets, int(blocks[block])) : np.searchsorted(kept.offsets, end) + 1]
+            for feature in np.flatnonzero(np.diff(edges) > 1):
+                first, last = int(edges[feature]), int(edges[feature + 1])
                 grams.append(gram(matrix[first:last], mean[first:last]))
                 self._touch(last - first, kept.n_obs)
         unbounded = np.flatnonzero(~np.isfinite(mean) | ~np.isfinite(norm))
         if unbounded.size:
-            raise DataError(f"column {kept.columns[int(unbounded[0])]!r} holds values too large to add up: scale it")
+            raise DataError(f"column {kept.columns[int(unbounded[0])]!r} has values whose sum overflows: scale it")
         return ColumnStatistics(mean, norm, minimum, maximum, tuple(grams)), checksums, tier if codes is not None else None
-
-    @staticmethod
-    def _wide_features(kept: TableSchema, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the column range of each feature of several columns among columns ``start:end`` (whole features)."""
-        edges = kept.offsets[np.searchsorted(kept.offsets, start) : np.searchsorted(kept.offsets, end) + 1]
-        for feature in np.flatnonzero(np.diff(edges) > 1):
-            yield int(edges[feature]), int(edges[feature + 1])
 
     def _fill(self, kept: TableSchema, values: AnyArray, column: int, imputed: dict[str, int]) -> None:
         """Fill the missing entries of one column in place and count them."""
         gaps = np.isnan(values)
         if gaps.all():
             raise DataError(f"column {kept.columns[column]!r} has no value at all: drop it or use --missing drop-feature")
-        values[gaps] = filling(values[~gaps], self._missing)
+        present = values[~gaps].astype(np.float64)  # the median of two large float16 would overflow
+        values[gaps] = np.median(present) if self._missing == "median" else np.mean(present)
         feature = kept.features[int(np.searchsorted(kept.offsets, column, side="right")) - 1]
         imputed[feature] = imputed.get(feature, 0) + int(gaps.sum())
 
     def _touch(self, columns: int, observations: int) -> None:
-        """Count pages of the draft that became resident, and let go of them when they are many."""
+        """Count pages of the draft that became resident, and release them when they are many."""
         pages = observations * self._dtype.itemsize // mmap.PAGESIZE + 1
         self._resident += columns * pages * mmap.PAGESIZE
         if self._resident > _RESIDENT_BYTES:
@@ -380,9 +368,9 @@ def build_from_arrays(
     replace: bool = False,
     open_builder: Callable[..., Any] = StoreBuilder,
 ) -> BuildReport:
-    """Build a store from data in memory (or mapped into it); see ``fastomp_nvm.create_store`` for the parameters.
+    """Build a store from data in memory; see ``fastomp_nvm.create_store`` for the parameters.
 
-    ``open_builder`` starts the build; a remote one sends the tiles to a server.
+    ``open_builder`` makes the builder; a remote one sends the tiles to a server.
 
     Returns
     -------
@@ -402,7 +390,7 @@ def build_from_arrays(
 
 
 def _named_targets(y: Any) -> dict[str, Any]:
-    """Return targets by name: a mapping's own names, a series' name, else ``y``."""
+    """Return targets by name: the keys of a mapping, the name of a series, else ``y``."""
     if y is None:
         return {}
     if isinstance(y, Mapping) or (hasattr(y, "items") and hasattr(y, "columns")):

@@ -1,8 +1,7 @@
-"""From a source file to a store: decide what each column is for, then pass bounded chunks from a reader to the builder.
+"""Building a store from a source file: assigns a role to each column and passes chunks from a reader to the builder.
 
-A column of the source is a feature, a target, or left out. Text features become one feature of several indicator columns. Nothing
-is visible at the store's address until the last chunk was sealed, and nothing is left behind when anything fails. Formats are the
-readers' business, media and missing numbers the builder's.
+A column of the source is a feature, a target, or left out. A text column becomes one feature with several indicator columns. The
+store becomes visible once it is complete; nothing is left behind when ingest fails.
 """
 
 from __future__ import annotations
@@ -11,32 +10,31 @@ import difflib
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.stores.media import medium_of
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-from fastomp_nvm.errors import DataError, InputError, MediumError, StoreURLError
-from fastomp_nvm.stores.names import NumberedNames
-from fastomp_nvm.stores.url import StoreURL
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.errors import DataError, InputError, MediumError
 from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.media import medium_of
+from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.reports import BuildReport, IngestReport, first_names
+from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
-from storage_backends.readers import open_reader
-from storage_backends.readers.base import Categories, Chunk, Reader, ReaderOptions, RowsOf, Scan, spans
-from storage_backends.readers.target_files import is_target_file, read_target_file
-from storage_backends.readers.text import MISSING_LABEL
+from storage_backends.build.indicators import Indicators
 from storage_backends.build.schema import TableSchema
 from storage_backends.build.targets import make_target
+from storage_backends.opened import already_exists
+from storage_backends.readers import open_reader
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, RowsOf, Scan
+from storage_backends.readers.target_files import is_target_file, read_target_file
 
 __all__ = ["ingest"]
 
 _INTEGER = re.compile(r"-?\d{1,9}")
-
-
 
 
 def ingest(
@@ -60,21 +58,21 @@ def ingest(
     Parameters
     ----------
     source : str
-        The file; its extension tells the format.
+        The file; its extension determines the format.
     url : str
         Where to build the store.
     targets : sequence of str
         Each a column name, a column position (when no column has that name; negative counts from the end), or a file with one
-        value per observation. A column wins over a file of that name; ``./file`` means the file. Without any, the target that the
-        format itself marks (``y`` of a container, the labels of SVMlight).
+        value per observation. A column takes precedence over a file of that name; ``./file`` is the file. Default: the target of
+        the format, if any (``y`` of a container, the labels of SVMlight).
     rows : {"observations", "features"}
         What one line of the file, or one row of its matrix, is.
     dtype : {"float32", "float64", "float16"}
         Element type of the store.
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
+        How to treat missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
     id_column : str, optional
-        Column that identifies rows and is no feature; with ``rows="features"`` the column of feature names.
+        Column that identifies rows and is not a feature; with ``rows="features"`` the column of feature names.
     drop : sequence of str
         Names or patterns (``*``, ``?``, ``[...]``) of columns to leave out.
     tier : {"int8", "none"}
@@ -84,9 +82,9 @@ def ingest(
     dataset : str, optional
         Which array of a container holds the table.
     progress : callable, optional
-        Called with (bytes done, bytes to do) as the source is read and the store is written; the second may be a guess at first.
+        Called with (bytes done, bytes to do) as the source is read and the store is written; the total is an estimate at first.
     open_builder : callable, optional
-        Starts the build in place of ``StoreBuilder``: a remote one sends the values to a server.
+        Used in place of ``StoreBuilder``: a remote one sends the values to a server.
 
     Returns
     -------
@@ -95,10 +93,10 @@ def ingest(
     Raises
     ------
     InputError
-        The source, a name or a cell is not as expected; the sentence names it.
+        The source, a name or a cell is not as expected; the message names it.
     """
     if rows not in ("observations", "features"):
-        raise InputError(f"rows are {rows!r}, expected observations or features")
+        raise InputError(f"unknown rows {rows!r}: expected observations or features")
     if open_builder is None:
         _refuse_existing(url, replace)
         open_builder = StoreBuilder
@@ -129,34 +127,34 @@ def ingest(
 
 
 class _Meter:
-    """Adds up what was read of the source and what was built, and tells the sum."""
+    """Progress of reading the source and building the store, as one sum."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, source: str) -> None:
         self._progress = progress
         self._source_bytes = os.path.getsize(source) if os.path.isfile(source) else 0
         self._read = self._built = 0
-        # Guesses until the reader and the builder are there: those that read on opening make two passes.
+        # Estimates until the reader and the builder exist; readers that read on opening make two passes.
         self.passes, self._to_build = 2, 2 * self._source_bytes
 
     def consumed(self, count: int) -> None:
-        """Take in bytes of the source."""
+        """Count bytes of the source."""
         self._read += count
-        self._tell()
+        self._report()
 
     def built(self, done: int, total: int) -> None:
-        """Take in where the builder stands."""
+        """Set the progress of the builder."""
         self._built, self._to_build = done, total
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        """Tell the sum."""
+    def _report(self) -> None:
+        """Report the sum."""
         if self._progress is not None:
             self._progress(self._read + self._built, self.passes * self._source_bytes + self._to_build)
 
 
 @dataclass(frozen=True, slots=True)
 class _TargetSource:
-    """Where a target comes from: one of a column of the table, a vector beside it, or a file."""
+    """Source of a target: a column of the table, a vector beside it, or a file."""
 
     name: str
     column: int | None = None
@@ -166,7 +164,7 @@ class _TargetSource:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is read from the source: the chosen columns in file order, and the targets in the order asked for."""
+    """The chosen columns in file order, and the targets in the requested order."""
 
     columns: IndexArray
     targets: tuple[_TargetSource, ...]
@@ -187,7 +185,7 @@ def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: S
     for pattern in drop:
         matched = _matching(names, pattern)
         if not matched.any():
-            raise InputError(f"no column of {reader.label} matches {pattern!r}, which was to be dropped{_hint(names, pattern)}")
+            raise InputError(f"no column of {reader.label} matches {pattern!r}, to drop{_hint(names, pattern)}")
         keep &= ~matched
     chosen = [source.column for source in sources if source.column is not None]
     if len(set(chosen)) < len(chosen):
@@ -199,7 +197,7 @@ def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: S
 
 
 def _target_source(reader: Reader, text: str) -> _TargetSource:
-    """Find out what a target argument means."""
+    """Return the source that a target argument names."""
     names = reader.names
     if not text.startswith(("./", "../", "/")):
         if text in names:
@@ -229,13 +227,13 @@ def _column(names: Sequence[str], text: str) -> int | None:
 
 
 def _matching(names: Sequence[str], pattern: str) -> BoolArray:
-    """Return, per name, whether it equals or matches a pattern."""
+    """Return a mask of the names that equal or match a pattern."""
     match = re.compile(fnmatch.translate(pattern)).match
     return np.fromiter((name == pattern or match(name) is not None for name in names), dtype=bool, count=len(names))
 
 
 def _check_names(reader: Reader) -> None:
-    """Refuse empty and repeated names, which could not be asked for."""
+    """Raise ``DataError`` for an empty or repeated name."""
     if isinstance(reader.names, NumberedNames):
         return
     first: dict[str, int] = {}
@@ -248,13 +246,12 @@ def _check_names(reader: Reader) -> None:
 
 
 class _Layout:
-    """Where each chosen column goes: into which columns of the store, or into which target."""
+    """Maps each chosen column to columns of the store or to a target."""
 
     def __init__(self, reader: Reader, plan: _Plan, scan: Scan, missing: str) -> None:
         self._reader = reader
         self._plan = plan
         self._n_obs = scan.n_obs
-        self._missing = missing
         self._names = reader.names
         self._target_position = {
             source.name: int(np.searchsorted(plan.columns, source.column)) for source in plan.targets if source.column is not None
@@ -263,29 +260,27 @@ class _Layout:
         self._target_values: dict[int, Float64Array] = {
             position: np.empty(scan.n_obs) for position in self._target_position.values()
         }
-        # Before the long way through the chunks, so that a target that does not fit costs nothing.
+        # Loaded before the chunks, so that a target that does not fit is refused early.
         self._given: dict[str, Target] = {}
-        #: Missing texts that were given a category of their own.
-        self.filled = 0
         self._target_names = [self._take_given(source) for source in plan.targets]
         if len(set(self._target_names)) < len(self._target_names):
             raise InputError(f"two targets have the same name among {first_names(self._target_names)}: rename one of them")
         self._categories = scan.categories
-        self._labels = {
-            position: self._indicators(position, categories)
+        self._texts = {
+            position: Indicators(self._names[int(plan.columns[position])], categories, missing)
             for position, categories in scan.categories.items()
             if position not in self._target_values
         }
         widths = np.ones(len(plan.columns), dtype=np.int64)
         widths[list(self._target_values)] = 0
-        for position, labels in self._labels.items():
-            widths[position] = len(labels)
+        for position, text in self._texts.items():
+            widths[position] = len(text.columns)
         self._first_column = np.concatenate(([0], np.cumsum(widths)))
-        self._special = np.array(sorted(self._target_values | self._labels), dtype=np.int64)
+        self._special = np.array(sorted([*self._target_values, *self._texts]), dtype=np.int64)
         self.schema = self._make_schema(widths)
 
     def write(self, builder: StoreBuilder, chunk: Chunk) -> None:
-        """Pass a chunk on: runs of plain columns as they are, text as indicators, targets to their place."""
+        """Write a chunk to the builder: runs of numeric columns, text as indicators; keep the values of targets."""
         first, last = chunk.first_column, chunk.first_column + chunk.values.shape[1]
         begin = first
         for special in (
@@ -303,14 +298,20 @@ class _Layout:
             if special in self._target_values:
                 self._target_values[special][chunk.first_obs : chunk.first_obs + len(cells)] = cells
             else:
-                self._write_indicators(builder, chunk.first_obs, special, cells)
+                for first_obs, tile in self._texts[special].tiles(chunk.first_obs, cells, self._reader.options.chunk_bytes):
+                    builder.write_tile(first_obs, int(self._first_column[special]), tile)
+
+    @property
+    def filled(self) -> int:
+        """Missing texts that became a category of their own so far."""
+        return sum(text.filled for text in self._texts.values())
 
     def responses(self) -> dict[str, Target]:
-        """Return the targets, complete once every chunk was written."""
+        """Return the targets; complete once all chunks were written."""
         return {name: self._given[name] if name in self._given else self._column_target(name) for name in self._target_names}
 
     def _take_given(self, source: _TargetSource) -> str:
-        """Load a target that is no column of the table and return its name, which a file may hold itself."""
+        """Load a target that is not a column of the table, if ``source`` is one; return its name, which a file may define."""
         name = source.name
         if source.file is not None:
             name, values = read_target_file(source.file, self._n_obs)
@@ -320,61 +321,32 @@ class _Layout:
         return name
 
     def _column_target(self, name: str) -> Target:
-        """Return a target that is a column: numbers, or classes when the column is text."""
+        """Return the target in a column: numbers, or classes for a text column."""
         position = self._target_position[name]
         target = make_target(name, self._target_values[position])
         return Target(target.values, self._categories[position].labels) if position in self._categories else target
-
-    def _indicators(self, position: int, categories: Categories) -> tuple[str, ...]:
-        """Return the labels a text feature gets one column each for."""
-        if not categories.labels:
-            name = self._names[int(self._plan.columns[position])]
-            raise DataError(f"{self._reader.label}: column {name!r} has no value at all: leave it out with --drop")
-        if categories.has_missing and self._missing in ("mean", "median") and MISSING_LABEL not in categories.labels:
-            return (*categories.labels, MISSING_LABEL)
-        return categories.labels
-
-    def _write_indicators(self, builder: StoreBuilder, first_obs: int, position: int, codes: AnyArray) -> None:
-        """Write a text feature as indicator columns, in pieces of bounded size."""
-        labels = self._labels[position]
-        for first, last in spans(len(codes), 4 * len(labels), self._reader.options.chunk_bytes):
-            piece = codes[first:last]
-            absent = np.isnan(piece)
-            if absent.any() and self._missing == "error":
-                row = first_obs + first + int(absent.argmax()) + 1
-                name = self._names[int(self._plan.columns[position])]
-                raise DataError(f"row {row} of column {name!r} is missing: fill it in or use --missing mean|median|drop-feature")
-            if MISSING_LABEL in labels and self._missing != "drop-feature":
-                piece = np.where(absent, labels.index(MISSING_LABEL), piece)
-                self.filled += int(absent.sum())
-            indicators = (piece[:, np.newaxis] == np.arange(len(labels))).astype(np.float32)
-            indicators[np.isnan(piece)] = np.nan
-            builder.write_tile(first_obs + first, int(self._first_column[position]), indicators)
 
     def _make_schema(self, widths: IndexArray) -> TableSchema:
         """Return the schema of the store."""
         columns = self._plan.columns
         if not self._special.size and len(columns) == len(self._names):
             return TableSchema.plain(self._n_obs, self._names)
-        features = np.flatnonzero(widths)
-        return TableSchema.grouped(self._n_obs, self._groups(features))
-
-    def _groups(self, features: IndexArray) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield each feature with its column names."""
-        for position in features.tolist():
-            name = self._names[int(self._plan.columns[position])]
-            yield name, [f"{name}={label}" for label in self._labels[position]] if position in self._labels else [name]
+        groups: list[tuple[str, Sequence[str]]] = []
+        for position in np.flatnonzero(widths).tolist():
+            name = self._names[int(columns[position])]
+            groups.append((name, self._texts[position].columns if position in self._texts else [name]))
+        return TableSchema.grouped(self._n_obs, groups)
 
 
 def _refuse_existing(url: str, replace: bool) -> None:
-    """Refuse an address that is taken before hours are spent on reading; the draft checks again."""
+    """Raise ``StoreURLError`` for an existing store before the source is read; the draft checks again."""
     parsed = StoreURL.parse(url)
     if not replace and medium_of(parsed).exists(parsed):
-        raise StoreURLError(f"a store stands at {url}: choose another place or ask to replace it (--replace)")
+        raise already_exists(url)
 
 
 def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
-    """Put the report together."""
+    """Return the report of an ingest."""
     return IngestReport(
         n_obs=built.n_obs,
         n_features=built.n_features,
@@ -390,8 +362,6 @@ def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tu
 
 
 def _hint(names: Sequence[str], text: str) -> str:
-    """Return a suggestion of similar names, or how the names look."""
+    """Return the end of a message: similar names, or the first names."""
     close = difflib.get_close_matches(text, names[:10_000], n=3)
     return f": did you mean {' or '.join(map(repr, close))}?" if close else f": its columns are {first_names(names)}"
-
-

@@ -1,46 +1,45 @@
-"""The manifest of a sharded store: a YAML file that names the shards, what each holds and what all of them together are.
+"""The manifest of a sharded store: a YAML file that lists the shards and describes the whole.
 
 ::
 
     format: fastomp-cluster
     version: 1
-    fingerprint: 32 hex digits     # of the whole matrix: that of the one store it was cut from
+    fingerprint: 32 hex digits     # of the whole matrix: that of the store it was cut from
     n_obs: 500
     n_features: 20000
     n_columns: 20000
     dtype: float32
     tier: int8                     # or none
     shards:                        # in the order of their features, without gaps
-    - url: shard-0                 # a store URL or a path; relative ones are taken from the manifest's directory
-      features: [0, 10240]         # first, and one behind the last
+    - url: shard-0                 # a store URL or a path, relative to the manifest's directory
+      features: [0, 10240]         # first, and one past the last
       columns: [0, 10240]
       fingerprint: 32 hex digits
-      labels: 32 hex digits        # optional: of its names and targets, which the fingerprint leaves out
+      labels: 32 hex digits        # optional: of its names and targets, which the fingerprint does not cover
       resource: shard-0            # optional: Ray resource of the machines that have this store
 
-The file may be edited by hand (other URLs, resources); everything else in it is checked against the shards when it is opened.
+URLs and resources may be edited by hand; everything else is checked against the shards when the store is opened.
 """
 
 from __future__ import annotations
-from collections.abc import Sequence
-import numpy as np
-from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.tier import TierSidecar
-from fastomp_nvm.stores.contract import Sidecars, StoreLayout
 
 import os
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
+from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.bounded_yaml import load_yaml
-from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.cluster.shard import ShardAddress
-from fastomp_nvm.stores.contract import STORE_DTYPES, TIERS
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
+from fastomp_nvm.matrix.moments import ColumnStatistics
+from fastomp_nvm.matrix.tier import TierSidecar
+from fastomp_nvm.stores.contract import STORE_DTYPES, TIERS, Sidecars, StoreLayout
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.statistics import fingerprint
 
@@ -50,7 +49,7 @@ FORMAT = "fastomp-cluster"
 VERSION = 1
 MANIFEST = "manifest.yaml"
 
-#: Media on which shards can lie: those whose stores are directories.
+#: Media of shards: those whose stores are directories.
 FILE_MEDIA = ("mmap", "pmem")
 
 _LARGEST = 1 << 26
@@ -58,7 +57,7 @@ _LARGEST = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a manifest; the URLs of its shards are absolute once it is read."""
+    """The content of a manifest; ``read_manifest`` makes the URLs of its shards absolute."""
 
     fingerprint: str
     n_obs: int
@@ -69,7 +68,7 @@ class Manifest:
     shards: tuple[ShardAddress, ...]
 
     def to_yaml(self) -> str:
-        """Return the file's text."""
+        """Return the text of the manifest file."""
         shards = []
         for shard in self.shards:
             entry: dict[str, Any] = {"url": shard.url, "features": list(shard.features), "columns": list(shard.columns)}
@@ -83,17 +82,17 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest and check that it makes sense by itself."""
+    """Read a manifest and check that it is consistent."""
     try:
         if path.stat().st_size > _LARGEST:
-            raise StoreError(f"{path} is far larger than any manifest of ours")
+            raise StoreError(f"{path} has more than {_LARGEST} bytes: it is not a manifest")
         content = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StoreURLError(f"there is no manifest at {path}: make one with 'fastomp shard'") from error
     except (OSError, UnicodeDecodeError) as error:
         raise MediumError(f"cannot read the manifest {path}: {error}") from error
     except yaml.YAMLError as error:
-        raise StoreError(f"the manifest {path} is not readable YAML, it may be cut off or overwritten") from error
+        raise StoreError(f"the manifest {path} is not readable YAML: it may be truncated or overwritten") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise StoreError(f"{path} is not the manifest of a sharded store: 'fastomp shard' writes one")
     if content.get("version") != VERSION:
@@ -131,7 +130,7 @@ def _address(path: Path, place: int, entry: dict[str, Any]) -> ShardAddress:
 
 
 def _absolute(path: Path, place: int, url: str) -> str:
-    """Return a store URL that does not depend on where it is read."""
+    """Return a store URL with an absolute path."""
     parsed = StoreURL.parse(url)
     if parsed.scheme not in FILE_MEDIA or parsed.fragment:
         raise StoreError(f"the manifest {path} has its shard {place} at {url!r}: expected a path, mmap:///path or pmem:///path")
@@ -140,7 +139,7 @@ def _absolute(path: Path, place: int, url: str) -> str:
 
 
 def merged(parts: Sequence[Sidecars]) -> Sidecars:
-    """Return the sidecars of the store that ``parts``, one below the other, make."""
+    """Return the sidecars of the store whose consecutive shards have the sidecars ``parts``."""
     offsets = _stacked([part.layout.offsets for part in parts])
     blocks = _stacked([part.layout.blocks for part in parts])
     checksums = np.concatenate([part.checksums for part in parts])
@@ -172,7 +171,7 @@ def merged(parts: Sequence[Sidecars]) -> Sidecars:
 
 
 def _stacked(edges: Sequence[IndexArray]) -> IndexArray:
-    """Put edges that begin at 0 each one behind the other."""
+    """Concatenate edges that each begin at 0."""
     out = [np.zeros(1, dtype=np.int64)]
     for each in edges:
         out.append(each[1:] + out[-1][-1])

@@ -1,7 +1,6 @@
-"""The shape of a table on its way into a store: observations, columns, and which columns make up one feature.
+"""The schema of a table: observations, columns, and the grouping of columns into features.
 
-A schema is complete before the first value is written, because the medium allocates the matrix from it. It is checked when it is
-built, so that whoever holds one need not check again. It knows neither values nor media.
+A schema is complete and validated before the first value is written, because the medium allocates the matrix from it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import numpy as np
 
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
+from fastomp_nvm.stores.names import NumberedNames
 
 __all__ = ["TableSchema"]
 
@@ -85,7 +84,7 @@ class TableSchema:
         ----------
         n_obs : int
         names : iterable of str
-            Column names; pass ``NumberedNames(n)`` where there are none.
+            Column names; ``NumberedNames(n)`` if there are none.
         """
         kept = names if isinstance(names, NumberedNames) else tuple(names)
         return cls(n_obs, kept, kept, np.arange(len(kept) + 1, dtype=np.int64))
@@ -111,13 +110,13 @@ class TableSchema:
 
 
 def _check_names(names: Sequence[str], kind: str) -> None:
-    """Refuse names that are empty, not text, or used twice."""
+    """Raise ``DataError`` for a name that is empty, not text, or used twice."""
     if isinstance(names, NumberedNames):
         return
     seen: set[str] = set()
     for position, name in enumerate(names):
         if not isinstance(name, str) or not name:
-            raise DataError(f"the {kind} at position {position} is named {name!r}: a name is a non-empty text")
+            raise DataError(f"the {kind} at position {position} is named {name!r}: a name must be non-empty text")
         if name in seen:
             raise DataError(f"two {kind}s are named {name!r}: rename one of them")
         seen.add(name)

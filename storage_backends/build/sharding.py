@@ -1,18 +1,13 @@
-"""Cutting a store into shards: ordinary stores of whole blocks, and the manifest that makes one store of them.
+"""Cutting a store into shards: stores of whole blocks, described by a manifest.
 
-Bytes are copied, never computed anew: a block keeps its checksum, a column its moments and its codes, so that the shards together
-have the fingerprint of the store they were cut from. Every block is checked on the way. The directory of the shards appears under
-its name whole, manifest included, or not at all.
+Blocks are copied with their checksums, columns with their moments and codes, so the shards together have the fingerprint of the
+original store. Every block is verified. The directory of shards and manifest appears atomically.
 """
 
 from __future__ import annotations
-from storage_backends.build.ingest import ingest
-from fastomp_nvm.stores.media import medium_of
 
 import contextlib
 import os
-import re
-import secrets
 import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.matrix.checksum import crc32
-from fastomp_nvm.durable_files import device_errors, opened_directory, sync_directory
-from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
+from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.cluster.shard import ShardAddress
+from fastomp_nvm.durable_files import device_errors
+from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
+from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.stores.contract import FeatureStore, Sidecars, StoreLayout
-from fastomp_nvm.stores.url import StoreURL
 from fastomp_nvm.matrix.tier import TierSidecar
+from fastomp_nvm.stores.contract import FeatureStore, Sidecars, StoreLayout
+from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.open import open_store
-from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, give_back, rename_with_flag, write_file
+from fastomp_nvm.stores.url import StoreURL
+from storage_backends.build.ingest import ingest
 from storage_backends.build.manifest import FILE_MEDIA, MANIFEST, Manifest
 from storage_backends.build.statistics import fingerprint, label_digest
+from storage_backends.files import format as store_format
+from storage_backends.files.draft import hidden_directory, publish
+from storage_backends.files.durable import give_back, write_file
 
 __all__ = ["block_ranges", "cut", "ingest_shards", "part_of"]
 
@@ -47,20 +45,20 @@ def block_ranges(n_blocks: int, into: int | Sequence[float]) -> list[tuple[int, 
     ----------
     n_blocks : int
     into : int or sequence of float
-        How many shards of about the same size, or the share of each.
+        Number of shards of about equal size, or the share of each.
     """
     shares = _shares(into)
     if len(shares) > n_blocks:
         raise RequestError(f"{len(shares)} shards cannot be made of {n_blocks} blocks of 256 columns: ask for at most {n_blocks}")
     edges = np.rint(np.concatenate(([0.0], np.cumsum(shares))) * (n_blocks / shares.sum())).astype(np.int64)
-    for place in range(1, len(edges)):  # every shard has a block at least
+    for place in range(1, len(edges)):  # every shard has at least one block
         edges[place] = max(edges[place], edges[place - 1] + 1)
     edges = np.minimum(edges, n_blocks - len(shares) + np.arange(len(edges)))
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
 
 def _shares(into: int | Sequence[float]) -> Float64Array:
-    """Return the share of each shard."""
+    """Return the relative size of each shard."""
     shares = np.ones(into) if isinstance(into, int) and into > 0 else np.asarray(into, dtype=np.float64)
     if shares.ndim != 1 or not shares.size or not (shares > 0).all() or not np.isfinite(shares).all():
         raise RequestError(f"{into!r} shards cannot be made: expected a whole number of at least 1, or shares such as 2,1,1")
@@ -87,11 +85,11 @@ def cut(
     into : int or sequence of float
         See ``block_ranges``.
     pin : bool
-        Require of the machine that serves shard N the Ray resource ``shard-N``.
+        Serve shard N only on machines with the Ray resource ``shard-N``.
     replace_existing : bool
-        Take the place of sharded stores that stand at ``out``.
+        Replace a sharded store at ``out``.
     consume : bool
-        Give the room of each block of ``source``, a store made of files, back once it is copied: the source is lost in any case.
+        Free the disk space of each block of ``source``, a file store, once it is copied; this destroys the source.
     progress : callable, optional
         Called with (bytes done, bytes to do).
     """
@@ -99,10 +97,10 @@ def cut(
     with contextlib.ExitStack() as stack:
         store: Any = stack.enter_context(open_store(source)) if isinstance(source, str) else source
         if store.traits.medium == "cluster":
-            raise RequestError(f"{store.url} consists of shards, which are not cut again: cut the store that they were cut from")
+            raise RequestError(f"{store.url} is sharded already: cut the original store")
         sidecars: Sidecars = store.sidecars
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
-        partial = stack.enter_context(_hidden_directory(final, "sharding"))
+        partial, directory = stack.enter_context(_hidden_directory(final))
         spent = stack.enter_context(_Spent(store)) if consume else None
         addresses = []
         for place, (first, last) in enumerate(ranges):
@@ -120,29 +118,28 @@ def cut(
             layout.fingerprint, layout.n_obs, layout.n_features, layout.n_columns, layout.dtype, tier, tuple(addresses)
         )
         with device_errors(f"write {partial / MANIFEST}"):
-            with opened_directory(partial) as descriptor:
-                write_file(descriptor, MANIFEST, manifest.to_yaml().encode("utf-8"))
-                os.fsync(descriptor)
-            _publish(partial, final)
+            write_file(directory, MANIFEST, manifest.to_yaml().encode("utf-8"))
+            os.fsync(directory)
+            publish(str(partial), str(final), replaces=(final / MANIFEST).exists())
     return final / MANIFEST
 
 
 def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any) -> tuple[Any, Path]:
-    """Ingest a file into shards: through a store beside them that goes as they come; return ``ingest``'s report and the manifest.
+    """Ingest a file into shards; return the report of ``ingest`` and the path of the manifest.
 
-    Where the last block ends is known only when the last row was read, because features with missing values may be dropped. At most
-    the room of the data and of one shard is taken.
+    The data are ingested into a temporary store, whose blocks are freed as they are copied: features with missing values may be
+    dropped, so block boundaries are known only after the last row. Needs disk space for the data and one shard.
     """
     _, final = _destination(out, replace)
     _shares(into)
-    with _hidden_directory(final, "staged") as folder:
+    with _hidden_directory(final) as (folder, _):
         staged = _url("mmap", folder / "store")
         report = ingest(source, staged, **options)
         return report, cut(staged, out, into, replace_existing=replace, consume=True)
 
 
 def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any]) -> Sidecars:
-    """Return the sidecars of blocks ``first:last`` as those of a store of their own."""
+    """Return the sidecars of a store of blocks ``first:last``."""
     layout, statistics = sidecars.layout, sidecars.statistics
     start, end = int(layout.blocks[first]), int(layout.blocks[last])
     low, high = np.searchsorted(layout.offsets, (start, end)).tolist()
@@ -184,7 +181,7 @@ def _copy(
     spent: _Spent | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Build one shard from blocks ``blocks`` of a store."""
+    """Build one shard from a range of blocks of a store."""
     parsed, layout, matrix = StoreURL.parse(url), part.layout, store.matrix
     tier = "none" if part.tier is None else "int8"
     draft = medium_of(parsed).draft(parsed, layout.n_columns, layout.n_obs, layout.dtype, replace=False, tier=tier)
@@ -210,12 +207,12 @@ def _copy(
 
 
 class _Spent:
-    """The files of a store of which nothing is needed any more that was copied.
+    """The files of a store whose disk space is freed as it is copied.
 
     Parameters
     ----------
     store : FeatureStore
-        Made of files.
+        A file store.
     """
 
     def __init__(self, store: FeatureStore) -> None:
@@ -223,7 +220,7 @@ class _Spent:
         widths = {store_format.MATRIX: layout.n_obs * np.dtype(layout.dtype).itemsize}
         if store.tier is not None:
             widths[store_format.TIER] = layout.n_obs
-        self._files = [(os.open(folder / name, os.O_RDWR | os.O_CLOEXEC), width) for name, width in widths.items()]
+        self._files = [(os.open(folder / name, os.O_RDWR), width) for name, width in widths.items()]
 
     def __enter__(self) -> _Spent:
         return self
@@ -233,42 +230,37 @@ class _Spent:
             os.close(file)
 
     def give_back(self, first: int, last: int) -> None:
-        """Give back the room of columns ``first:last``."""
-        with device_errors("give back the room of what was copied"):
+        """Free the disk space of columns ``first:last``."""
+        with device_errors("free the disk space of copied blocks"):
             for file, width in self._files:
                 give_back(file, store_format.DATA_OFFSET + first * width, (last - first) * width)
 
 
 def _check(columns: Any, expected: int, block: int, url: str) -> None:
-    """Refuse to copy a block that is damaged."""
+    """Raise ``StoreError`` when a block is damaged."""
     if crc32(columns.reshape(-1).view(np.uint8).data) != expected:
         raise StoreError(f"the store {url} is damaged: block {block} does not match its checksum; build the store again")
 
 
 def _url(scheme: str, path: Path) -> str:
-    """Return the URL of a store of files."""
+    """Return the URL of a file store."""
     return f"{scheme}://{urllib.parse.quote(str(path))}"
 
 
 @contextlib.contextmanager
-def _hidden_directory(final: Path, kind: str) -> Iterator[Path]:
-    """Make a directory beside the final one, having removed those of killed processes; what is left of it in the end goes too."""
-    ours = re.compile(rf"\.{re.escape(final.name)}\.(?:sharding|staged)-(\d+)-[0-9a-f]+(?:\.retired)?")
-    for leftover in final.parent.iterdir():
-        match = ours.fullmatch(leftover.name)
-        if match and not os.path.exists(f"/proc/{match[1]}"):
-            shutil.rmtree(leftover, ignore_errors=True)
-    hidden = final.with_name(f".{final.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
-    with device_errors(f"make {hidden}"):
-        hidden.mkdir()
+def _hidden_directory(final: Path) -> Iterator[tuple[Path, int]]:
+    """Make a directory beside ``final`` for the duration of a ``with``; yield its path and its descriptor."""
+    with device_errors(f"make a directory beside {final}"):
+        hidden, descriptor = hidden_directory(str(final))
     try:
-        yield hidden
+        yield Path(hidden), descriptor
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
-    """Return medium and directory for the shards, refusing a place where they may not be put."""
+    """Return medium and directory of the shards; raise ``StoreURLError`` when they may not be put there."""
     target = StoreURL.parse(out)
     if target.scheme not in FILE_MEDIA or target.query or target.fragment:
         raise StoreURLError(f"shards cannot be built at {out!r}: expected a path, mmap:///path or pmem:///path")
@@ -281,17 +273,5 @@ def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
         if not final.is_dir() or any(final.iterdir()):
             raise StoreURLError(f"{final} exists and is not a sharded store: choose another place or remove it yourself")
     elif not replace_existing:
-        raise StoreURLError(f"a sharded store stands at {final}: choose another place or ask to replace it (--replace)")
+        raise StoreURLError(f"there is a sharded store at {final} already: choose another place or ask to replace it (--replace)")
     return target.scheme, final
-
-
-def _publish(partial: Path, final: Path) -> None:
-    """Give the directory its name; what had it before is left under the name that goes."""
-    if not (final / MANIFEST).exists():
-        os.rename(partial, final)
-    elif not rename_with_flag(str(partial), str(final), EXCHANGE):
-        retired = partial.with_name(f"{partial.name}.retired")
-        os.rename(final, retired)
-        os.rename(partial, final)
-        os.rename(retired, partial)
-    sync_directory(final.parent)

@@ -1,4 +1,4 @@
-"""What is settled once when a store is sealed: block grid, fillings for missing values, fingerprints. Knows no store."""
+"""The block grid and the fingerprints of a store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, IndexArray
+from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS, Target
 
-__all__ = ["column_grid", "filling", "fingerprint", "label_digest"]
+__all__ = ["column_grid", "fingerprint", "label_digest"]
 
 
 def column_grid(offsets: IndexArray) -> IndexArray:
@@ -24,7 +24,7 @@ def column_grid(offsets: IndexArray) -> IndexArray:
     Returns
     -------
     (n_blocks + 1,) int64
-        Each block as many whole features as fit into ``BLOCK_COLUMNS`` columns.
+        Edges of blocks of as many whole features as fit into ``BLOCK_COLUMNS`` columns.
     """
     edges = [0]
     while edges[-1] < offsets[-1]:
@@ -33,14 +33,8 @@ def column_grid(offsets: IndexArray) -> IndexArray:
     return np.array(edges, dtype=np.int64)
 
 
-def filling(values: AnyArray, policy: str) -> float:
-    """Return what replaces the missing entries of a column whose present ``values`` (m,) are given: their mean or median."""
-    numbers = values.astype(np.float64)  # the median of two large float16 would overflow on the way
-    return float(np.median(numbers) if policy == "median" else np.mean(numbers))
-
-
 def fingerprint(n_obs: int, dtype: str, offsets: IndexArray, blocks: IndexArray, checksums: IndexArray) -> str:
-    """Return 32 hexadecimal digits over shape, dtype, grouping and the checksums of all blocks."""
+    """Return a digest (32 hexadecimal digits) of shape, dtype, grouping and the checksums of all blocks."""
     description = {"kind": "fastomp-matrix-1", "n_obs": n_obs, "n_columns": int(offsets[-1]), "dtype": dtype}
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode("ascii"))
     for array in (offsets, blocks, checksums):
@@ -49,7 +43,7 @@ def fingerprint(n_obs: int, dtype: str, offsets: IndexArray, blocks: IndexArray,
 
 
 def label_digest(names: Sequence[str], column_names: Sequence[str], targets: Mapping[str, Target]) -> str:
-    """Return 32 hexadecimal digits over what ``fingerprint`` leaves out: names of features and columns, and targets."""
+    """Return a digest (32 hexadecimal digits) of the names of features and columns and of the targets."""
     digest = hashlib.sha256(json.dumps([list(names), list(column_names)]).encode("ascii"))
     for name, target in targets.items():
         digest.update(json.dumps([name, target.classes]).encode("ascii"))

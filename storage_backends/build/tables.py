@@ -1,14 +1,14 @@
-"""Data already in Python (arrays, pandas and pyarrow tables) as a schema and a stream of tiles.
+"""Arrays, pandas and pyarrow tables as a schema and a stream of tiles.
 
-Tiles are (observations x columns) pieces small enough that no copy of the whole is ever made. Text columns become one feature
-that spans one indicator column per category; what counts as a missing text is as in files. Knows neither stores nor files.
+Tiles are observations x columns and small, so the data are never copied as a whole. A text column becomes one feature with one
+indicator column per category; missing texts are recognised as in files.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -17,8 +17,10 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.text import ARROW_TEXTS, MISSING_LABEL, MISSING_TOKENS
+from storage_backends.build.indicators import Indicators
 from storage_backends.build.schema import TableSchema
+from storage_backends.readers.base import Categories
+from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS, MISSING_TOKENS
 
 __all__ = ["Table", "as_table"]
 
@@ -31,7 +33,7 @@ _LONGEST_COLUMN = 1 << 20
 
 
 class Table(Protocol):
-    """A schema, and the values that go with it."""
+    """A schema and its values."""
 
     @property
     def schema(self) -> TableSchema:
@@ -40,11 +42,11 @@ class Table(Protocol):
 
     @property
     def filled(self) -> Mapping[str, int]:
-        """Missing texts that were given a category of their own, per feature that had any."""
+        """Missing texts that became a category of their own, by feature; complete once all tiles were produced."""
         ...
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield (first observation, first column, (rows, columns) values) until every cell was given once."""
+        """Yield (first observation, first column, (rows, columns) values); every cell is in exactly one tile."""
         ...
 
 
@@ -61,14 +63,14 @@ def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups |
     groups : mapping or None
         Feature name -> its columns, by name or position.
     missing : {"error", "mean", "median", "drop-feature"}
-        What to do about missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
+        How to treat missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
 
     Returns
     -------
     Table
     """
     if rows not in ("observations", "features"):
-        raise DataError(f"rows={rows!r} is unknown: expected observations or features")
+        raise DataError(f"unknown rows {rows!r}: expected observations or features")
     library = type(X).__module__.partition(".")[0]
     if library in ("pandas", "pyarrow") and hasattr(X, "columns"):
         if rows == "features":
@@ -103,7 +105,7 @@ class _ArrayTable:
             self.schema = TableSchema.plain(n_obs, labels)
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield tiles in the order in which the array lies in memory."""
+        """Yield tiles in memory order."""
         n_obs, n_columns = self._array.shape
         row_major = abs(self._array.strides[1]) <= abs(self._array.strides[0])
         height = min(n_obs, _TILE_CELLS // _TILE_COLUMNS if row_major and n_columns >= _TILE_COLUMNS else _LONGEST_COLUMN)
@@ -129,16 +131,11 @@ class _ArrayTable:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of a table: numbers, or (with ``labels``) codes of categories, -1 where missing."""
+    """A column of a table: numbers, or (with ``categories``) codes of categories; NaN where missing."""
 
     name: str
-    labels: tuple[str, ...]
+    categories: Categories | None
     load: Callable[[], AnyArray]
-
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the matrix columns this one becomes."""
-        return [f"{self.name}={label}" for label in self.labels] or [self.name]
 
 
 class _ColumnTable:
@@ -147,58 +144,51 @@ class _ColumnTable:
     def __init__(
         self, n_obs: int, columns: Sequence[_Column], names: Iterable[str] | None, groups: Groups | None, missing: str
     ) -> None:
-        if names is not None:
-            renamed = _column_names(names, len(columns))
-            columns = [replace(column, name=name) for name, column in zip(renamed, columns, strict=True)]
-        gaps = [int((column.load() < 0).sum()) if column.labels and missing in ("mean", "median") else 0 for column in columns]
-        columns = [_with_missing_label(column) if count else column for column, count in zip(columns, gaps, strict=True)]
-        self._missing = missing
-        features = _arrange([column.name for column in columns], groups or {})
-        self._columns = [columns[member] for _, members in features for member in members]
-        counts = {name: sum(gaps[member] for member in members) for name, members in features}
-        self.filled = {name: count for name, count in counts.items() if count}
-        self.schema = TableSchema.grouped(
-            n_obs, [(name, [text for member in members for text in columns[member].column_names]) for name, members in features]
-        )
+        labels = [column.name for column in columns] if names is None else _column_names(names, len(columns))
+        texts = [
+            None if column.categories is None else Indicators(name, column.categories, missing)
+            for name, column in zip(labels, columns, strict=True)
+        ]
+        features = _arrange(labels, groups or {})
+        # Feature, values and encoding of each column, in the order of the store.
+        self._columns = [(name, columns[member], texts[member]) for name, members in features for member in members]
+        self.filled: dict[str, int] = {}
+        grouped: list[tuple[str, list[str]]] = []
+        for name, members in features:
+            grouped.append((name, []))
+            for member in members:
+                text = texts[member]
+                grouped[-1][1].extend([labels[member]] if text is None else text.columns)
+        self.schema = TableSchema.grouped(n_obs, grouped)
 
     def tiles(self) -> Iterator[Tile]:
-        """Yield one column at a time."""
+        """Yield the columns, one after the other."""
         left = 0
-        for column in self._columns:
+        for feature, column, text in self._columns:
             values = column.load()
-            if column.labels and self._missing == "error" and (values < 0).any():
-                row = int((values < 0).argmax()) + 1
-                raise DataError(
-                    f"row {row} of column {column.name!r} is missing: fill it in or use --missing mean|median|drop-feature"
-                )
-            if not column.labels:
+            if text is None:
                 yield 0, left, values[:, np.newaxis]
                 left += 1
-            for code in range(len(column.labels)):
-                yield 0, left, np.where(values < 0, np.nan, values == code)[:, np.newaxis]
-                left += 1
-
-
-def _with_missing_label(column: _Column) -> _Column:
-    """Return a text column whose missing cells are a category."""
-    labels = column.labels if MISSING_LABEL in column.labels else (*column.labels, MISSING_LABEL)
-    codes = column.load()
-    filled = np.where(codes < 0, labels.index(MISSING_LABEL), codes)
-    return _Column(column.name, labels, lambda: filled)
+                continue
+            for first_obs, tile in text.tiles(0, values):
+                yield first_obs, left, tile
+            left += len(text.columns)
+            if text.filled:
+                self.filled[feature] = self.filled.get(feature, 0) + text.filled
 
 
 def _column_names(names: Iterable[str] | None, n_columns: int) -> Sequence[str]:
-    """Return the names given, or numbered ones."""
+    """Return ``names``, or numbered names if None."""
     if names is None:
         return NumberedNames(n_columns)
     kept = names if isinstance(names, NumberedNames) else tuple(names)
     if len(kept) != n_columns:
-        raise DataError(f"{len(kept)} names were given for {n_columns} columns")
+        raise DataError(f"there are {len(kept)} names for {n_columns} columns")
     return kept
 
 
 def _arrange(names: Sequence[str], groups: Groups) -> list[tuple[str, list[int]]]:
-    """Return each feature with the positions of its columns; a group stands where its first column stood."""
+    """Return each feature with the positions of its columns; a group takes the place of its first column."""
     position_of = {name: position for position, name in enumerate(names)}
     group_of: dict[int, str] = {}
     for feature, members in groups.items():
@@ -233,7 +223,7 @@ def _pandas_columns(frame: Any) -> list[_Column]:
         series, name = frame.iloc[:, position], str(label)
         kind = series.dtype
         if types.is_bool_dtype(kind) or (types.is_numeric_dtype(kind) and not types.is_complex_dtype(kind)):
-            columns.append(_Column(name, (), functools.partial(series.to_numpy, dtype=np.float64, na_value=np.nan)))
+            columns.append(_Column(name, None, functools.partial(series.to_numpy, dtype=np.float64, na_value=np.nan)))
         elif types.is_object_dtype(kind) or types.is_string_dtype(kind) or str(kind) == "category":
             columns.append(_object_column(name, np.asarray(series, dtype=object), series.isna().to_numpy(dtype=bool), str(kind)))
         else:
@@ -252,14 +242,8 @@ def _arrow_columns(table: Any) -> list[_Column]:
             dense = column.cast(kind.value_type) if types.is_dictionary(kind) else column
             missing = dense.is_null().to_numpy()
             columns.append(_object_column(name, np.array(dense.to_pylist(), dtype=object), missing, "category"))
-        elif (
-            types.is_boolean(kind)
-            or types.is_integer(kind)
-            or types.is_floating(kind)
-            or types.is_decimal(kind)
-            or types.is_null(kind)
-        ):
-            columns.append(_Column(name, (), functools.partial(_arrow_numbers, column)))
+        elif ARROW_NUMBERS.match(str(kind)):
+            columns.append(_Column(name, None, functools.partial(_arrow_numbers, column)))
         else:
             raise DataError(f"column {name!r} holds {kind}: convert it to numbers or text, or drop it")
     return columns
@@ -271,7 +255,7 @@ def _arrow_numbers(column: Any) -> AnyArray:
 
 
 def _object_column(name: str, values: AnyArray, missing: AnyArray, kind: str) -> _Column:
-    """Return a column of Python objects: categories when they are text or declared to be, else numbers."""
+    """Return a column of Python objects: categories if they are text or ``kind`` is ``category``, else numbers."""
     present = values[~missing]
     texts = [isinstance(value, str) for value in present]
     if len(texts) and all(texts):
@@ -284,20 +268,18 @@ def _object_column(name: str, values: AnyArray, missing: AnyArray, kind: str) ->
             raise DataError(f"column {name!r} holds {type(present[0]).__name__} objects: convert it to numbers or text, or drop it")
         numbers = np.full(len(values), np.nan)
         numbers[~missing] = present.astype(np.float64)
-        return _Column(name, (), lambda: numbers)
+        return _Column(name, None, lambda: numbers)
     if any(texts) and not all(texts):
         row = int(np.flatnonzero(~missing)[texts.index(False)])
         raise DataError(f"column {name!r} mixes text with other values: row {row + 1} holds {values[row]!r}")
     labels, inverse = np.unique(present, return_inverse=True)
-    codes = np.full(len(values), -1, dtype=np.int32)
+    codes = np.full(len(values), np.nan, dtype=np.float32)
     codes[~missing] = inverse.reshape(-1)
-    if not len(labels):
-        raise DataError(f"column {name!r} has no value at all: drop it")
-    return _Column(name, tuple(map(str, labels)), lambda: codes)
+    return _Column(name, Categories(tuple(map(str, labels)), bool(missing.any())), lambda: codes)
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether ``value`` converts to a float."""
+    """Return whether ``value`` converts to a float."""
     try:
         float(np.nan if value is None else value)
     except (TypeError, ValueError):

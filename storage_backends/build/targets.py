@@ -1,4 +1,4 @@
-"""Responses on their way into a store: numbers stay numbers, text becomes classes."""
+"""Targets from numbers or text; text becomes classes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.arrays import AnyArray, first_missing
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.arrays import first_missing
 from fastomp_nvm.stores.contract import Target
 
 __all__ = ["make_target"]
 
 
 def make_target(name: str, values: Any) -> Target:
-    """Return the target ``name`` made of ``values``.
+    """Return a target with these values.
 
     Parameters
     ----------
@@ -31,7 +30,7 @@ def make_target(name: str, values: Any) -> Target:
     Raises
     ------
     DataError
-        When it is not one-dimensional, mixes text and numbers, or has a missing or infinite entry.
+        The values are not one-dimensional, mix text and numbers, or one is missing or infinite.
     """
     array = np.asarray(values)
     if array.ndim != 1:
@@ -52,7 +51,7 @@ def make_target(name: str, values: Any) -> Target:
 
 
 def _homogeneous(name: str, array: AnyArray) -> AnyArray:
-    """Return a column of objects as text or as numbers."""
+    """Return an array of objects as text or as numbers."""
     texts = np.fromiter((isinstance(value, (str, bytes)) for value in array), dtype=bool, count=len(array))
     missing = first_missing(array)
     if missing is not None:

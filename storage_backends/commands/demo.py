@@ -1,6 +1,6 @@
 """``fastomp demo``: a synthetic credit data set in an emulated-pmem store, selected under a fairness constraint.
 
-Shows what was chosen, how many passes and bytes it took against matching pursuit in the same run, and where to go next.
+Shows the selected features, passes and bytes read compared with matching pursuit, and the next commands to try.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from storage_backends.build.schema import TableSchema
 
 __all__ = ["CONSTRAINT", "add_arguments", "run"]
 
-#: Kinds of features of the pretended credit data, with the share of each.
+#: Kinds of features of the synthetic credit data, with the share of each.
 KINDS = {"payments": 0.5, "income": 0.2, "purchases": 0.2, "neighbourhood": 0.1}
 
-#: At most so many of each kind; the neighbourhood stands for ethnicity too well, so only one of it is tolerated.
+#: Limits per kind. The neighbourhood is a proxy for ethnicity, so at most one of its features is allowed.
 CONSTRAINT = """\
 all:
   - cardinality: 40
@@ -44,13 +44,13 @@ all:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--features", type=int, default=20_000, help="features of the data set (default 20000)")
-    parser.add_argument("--observations", type=int, default=2_000, help="its observations (default 2000)")
+    parser.add_argument("--observations", type=int, default=2_000, help="observations of the data set (default 2000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the selection (default 0)")
     parser.add_argument("--dir", help="folder for the store (default: demo in FASTOMP_HOME)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make, select, compare, show."""
+    """Build the data set, select with both algorithms, print a comparison."""
     console = Console(highlight=False, markup=False)
     folder = Path(arguments.dir) if arguments.dir else home() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,22 +63,22 @@ def run(arguments: argparse.Namespace) -> int:
         traits = store.traits
         console.print(f"   {human_bytes(store.matrix.nbytes)} in {url}")
         console.print(f"   medium: {traits.medium}{' (emulated)' if traits.emulated else ''}, {traits.detail}")
-        console.print(f"2. Selecting at most 40 of them, at most one of the neighbourhood ({constraint.name}) ...")
+        console.print(f"2. Selecting at most 40 of them, at most one about the neighbourhood ({constraint.name}) ...")
         from fastomp_nvm.constraints.written.description import parse_constraint as parse
 
         request: dict[str, Any] = {"constraint": parse(CONSTRAINT, store.names), "seed": arguments.seed}
-        store.verify()  # and with it every page is mapped: neither contestant pays for that
+        store.verify()  # also maps every page, so that neither algorithm pays for that
         fast = select(store, **request)
         slow = select(store, algorithm="sds_omp", **request)
     chosen = Table(title=f"{len(fast.features)} features chosen")
-    for title in ("kind", "allowed", "chosen", "the first of them"):
+    for title in ("kind", "allowed", "chosen", "examples"):
         chosen.add_column(title, justify="right" if title in ("allowed", "chosen") else "left")
     caps = {"payments": 20, "income": 10, "purchases": 15, "neighbourhood": 1}
     for kind in KINDS:
         names = [name for name in fast.features if name.startswith(kind)]
         chosen.add_row(kind, str(caps[kind]), str(len(names)), clean(", ".join(names[:3])))
     console.print(chosen)
-    cost = Table(title="what it took, in this run")
+    cost = Table(title="cost of this run")
     for title in ("algorithm", "R^2", "passes", "bytes read", "time"):
         cost.add_column(title, justify="left" if title == "algorithm" else "right")
     for label, found in (("FAST_OMP", fast), ("matching pursuit (SDS_OMP)", slow)):
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"FAST_OMP read {slow.bytes_read / fast.bytes_read:.1f} times fewer bytes at {fast.score / slow.score:.4f} of the R^2; "
         f"feasible: {fast.feasible}"
     )
-    console.print("\nWhere to go next:")
+    console.print("\nNext steps:")
     for command in (
         f"fastomp info {url}",
         f"fastomp select {url} --constraints {constraint} --json",
@@ -101,14 +101,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(url: str, n_obs: int, n_features: int, seed: int) -> None:
-    """Generate the store block by block, replacing that of an earlier demo."""
+    """Generate the store block by block, replacing the store of an earlier demo."""
     design = PaperDesign(n_obs, n_features, seed, strong=(0.1, 0.3))
     counts = [max(int(share * n_features), 1) for share in KINDS.values()]
     counts[0] += n_features - sum(counts)
     names = [f"{kind}_{number}" for kind, count in zip(KINDS, counts, strict=True) for number in range(count)]
     schema = TableSchema.plain(n_obs, names)
     signal, rho = design.signal(), np.random.default_rng(seed).permutation(design.correlations())
-    with byte_progress("making") as told, StoreBuilder(url, schema, replace=True, progress=told) as build:
+    with byte_progress("making") as progress, StoreBuilder(url, schema, replace=True, progress=progress) as build:
         for number in range(-(-n_features // design.block)):
             build.write_columns(number * design.block, design.columns(number, signal, rho))
         build.finish({"repaid": Target(design.response())}, {"source": "fastomp demo"})

@@ -29,23 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COL|FILE",
-        help="column (name or index) or file with the response; repeat it for several; ./FILE forces a file",
+        help="column (name or index) or file with the response; repeatable; ./FILE forces a file",
     )
     parser.add_argument("--rows", choices=("observations", "features"), default="observations", help="what a row of SRC is")
     parser.add_argument("--dtype", choices=STORE_DTYPES, default="float32", help="element type of the exact matrix")
-    parser.add_argument("--missing", choices=MISSING_POLICIES, default="error", help="what to do about missing values")
+    parser.add_argument("--missing", choices=MISSING_POLICIES, default="error", help="how to treat missing values")
     parser.add_argument("--tier", choices=TIERS, default="int8", help="keep an int8 copy that makes passes cheaper, or none")
     parser.add_argument("--id", metavar="COL", help="column that names the observations; not a feature")
     parser.add_argument("--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable")
     parser.add_argument("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file")
     parser.add_argument("--replace", action="store_true", help="replace a store that exists")
-    parser.add_argument("--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or shares: 2,1,1)")
+    parser.add_argument(
+        "--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_connection_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingest and say what came of it."""
+    """Ingest and print the report."""
     options = {
         "targets": arguments.target,
         "rows": arguments.rows,
@@ -58,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         "dataset": arguments.dataset,
     }
     if arguments.store.startswith("dram:"):
-        raise StoreURLError(f"{arguments.store} would end with this command: build the store at a path, then select --load dram")
+        raise StoreURLError(
+            f"{arguments.store} would not outlive this command: build the store at a path, then use select --load dram"
+        )
     place = arguments.store
     with terminating_cleanly(), byte_progress("ingest") as progress:
         if arguments.shards is not None:

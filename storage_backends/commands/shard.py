@@ -19,16 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("store", metavar="STORE", help="store URL or path")
     parser.add_argument("out", metavar="OUT", help="directory for shards and manifest: a path, mmap:///path or pmem:///path")
-    parser.add_argument("--into", required=True, metavar="N", help="how many shards, or the share of each: 2,1,1")
+    parser.add_argument("--into", required=True, metavar="N", help="number of shards, or their relative sizes: 2,1,1")
     parser.add_argument(
         "--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I; see the guide"
     )
-    parser.add_argument("--replace", action="store_true", help="replace sharded stores that exist")
+    parser.add_argument("--replace", action="store_true", help="replace a sharded store that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Cut and say where the manifest is."""
+    """Cut the store and print the URL of the shards."""
     with terminating_cleanly(), byte_progress("shard") as progress:
         path = cut(
             arguments.store,

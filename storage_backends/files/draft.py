@@ -1,7 +1,7 @@
-"""A store being built: under a private name beside its final place, renamed once all of it has reached the device.
+"""Drafts of file stores: built in a hidden directory beside the final path, renamed once everything is on the device.
 
-Invariants: a directory at its final name is a whole store; what a dead builder left has a name of its own kind, is no store, and is
-swept away by the next builder of the same store.
+Invariants: a directory under its final name is a complete store. A directory left by a dead builder is hidden, does not open as a
+store, and is removed by the next builder of the same store.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
 from storage_backends.files.durable import EXCHANGE, rename_with_flag, write_file
 from storage_backends.files.matrix import DraftMatrix
+from storage_backends.opened import already_exists, check_commit
 
-__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "is_leftover", "occupant"]
+__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
 
-#: No header of ours is larger.
+#: Upper bound on the length of a header file.
 LARGEST_HEADER = 1 << 26
 
 _PARTIAL = re.compile(r"\..+\.partial-\d+-[0-9a-f]+")
@@ -35,19 +36,19 @@ class FileDraft(StoreDraft):
     Parameters
     ----------
     path : str
-        Final place.
+        Final path.
     n_columns, n_obs : int
     dtype : str
     replace : bool
-        Take the place of a store that stands there.
+        Replace an existing store.
     tier : {"int8", "none"}
     folder : str, optional
-        What ``folder`` of an earlier draft of the same shape said: its matrix is gone on with.
+        ``folder`` of an earlier draft of the same shape, which is continued.
 
     Raises
     ------
     StoreError
-        What the earlier draft left is not of this shape; it is removed.
+        The earlier draft has another shape; it is removed.
     """
 
     def __init__(
@@ -56,13 +57,11 @@ class FileDraft(StoreDraft):
         self._path = path
         self._shape = (n_columns, n_obs, dtype)
         self._replace = replace
-        parent, name = os.path.split(path)
         self._files: dict[str, DraftMatrix] = {}
         if folder is None:
-            _sweep(parent, name)
-            self._partial, self._directory = _new_directory(parent, name)
+            self._partial, self._directory = hidden_directory(path)
         else:
-            self._partial = os.path.join(parent, folder)
+            self._partial = os.path.join(os.path.dirname(path), folder)
             self._directory = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with contextlib.suppress(OSError):  # on a file system without locks
                 lock(self._directory)
@@ -81,7 +80,7 @@ class FileDraft(StoreDraft):
 
     @property
     def folder(self) -> str:
-        """Name of the directory it is built in."""
+        """Name of the hidden directory."""
         return os.path.basename(self._partial)
 
     @property
@@ -93,34 +92,32 @@ class FileDraft(StoreDraft):
 
     @property
     def tier(self) -> AnyArray | None:
-        """Writable (n_columns, n_obs) int8 array on the medium, where a tier was asked for."""
+        """Writable (n_columns, n_obs) int8 array on the medium, if there is a tier."""
         return self._files[store_format.TIER].matrix if store_format.TIER in self._files else None
 
     def write_columns(self, first: int, columns: AnyArray) -> None:
-        """Write whole columns into the page cache, which the mapping shows too; several times quicker than fault by fault."""
+        """Write whole columns with pwrite(2), several times faster than page faults in the mapping, which sees the same bytes."""
         assert columns.flags.c_contiguous
         assert columns.dtype == self.matrix.dtype
         with device_errors(f"write the store at {self._path}"):
             self._files[store_format.MATRIX].write_columns(first, columns)
 
     def forget(self, first: int, last: int) -> None:
-        """Unmap the pages that lie wholly in columns ``first:last``; the page cache keeps what was written."""
+        """Drop the pages that lie entirely in columns ``first:last`` from the mapping; the page cache keeps their content."""
         for file in self._files.values():
             file.forget(first, last)
 
     def commit(self, sidecars: Sidecars) -> None:
         """Make the store visible, atomically and durably."""
-        layout = sidecars.layout
-        shape = (layout.n_columns, layout.n_obs, layout.dtype)
-        if not self._files or shape[0] > self._shape[0] or shape[1:] != self._shape[1:]:
-            raise StoreError(f"the draft of {self._path} has shape {self._shape} and cannot be committed as {shape}")
+        _ = self.matrix  # raises when the draft was committed or aborted
+        check_commit(self._path, self._shape, sidecars)
         if (sidecars.tier is None) != (store_format.TIER not in self._files):
-            raise StoreError(f"the draft of {self._path} and its sidecars disagree about whether there is a tier")
+            raise StoreError(f"the draft of {self._path} and its sidecars disagree on whether there is a tier")
         files = store_format.encode_sidecars(sidecars)
         header = store_format.encode_header(sidecars, files)
         with device_errors(f"write the store at {self._path}"):
             for file in self._files.values():
-                file.seal(layout.n_columns)
+                file.seal(sidecars.layout.n_columns)
             for name, data in files.items():
                 write_file(self._directory, name, data)
             write_file(self._directory, store_format.HEADER, header)
@@ -129,7 +126,7 @@ class FileDraft(StoreDraft):
         self._release()
 
     def leave(self) -> None:
-        """Close the draft and let its directory stand, for a later draft to go on with."""
+        """Close the draft and keep its directory for a later draft to continue."""
         self._release()
         self._partial = ""
 
@@ -141,31 +138,20 @@ class FileDraft(StoreDraft):
             self._partial = ""
 
     def _publish(self) -> None:
-        """Move the finished directory to its place, or into the place of the store it replaces."""
+        """Move the finished directory to its final path."""
         check_destination(self._path, replace=self._replace)
-        parent = os.path.dirname(self._path)
-        retired = ""
-        if occupant(self._path) != "store":
-            try:
-                os.rename(self._partial, self._path)
-            except OSError:
-                # Over an empty directory rename succeeds; over what another builder put there since the check it fails.
+        replaces = occupant(self._path) == "store"
+        try:
+            publish(self._partial, self._path, replaces=replaces)
+        except OSError:
+            # Renaming onto an empty directory succeeds; it fails when another builder was faster.
+            if not replaces:
                 check_destination(self._path, replace=False)
-                raise
-        elif rename_with_flag(self._partial, self._path, EXCHANGE):
-            retired = self._partial
-        else:
-            # Without exchange there is a moment without a store; should we die in it, nothing sweeps the retired one away.
-            retired = f"{self._partial}.retired"
-            os.rename(self._path, retired)
-            os.rename(self._partial, self._path)
+            raise
         self._partial = ""
-        sync_directory(parent)
-        if retired:
-            shutil.rmtree(retired, ignore_errors=True)
 
     def _release(self) -> None:
-        """Close the descriptors, and with them the lock."""
+        """Close the files, and the directory with its lock."""
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -175,12 +161,12 @@ class FileDraft(StoreDraft):
 
 
 def is_leftover(path: str) -> bool:
-    """Tell whether a path is named as builders name what is not finished."""
+    """Return whether a path has the name of a hidden directory of a builder."""
     return _PARTIAL.fullmatch(os.path.basename(path)) is not None
 
 
 def occupant(path: str) -> Literal["nothing", "store", "other"]:
-    """Tell what stands at ``path``; an empty directory is nothing, a damaged store is still a store."""
+    """Return what is at ``path``. An empty directory is ``nothing``, a damaged store is still a ``store``."""
     try:
         with open(os.path.join(path, store_format.HEADER), "rb") as file:
             return "store" if store_format.FORMAT.encode("ascii") in file.read(LARGEST_HEADER) else "other"
@@ -195,26 +181,28 @@ def occupant(path: str) -> Literal["nothing", "store", "other"]:
 
 
 def check_destination(path: str, *, replace: bool) -> None:
-    """Refuse a place where a store may not be put."""
+    """Raise ``StoreURLError`` when a store may not be put at ``path``."""
     found = occupant(path)
     if found == "other":
-        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another place or remove it yourself")
+        raise StoreURLError(f"{path} exists and is not a store, so it is not replaced: choose another path or remove it yourself")
     if found == "store" and not replace:
-        raise StoreURLError(f"a store stands at {path}: choose another place or ask to replace it (--replace)")
+        raise already_exists(path)
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         raise StoreURLError(f"the directory {parent} does not exist: create it before building a store in it")
 
 
-def _sweep(parent: str, name: str) -> None:
-    """Remove what dead builders of this store left behind: what nobody holds the lock of."""
+def hidden_directory(path: str) -> tuple[str, int]:
+    """Make a directory beside ``path`` to build it in; return its path, and its descriptor, which holds its lock.
+
+    Directories of dead builders of the same path, recognised by the missing lock, are removed first.
+    """
+    parent, name = os.path.split(path)
+    ours = re.compile(rf"\.{re.escape(name)}\.partial-\d+-[0-9a-f]+(\.retired)?")
     for entry in os.listdir(parent):
-        if _PARTIAL.fullmatch(entry) and entry.startswith(f".{name}.partial-"):
+        match = ours.fullmatch(entry)
+        if match is not None and not (match[1] and not os.path.exists(path)):  # a retired directory may be the only copy
             remove_abandoned(os.path.join(parent, entry))
-
-
-def _new_directory(parent: str, name: str) -> tuple[str, int]:
-    """Make the directory of a draft; return its path and its descriptor, which holds its lock."""
 
     def make() -> str:
         partial = os.path.join(parent, f".{name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
@@ -222,3 +210,19 @@ def _new_directory(parent: str, name: str) -> tuple[str, int]:
         return partial
 
     return new_locked_directory(make)
+
+
+def publish(partial: str, path: str, *, replaces: bool) -> None:
+    """Rename a finished directory to ``path``, in place of the directory there if it ``replaces`` one, which is removed."""
+    retired = ""
+    if not replaces:
+        os.rename(partial, path)
+    elif rename_with_flag(partial, path, EXCHANGE):
+        retired = partial
+    else:  # without exchange there is a moment in which nothing is at ``path``
+        retired = f"{partial}.retired"
+        os.rename(path, retired)
+        os.rename(partial, path)
+    sync_directory(os.path.dirname(path))
+    if retired:
+        shutil.rmtree(retired, ignore_errors=True)

@@ -1,18 +1,18 @@
-"""The bytes of a file store: what stands in each of its files, and how to tell a sound one from anything else.
+"""The file format of a store: encoders and validating decoders of its files.
 
 ::
 
     header.json      format, version, layout, fingerprint, length (and CRC-32) of each file below, provenance, its own CRC-32
     matrix.npy       the exact matrix, n_columns x n_obs, C order; its data begin at byte 4096
-    tier.npy         where there is a tier: its int8 codes, laid out alike
-    tier.npz         and what makes them certain: scale, error, norm, checksums, fingerprint of the exact matrix
-    statistics.npz   mean, norm, minimum, maximum; Gram matrices of features of several columns, one after the other;
+    tier.npy         int8 codes of the tier, if there is one, in the same layout
+    tier.npz         bounds of the tier: scale, error, norm, checksums, fingerprint of the exact matrix
+    statistics.npz   mean, norm, minimum, maximum; concatenated Gram matrices of features with several columns;
                      offsets, blocks, checksums
     targets.npz      values, n_targets x n_obs
     names.json       names of features, columns and targets; classes of targets
-    regions/         durable regions, NAME.bin each
+    regions/         durable regions, one file NAME.bin each
 
-Every decoder raises ``StoreError`` with the reason alone; the caller adds the place. Knows neither mappings nor URLs.
+Decoders raise ``StoreError`` with the reason; the caller adds the path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.errors import InputError, StoreError
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.tier import TierSidecar
@@ -44,6 +44,7 @@ __all__ = [
     "TIER_STATISTICS",
     "VERSION",
     "Header",
+    "Shape",
     "decode_header",
     "decode_sidecars",
     "element_type",
@@ -69,30 +70,33 @@ TIER_STATISTICS = "tier.npz"
 DATA_OFFSET = 4096
 
 
+#: Columns, observations and element type of a matrix file.
+Shape = tuple[int, int, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The verified content of header.json.
 
-    ``files`` maps the name of each sidecar to its length and CRC-32; that of the tier is among them where there is one.
+    Attributes
+    ----------
+    n_features : int
+    matrix : Shape
+        Of matrix.npy.
+    tier : Shape, optional
+        Of tier.npy; None in a store without a tier.
+    fingerprint : str
+    files : mapping of str to (int, int)
+        Length and CRC-32 of each sidecar file.
+    provenance : mapping
     """
 
-    n_obs: int
     n_features: int
-    n_columns: int
-    dtype: str
+    matrix: Shape
+    tier: Shape | None
     fingerprint: str
     files: Mapping[str, tuple[int, int]]
     provenance: Mapping[str, Any]
-
-    @property
-    def shape(self) -> tuple[int, int, str]:
-        """Columns, observations and element type of matrix.npy."""
-        return self.n_columns, self.n_obs, self.dtype
-
-    @property
-    def tier_shape(self) -> tuple[int, int, str]:
-        """Columns, observations and element type of tier.npy."""
-        return self.n_columns, self.n_obs, "int8"
 
 
 def element_type(dtype: str) -> np.dtype[Any]:
@@ -109,7 +113,7 @@ def matrix_header(n_columns: int, n_obs: int, dtype: str) -> bytes:
 
 
 def matrix_length(n_columns: int, n_obs: int, dtype: str) -> int:
-    """Return the exact length of matrix.npy."""
+    """Return the length of matrix.npy in bytes."""
     return DATA_OFFSET + n_columns * n_obs * element_type(dtype).itemsize
 
 
@@ -173,11 +177,11 @@ def encode_header(sidecars: Sidecars, files: Mapping[str, bytes]) -> bytes:
 
 
 def decode_header(raw: bytes) -> Header:
-    """Return the header in ``raw`` after checking every byte of it."""
+    """Return the validated header encoded in ``raw``."""
     try:
         found = json.loads(raw)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise StoreError(f"{HEADER} is not that of a fastomp store")
+            raise StoreError(f"{HEADER} is not the header of a fastomp store")
         if found.get("version") != VERSION:
             raise StoreError(
                 f"its format version is {found.get('version')!r} and this release reads {VERSION}: ingest the data again"
@@ -186,22 +190,23 @@ def decode_header(raw: bytes) -> Header:
         if _canonical(found) != raw:
             raise StoreError(f"{HEADER} does not match its own checksum")
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{HEADER} is not readable JSON, it may be cut off or overwritten") from error
+        raise StoreError(f"{HEADER} is not readable JSON: it may be truncated or overwritten") from error
     try:
-        sizes = [found[key] for key in ("n_obs", "n_features", "n_columns")]
-        dtype, fingerprint, provenance, files = (found[key] for key in ("dtype", "fingerprint", "provenance", "files"))
-        names = (*SIDECARS, TIER_STATISTICS) if TIER in files else SIDECARS
-        sidecars = {name: (files[name]["bytes"], files[name]["crc32"]) for name in names}
-        numbers = [*sizes, files[MATRIX]["bytes"], *(number for pair in sidecars.values() for number in pair)]
-        sound = all(type(number) is int and number >= 0 for number in numbers) and min(sizes) > 0
-        sound &= dtype in STORE_DTYPES and isinstance(fingerprint, str) and isinstance(provenance, dict)
-        sound = sound and files[MATRIX]["bytes"] == matrix_length(sizes[2], sizes[0], dtype)
-        sound = sound and (TIER not in files or files[TIER]["bytes"] == matrix_length(sizes[2], sizes[0], "int8"))
+        n_features, n_columns, n_obs = sizes = (found["n_features"], found["n_columns"], found["n_obs"])
+        dtype, fingerprint, provenance, files = found["dtype"], found["fingerprint"], found["provenance"], found["files"]
+        sound = set(map(type, sizes)) == {int} and min(sizes) > 0 and dtype in STORE_DTYPES
+        sound = sound and isinstance(fingerprint, str) and isinstance(provenance, dict)
+        matrix, tier = (n_columns, n_obs, dtype), (n_columns, n_obs, "int8") if TIER in files else None
+        sound = sound and files[MATRIX]["bytes"] == matrix_length(*matrix)
+        sound = sound and (tier is None or files[TIER]["bytes"] == matrix_length(*tier))
+        sidecars = {}
+        for name in SIDECARS if tier is None else (*SIDECARS, TIER_STATISTICS):
+            sidecars[name] = files[name]["bytes"], files[name]["crc32"]
     except (KeyError, TypeError):
         sound = False
     if not sound:
         raise StoreError(f"{HEADER} lacks a field or holds one that is out of its domain")
-    return Header(sizes[0], sizes[1], sizes[2], dtype, fingerprint, sidecars, provenance)
+    return Header(n_features, matrix, tier, fingerprint, sidecars, provenance)
 
 
 def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sidecars:
@@ -213,86 +218,74 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
     read : callable
         Returns the content of a file given its name and the length it must have.
     """
-    content: dict[str, bytes] = {}
+    content: dict[str, Any] = {}
     for name, (length, checksum) in header.files.items():
-        content[name] = read(name, length)
-        if zlib.crc32(content[name]) != checksum:
+        data = read(name, length)
+        if zlib.crc32(data) != checksum:
             raise StoreError(f"{name} does not match its checksum")
-    arrays = _decode_arrays(STATISTICS, content[STATISTICS])
-    values = _decode_arrays(TARGETS, content[TARGETS]).get("values")
+        try:
+            content[name] = json.loads(data) if name == NAMES else dict(np.load(io.BytesIO(data), allow_pickle=False))
+        except Exception as error:  # json, zipfile, zlib and numpy each raise their own types
+            raise StoreError(f"{name} is not a readable {'JSON' if name == NAMES else 'NPZ'} file") from error
+    arrays, values, tier = content[STATISTICS], content[TARGETS], content.get(TIER_STATISTICS)
+    n_columns, n_obs, dtype = header.matrix
+    targets: dict[str, Target] = {}
+    grams: list[Float64Array] = []
     try:
-        names, columns, labels = _decode_names(content[NAMES])
-        sidecars = Sidecars(
-            StoreLayout(header.n_obs, header.dtype, arrays["offsets"], arrays["blocks"], header.fingerprint),
-            ColumnStatistics(
-                arrays["mean"],
-                arrays["norm"],
-                arrays["minimum"],
-                arrays["maximum"],
-                _split_grams(arrays["grams"], arrays["offsets"]),
-            ),
-            arrays["checksums"],
-            names,
-            columns,
-            {name: Target(values[row], classes) for row, (name, classes) in enumerate(labels)},  # type: ignore[index]
-            header.provenance,
-            _decode_tier(content[TIER_STATISTICS]) if TIER_STATISTICS in content else None,
-        )
-        sound = _consistent(header, sidecars)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
-        raise StoreError("a sidecar lacks a field or holds one of the wrong kind") from error
-    if not sound:
-        raise StoreError(f"a sidecar disagrees with {HEADER} about the shape of the store")
-    if sidecars.tier is not None and sidecars.tier.fingerprint != header.fingerprint:
+        offsets, blocks = arrays["offsets"], arrays["blocks"]
+        names = _decode_names(content[NAMES]["features"])
+        columns = names if content[NAMES]["columns"] is None else _decode_names(content[NAMES]["columns"])
+        of_columns, of_blocks = (np.float64, (n_columns,)), (np.int64, (len(blocks) - 1,))
+        _check_arrays(arrays, offsets=(np.int64, (header.n_features + 1,)), blocks=(np.int64, (len(blocks),)), checksums=of_blocks)
+        _check_arrays(arrays, mean=of_columns, norm=of_columns, minimum=of_columns, maximum=of_columns)
+        _check_arrays(values, values=(np.float64, (len(content[NAMES]["targets"]), n_obs)))
+        if tier is not None:
+            _check_arrays(tier, scale=of_columns, error=of_columns, norm=of_columns, checksums=of_blocks)
+        for edges, largest in ((offsets, n_columns), (blocks, BLOCK_COLUMNS)):
+            steps = np.diff(edges)
+            if edges[0] != 0 or edges[-1] != n_columns or steps.min() <= 0 or steps.max() > largest:
+                raise ValueError("the columns are not divided into features and blocks")
+        if (
+            len(names) != header.n_features
+            or len(columns) != n_columns
+            or (offsets[np.searchsorted(offsets, blocks)] != blocks).any()
+        ):
+            raise ValueError("a feature or column lacks a name, or a feature lies in two blocks")
+        widths = np.diff(offsets)
+        widths = widths[widths > 1]
+        _check_arrays(arrays, grams=(np.float64, (int(widths @ widths),)))
+        position = 0
+        for width in widths.tolist():
+            grams.append(arrays["grams"][position : position + width * width].reshape(width, width))
+            position += width * width
+        for entry, response in zip(content[NAMES]["targets"], values["values"], strict=True):
+            name, *classes = _texts([entry["name"], *entry["classes"]])
+            targets[name] = Target(response, tuple(classes))
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise StoreError(f"a sidecar disagrees with {HEADER} about the shape of the store, or lacks a field") from error
+    if tier is not None and str(tier.get("fingerprint")) != header.fingerprint:
         raise StoreError("its int8 tier was made from another matrix: build the store again")
-    return sidecars
-
-
-def _decode_tier(data: bytes) -> TierSidecar:
-    """Return what ``encode_sidecars`` wrote of a tier."""
-    arrays = _decode_arrays(TIER_STATISTICS, data)
-    scale, error, norm, checksums = (arrays[name] for name in ("scale", "error", "norm", "checksums"))
-    return TierSidecar(scale, error, norm, checksums, str(arrays["fingerprint"]))
-
-
-def _consistent(header: Header, sidecars: Sidecars) -> bool:
-    """Tell whether the sidecars describe a matrix of the header's shape."""
-    layout, statistics = sidecars.layout, sidecars.statistics
-    offsets, blocks = layout.offsets, layout.blocks
-    indices = [offsets, blocks, sidecars.checksums]
-    moments = [statistics.mean, statistics.norm, statistics.minimum, statistics.maximum]
-    if (tier := sidecars.tier) is not None:
-        if tier.checksums.shape != sidecars.checksums.shape:
-            return False
-        indices.append(tier.checksums)
-        moments += [tier.scale, tier.error, tier.norm]
-    responses = [target.values for target in sidecars.targets.values()]
-    if not all(array.dtype == np.int64 and array.ndim == 1 for array in indices):
-        return False
-    return (
-        len(offsets) == header.n_features + 1 == len(sidecars.names) + 1
-        and len(sidecars.column_names) == header.n_columns
-        and len(sidecars.checksums) == len(blocks) - 1
-        and all(edges[0] == 0 and edges[-1] == header.n_columns and int(np.diff(edges).min()) > 0 for edges in (offsets, blocks))
-        and int(np.diff(blocks).max()) <= BLOCK_COLUMNS
-        and bool((offsets[np.searchsorted(offsets, blocks)] == blocks).all())
-        and all(array.dtype == np.float64 and array.shape == (header.n_columns,) for array in moments)
-        and all(array.dtype == np.float64 and array.shape == (header.n_obs,) for array in responses)
+    return Sidecars(
+        StoreLayout(n_obs, dtype, offsets, blocks, header.fingerprint),
+        ColumnStatistics(arrays["mean"], arrays["norm"], arrays["minimum"], arrays["maximum"], tuple(grams)),
+        arrays["checksums"],
+        names,
+        columns,
+        targets,
+        header.provenance,
+        tier and TierSidecar(tier["scale"], tier["error"], tier["norm"], tier["checksums"], header.fingerprint),
     )
 
 
-def _split_grams(flat: AnyArray, offsets: IndexArray) -> tuple[Float64Array, ...]:
-    """Return the Gram matrix of each feature of several columns from their concatenation."""
-    widths = np.diff(offsets)
-    widths = widths[widths > 1]
-    edges = np.concatenate(([0], np.cumsum(widths * widths)))
-    if flat.dtype != np.float64 or flat.shape != (edges[-1],):
-        raise ValueError("the Gram matrices do not fit the grouping")
-    return tuple(flat[edges[i] : edges[i + 1]].reshape(width, width) for i, width in enumerate(widths))
+def _check_arrays(arrays: Mapping[str, AnyArray], **expected: tuple[type[np.generic], tuple[int, ...]]) -> None:
+    """Raise ``ValueError`` unless ``arrays`` has an array of each name with the element type and the shape given for it."""
+    for name, (dtype, shape) in expected.items():
+        if arrays[name].dtype != dtype or arrays[name].shape != shape:
+            raise ValueError(f"{name} should be of type {dtype.__name__} and shape {shape}")
 
 
 def _canonical(header: dict[str, Any]) -> bytes:
-    """Return a header as bytes, with its own CRC-32: the only bytes that decode to it."""
+    """Return the unique encoding of a header, its own CRC-32 included."""
     body = zlib.crc32(json.dumps(header, sort_keys=True).encode("ascii"))
     return json.dumps({**header, "crc32": body}, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
@@ -304,40 +297,20 @@ def _encode_arrays(**arrays: AnyArray) -> bytes:
     return buffer.getvalue()
 
 
-def _decode_arrays(name: str, data: bytes) -> dict[str, AnyArray]:
-    """Return the arrays of an NPZ file; never unpickles."""
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except Exception as error:  # zipfile, zlib and numpy each bring their own kinds
-        raise StoreError(f"{name} is not a readable NPZ file") from error
-    if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # a member that is no array comes as bytes
-        raise StoreError(f"{name} is not a readable NPZ file")
-    return arrays
-
-
 def _encode_names(names: Sequence[str]) -> Any:
-    """Return names in JSON terms; numbered ones by their rule."""
+    """Return names as JSON data; numbered names as prefix and length."""
     return {"prefix": names.prefix, "length": len(names)} if isinstance(names, NumberedNames) else list(names)
 
 
-def _decode_names(data: bytes) -> tuple[Sequence[str], Sequence[str], list[tuple[str, tuple[str, ...]]]]:
-    """Return the names of features and of columns, and name and classes of each target."""
-    found = json.loads(data)
-    features = _names_of(found["features"])
-    columns = features if found["columns"] is None else _names_of(found["columns"])
-    return features, columns, [(_text(target["name"]), tuple(map(_text, target["classes"]))) for target in found["targets"]]
-
-
-def _names_of(entry: Any) -> Sequence[str]:
-    """Return the names that ``_encode_names`` wrote."""
+def _decode_names(entry: Any) -> Sequence[str]:
+    """Return the names encoded by ``_encode_names``."""
     if isinstance(entry, dict):
-        return NumberedNames(int(entry["length"]), _text(entry["prefix"]))
-    return tuple(map(_text, entry))
+        return NumberedNames(int(entry["length"]), *_texts([entry["prefix"]]))
+    return _texts(entry)
 
 
-def _text(value: Any) -> str:
-    """Return ``value`` when it is text."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, not {value!r}")
-    return value
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    """Return ``values`` when all are text; raise ``TypeError`` otherwise."""
+    if not set(map(type, values)) <= {str}:
+        raise TypeError("a name is not text")
+    return tuple(values)

@@ -1,7 +1,6 @@
-"""How the files of a store are mapped and made durable, and the durable region on top of it.
+"""Memory-mapped files and durable regions in them.
 
-The one thing in which file media differ is an ``Access``: the flags of a mapping and what ``persist`` does. Knows neither the
-store's layout nor URLs.
+File media differ only in their ``Access``: the flags of a mapping and how bytes of it are made durable.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _MS_SYNC = 4
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a medium reaches its files.
+    """How a medium maps its files and makes them durable.
 
     Attributes
     ----------
     traits : MediumTraits
-        What ``persist`` then protects against.
+        Including the durability that ``persist`` provides.
     flags : int
         Flags of every mapping.
     persist : callable, optional
         Makes ``length`` bytes from ``offset`` of a mapping durable. None: regions are not mapped but written with pwrite(2), which
-        on a block device takes less processor time than page faults in a mapping and msync(2), the less the longer the record.
+        on a block device takes less CPU time than page faults and msync(2).
     """
 
     traits: MediumTraits
@@ -50,23 +49,21 @@ class Access:
 
 
 def flush_pages(mapping: mmap.mmap, offset: int, length: int) -> None:
-    """Make bytes of a shared mapping durable with msync(2), which takes whole pages."""
+    """Make bytes of a shared mapping durable with msync(2), rounded to whole pages."""
     first = offset - offset % mmap.PAGESIZE
     mapping.flush(first, offset + length - first)
 
 
 class MappedFile(mmap.mmap):
-    """A mapping of a file, registered with ``lost_pages`` from ``watch`` until it is unmapped."""
+    """A mapping of a file that is watched: reading a lost page is an error, not a signal (see ``fastomp_nvm.matrix.lost_pages``).
+
+    ``address`` is its first byte; 0 while it is not watched.
+    """
 
     address = 0
 
-    def watch(self) -> None:
-        """Start watching."""
-        self.address = int(np.frombuffer(self, np.uint8, 1).__array_interface__["data"][0])
-        lost_pages.watch(self, self.address)
-
     def flush(self, offset: int = 0, size: int | None = None) -> None:
-        """Bring pages to the device as ``mmap.flush`` does, which until Python 3.14 keeps all other threads waiting meanwhile."""
+        """Write pages to the device. Unlike ``mmap.flush`` before Python 3.14 it does not hold the interpreter lock meanwhile."""
         length = len(self) - offset if size is None else size
         if _msync(self.address + offset, length, _MS_SYNC):
             code = ctypes.get_errno()
@@ -81,7 +78,7 @@ class MappedFile(mmap.mmap):
         self._unwatch()
 
     def _unwatch(self) -> None:
-        """Stop watching, once: after the end of this mapping its address may be that of another one."""
+        """Stop watching, once: the address may be reused by another mapping later."""
         address, self.address = self.address, 0
         if address:
             lost_pages.unwatch(address)
@@ -91,7 +88,8 @@ def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: 
     """Map the first ``length`` bytes of an open file."""
     with device_errors(f"map {path}"):
         mapping = MappedFile(descriptor, length, flags=flags, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
-    mapping.watch()
+    mapping.address = int(np.frombuffer(mapping, np.uint8, 1).__array_interface__["data"][0])
+    lost_pages.watch(mapping, mapping.address)
     return mapping
 
 
@@ -103,9 +101,9 @@ class MappedRegion(DurableRegion):
     name : str
     mapping : MappedFile
     persist : callable
-        That of the ``Access``.
+        See ``Access``.
     writable : bool
-        False where the file can only be read; ``write`` then raises ``MediumError``.
+        False if the file is read-only: ``write`` then raises ``MediumError``.
     """
 
     def __init__(
@@ -117,8 +115,8 @@ class MappedRegion(DurableRegion):
         self._persist = persist
         self._size = len(mapping)
         self._flusher: Flusher | None = None
-        self._started = self._written_since = False  # a flush runs or was not waited for; it does not cover all that was written
-        self._range = (0, 0)  # of that flush
+        self._started = self._written_since = False  # a flush was begun and not waited for; bytes were written after it began
+        self._range = (0, 0)  # offset and length of that flush
 
     @property
     def size(self) -> int:
@@ -143,7 +141,7 @@ class MappedRegion(DurableRegion):
         self._check_readable()
 
     def start(self, offset: int, length: int) -> None:
-        """Begin to make the bytes of this range durable where a device takes its time; caches are flushed by ``persist`` alone."""
+        """Begin to write this range to a device in the background; flushing CPU caches is left to ``persist``."""
         self._check(offset, length)
         if self._persist is not flush_pages or not length:
             return
@@ -169,25 +167,25 @@ class MappedRegion(DurableRegion):
         self._mapping.close()
 
     def _flush(self) -> None:
-        """Make durable what was started."""
+        """Flush the range given to ``start``."""
         self._persist(self._mapping, *self._range)
 
     def _finished(self, offset: int, length: int) -> bool:
-        """Wait for the flush that was started, if one was; tell whether it covered this range as it is now."""
+        """Wait for a flush begun by ``start``; return whether it made the current content of this range durable."""
         if not self._started:
             return False
         assert self._flusher is not None
-        self._started = False  # also where it failed: that is told once
+        self._started = False  # before waiting: a failure is raised once
         self._flusher.wait()
         first, size = self._range
         return not self._written_since and first <= offset and offset + length <= first + size
 
     def _check_readable(self) -> None:
-        """Raise when a page of the region was lost: what was read from it is not what was written."""
+        """Raise ``MediumError`` when a page of the region was lost: reading it returned zeros."""
         lost_pages.check_range(self._mapping.address, self._size, f"region {self._name!r}")
 
     def _check(self, offset: int, length: int) -> None:
-        """Refuse a closed region and bytes outside it."""
+        """Raise when the region is closed or has no such range."""
         if self._mapping.closed:
             raise StoreError(f"region {self._name!r} is closed: open it again")
         check_range(self._name, self._size, offset, length)

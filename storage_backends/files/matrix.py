@@ -1,4 +1,4 @@
-"""A matrix in a file of a store: its view, and the file while it is being built. Knows neither directories nor sidecars."""
+"""Matrix files of a store: views of mapped ones, and writing one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DraftMatrix", "matrix_view"]
 
 
 def matrix_view(mapping: mmap.mmap, n_columns: int, n_obs: int, dtype: str) -> AnyArray:
-    """Return the matrix in a mapping of matrix.npy: a view that keeps the mapping alive."""
+    """Return the matrix in a mapping of a matrix file, as a view that keeps the mapping alive."""
     element = store_format.element_type(dtype)
     return np.frombuffer(mapping, element, n_columns * n_obs, store_format.DATA_OFFSET).reshape(n_columns, n_obs)
 
@@ -28,14 +28,14 @@ class DraftMatrix:
     Parameters
     ----------
     directory : int
-        Descriptor of the directory it is created in.
+        Descriptor of the directory that contains it.
     name : str
     shape : (int, int, str)
         Columns, observations and element type.
     path : str
-        What to call it in an error.
+        Named in errors.
     create : bool
-        Make the file; otherwise it must be there and of this shape.
+        Create the file; otherwise it must exist with this shape.
     """
 
     def __init__(self, directory: int, name: str, shape: tuple[int, int, str], path: str, *, create: bool = True) -> None:
@@ -47,7 +47,7 @@ class DraftMatrix:
             if create:
                 allocate(self._file, length, path)
             elif os.fstat(self._file).st_size != length:
-                raise StoreError(f"what an earlier build of {path} left has another shape: build it again")
+                raise StoreError(f"the earlier draft of {path} has another shape: build the store again")
             os.pwrite(self._file, store_format.matrix_header(*shape), 0)
             self._mapping: mmap.mmap | None = map_file(self._file, length, mmap.MAP_SHARED, writable=True, path=path)
         except BaseException:
@@ -57,7 +57,7 @@ class DraftMatrix:
     @property
     def matrix(self) -> AnyArray:
         """The matrix, writable."""
-        assert self._mapping is not None, "a sealed file is handed out by no draft"
+        assert self._mapping is not None, "a draft returns no sealed file"
         return matrix_view(self._mapping, *self._shape)
 
     def write_columns(self, first: int, columns: AnyArray) -> None:
@@ -69,7 +69,7 @@ class DraftMatrix:
             data, position = data[written:], position + written
 
     def forget(self, first: int, last: int) -> None:
-        """Unmap the pages that lie wholly in columns ``first:last``."""
+        """Drop the pages that lie entirely in columns ``first:last`` from this mapping."""
         n_columns, n_obs, dtype = self._shape
         row = n_obs * store_format.element_type(dtype).itemsize
         start = -(-(store_format.DATA_OFFSET + first * row) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -80,16 +80,16 @@ class DraftMatrix:
             self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def seal(self, n_columns: int) -> None:
-        """Cut the file down to ``n_columns`` and bring it to the device."""
+        """Truncate the file to ``n_columns`` and write it to the device."""
         assert self._mapping is not None, "a file is sealed once"
         self._mapping.flush()
-        self._mapping = None  # before the file shrinks: touching a lost page would be a signal
+        self._mapping = None  # before the file shrinks: reading a lost page would raise a signal
         shape = (n_columns, *self._shape[1:])
         os.pwrite(self._file, store_format.matrix_header(*shape), 0)
         os.ftruncate(self._file, store_format.matrix_length(*shape))
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Let go of mapping and file."""
+        """Close mapping and file."""
         self._mapping = None
         os.close(self._file)

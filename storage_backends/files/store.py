@@ -1,8 +1,8 @@
-"""A store as a plain directory, opened the same way by every file medium.
+"""Stores in directories, shared by all file media.
 
-Invariant: an opened store stays with the directory it opened, even when another one takes its name. How it got there whole is in
-:mod:`storage_backends.files.draft`, the content of the files in :mod:`storage_backends.files.format`; how they are mapped is the
-medium's ``Access``.
+Invariant: an opened store keeps reading the directory it opened, even after another store has replaced it there. Building is in
+:mod:`storage_backends.files.draft`, the file format in :mod:`storage_backends.files.format`; each medium chooses by its ``Access``
+how files are mapped and flushed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import os
 import stat
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-
-import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import device_errors
-from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.pacing import DeviceProfile
 from fastomp_nvm.matrix.reader import MatrixFile
@@ -36,11 +34,32 @@ from storage_backends.files.regions import FileRegion
 from storage_backends.files.tier_copies import open_folder, provide_copy
 from storage_backends.opened import OpenedStore, check_region_name, refuse_extras
 
-__all__ = ["FileMedium", "FileStore"]
+__all__ = ["FileMedium", "FileStore", "MappedMatrix"]
 
 _REGIONS = "regions"
-_OPEN_ATTEMPTS = 5
+_OPEN_ATTEMPTS = 4
 _READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MappedMatrix:
+    """A mapped matrix file of a store.
+
+    Attributes
+    ----------
+    directory, file : int
+        Descriptors of the file and of the directory it lies in.
+    name : str
+    access : Access
+    array : (n_columns, n_obs) array
+        Read-only.
+    """
+
+    directory: int
+    name: str
+    file: int
+    access: Access
+    array: AnyArray
 
 
 class FileMedium:
@@ -49,9 +68,9 @@ class FileMedium:
     Parameters
     ----------
     choose_access : callable
-        Given an open file and its path, says how files at this place are mapped and made durable.
+        Maps a file descriptor and its path to the ``Access`` for the files there.
     profiles : mapping of str to DeviceProfile
-        Devices that ``?profile=NAME`` can imitate on this medium.
+        Devices whose speed ``?profile=NAME`` can emulate on this medium.
     """
 
     def __init__(
@@ -61,10 +80,10 @@ class FileMedium:
         self._profiles = profiles
 
     def open(self, url: StoreURL) -> FeatureStore:
-        """Open the store in the directory ``url`` names, after checking everything but the content of matrix and tier.
+        """Open the store in the directory ``url`` names and validate everything except the contents of matrix and tier.
 
-        With ``?tier=dram`` the tier is checked too, and copied into memory; with ``?tier=/folder`` it is read from a copy there,
-        which is made where there is none yet. With ``?profile=NAME`` an emulated medium takes the time of that device.
+        ``?tier=dram`` copies the tier into memory and validates it; ``?tier=/folder`` reads it from a copy in that folder, which
+        is made if missing. ``?profile=NAME`` slows an emulated medium down to the speed of that device.
         """
         extras = dict(url.query)
         place, profile = extras.pop("tier", None), extras.pop("profile", None)
@@ -86,82 +105,82 @@ class FileMedium:
             raise
         return store
 
-    def _open_path(self, path: str, scheme: str) -> FileStore:
-        """Open the store at ``path``, or the one that takes its place meanwhile."""
-        if is_leftover(path):
-            raise StoreURLError(f"{path} is what an interrupted build left behind, not a store: it can be deleted")
-        for _ in range(_OPEN_ATTEMPTS - 1):
-            directory = _open_directory(path)
-            try:
-                return self._open(directory, path, scheme)
-            except StoreError:
-                # A store replaced while it was being opened has lost its files; its successor stands at the same path.
-                unchanged = _same_directory(directory, path)
-                os.close(directory)
-                if unchanged:
-                    raise
-            except BaseException:
-                os.close(directory)
-                raise
-        raise StoreError(f"the store at {path} was replaced again and again while it was being opened: try later")
-
     def draft(
         self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none", folder: str | None = None
     ) -> StoreDraft:
-        """Start a store beside its final place, or go on with the one in ``folder`` there, which an earlier draft left."""
+        """Start a store in a hidden directory beside its path, or continue the earlier draft in ``folder`` there."""
         path = _path(url)
         check_destination(path, replace=replace)
         with device_errors(f"build a store at {path}"):
             return FileDraft(path, n_columns, n_obs, dtype, replace=replace, tier=tier, folder=folder)
 
     def exists(self, url: StoreURL) -> bool:
-        """Tell whether a store stands at ``url``."""
+        """Return whether there is a store at ``url``."""
         path = _path(url)
         return not is_leftover(path) and occupant(path) == "store"
 
-    def _open(self, directory: int, path: str, scheme: str) -> FileStore:
-        """Open the store in an open directory."""
-        try:
-            header = store_format.decode_header(_read(directory, store_format.HEADER))
-            sidecars = store_format.decode_sidecars(header, lambda name, length: _read(directory, name, length))
-            access, matrix, file = self._map(directory, path, store_format.MATRIX, header.shape)
+    def _open_path(self, path: str, scheme: str) -> FileStore:
+        """Open the store at ``path``; start over when it is replaced meanwhile."""
+        if is_leftover(path):
+            raise StoreURLError(f"{path} is the remains of an interrupted build, not a store: it can be deleted")
+        for _ in range(_OPEN_ATTEMPTS):
             try:
-                codes, tier_file = None, -1
-                if sidecars.tier is not None:
-                    _, codes, tier_file = self._map(directory, path, store_format.TIER, header.tier_shape)
-            except BaseException:
-                os.close(file)
-                raise
+                directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError as error:
+                raise StoreURLError(f"there is no store at {path}: build one with ingest or create_store") from error
+            except NotADirectoryError as error:
+                raise StoreURLError(f"{path} is a file, and a store is a directory: ingest it to make a store of it") from error
+            except OSError as error:
+                raise MediumError(f"cannot open the store at {path}: {error.strerror}") from error
+            descriptors = [directory]
+            try:
+                return self._open(descriptors, path, scheme)
+            except BaseException as error:
+                # A store replaced while it was being opened has lost its files; the new one is at the same path.
+                replaced = isinstance(error, StoreError) and not _same_directory(directory, path)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if not replaced:
+                    raise
+        raise StoreError(f"the store at {path} was replaced {_OPEN_ATTEMPTS} times while it was being opened: try later")
+
+    def _open(self, descriptors: list[int], path: str, scheme: str) -> FileStore:
+        """Open the store in the open directory ``descriptors[0]``; further descriptors are added, for the caller to close."""
+        try:
+            header = store_format.decode_header(_read(descriptors[0], store_format.HEADER))
+            sidecars = store_format.decode_sidecars(header, functools.partial(_read, descriptors[0]))
+            matrix = self._map(descriptors, path, store_format.MATRIX, header.matrix)
+            tier = None if header.tier is None else self._map(descriptors, path, store_format.TIER, header.tier)
         except StoreError as error:
             raise StoreError(f"the store at {path} cannot be used: {error}") from error
         except OSError as error:
             raise MediumError(f"cannot read the store at {path}: {error.strerror}") from error
-        url = f"{scheme}://{urllib.parse.quote(path)}"
-        return FileStore(url, directory, file, access, matrix, sidecars, codes, tier_file)
+        return FileStore(f"{scheme}://{urllib.parse.quote(path)}", descriptors, sidecars, matrix, tier)
 
-    def _move_tier(self, store: FileStore, folder: str) -> None:
-        """Have the tier of a store read from a copy in ``folder``."""
-        layout, directory = store.layout, open_folder(folder)
-        try:
-            name = store.provide_tier_copy(directory, folder)
-            access, codes, file = self._map(directory, folder, name, (layout.n_columns, layout.n_obs, "int8"))
-        except BaseException:
-            os.close(directory)
-            raise
-        store.read_tier_from(directory, name, access, codes, file)
-
-    def _map(self, directory: int, path: str, name: str, shape: tuple[int, int, str]) -> tuple[Access, AnyArray, int]:
-        """Map a file that holds a matrix; return how, the matrix, and a descriptor of the file for the caller to close."""
+    def _map(self, descriptors: list[int], path: str, name: str, shape: store_format.Shape) -> MappedMatrix:
+        """Map a matrix file in the open directory ``descriptors[0]``; its descriptor is added, for the caller to close."""
         length = store_format.matrix_length(*shape)
-        with _opened(directory, name, length) as descriptor:
+        with _opened(descriptors[0], name, length) as descriptor:
             if os.pread(descriptor, store_format.DATA_OFFSET, 0) != store_format.matrix_header(*shape):
                 raise StoreError(f"{name} is not the matrix that {store_format.HEADER} describes")
             access = self._choose_access(descriptor, path)
             mapping = map_file(descriptor, length, access.flags, writable=False, path=path)
-            file = os.dup(descriptor)
-        matrix = matrix_view(mapping, *shape)
-        assert matrix.ctypes.data % 64 == 0, "a mapping begins at a page and the data a page later"
-        return access, matrix, file
+            descriptors.append(os.dup(descriptor))
+        array = matrix_view(mapping, *shape)
+        assert array.ctypes.data % 64 == 0, "a mapping begins at a page and the data a page later"
+        return MappedMatrix(descriptors[0], name, descriptors[-1], access, array)
+
+    def _move_tier(self, store: FileStore, folder: str) -> None:
+        """Make a store read its tier from a copy in ``folder``."""
+        descriptors = [open_folder(folder)]
+        try:
+            name = store.provide_tier_copy(descriptors[0], folder)
+            copy = self._map(descriptors, folder, name, (*store.matrix.shape, "int8"))
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        store.read_tier_from(copy, descriptors)
 
 
 class FileStore(OpenedStore):
@@ -170,174 +189,146 @@ class FileStore(OpenedStore):
     Parameters
     ----------
     url : str
-    directory, file : int
-        Descriptors of the store's directory and of its matrix; owned by the store from now on, so that it stays whole when another
-        store takes its place.
-    access : Access
-    matrix : (n_columns, n_obs) array
+    descriptors : list of int
+        Of the store's directory and of its matrix files; owned by the store, which therefore stays readable after it is replaced.
     sidecars : Sidecars
-    codes : (n_columns, n_obs) int8 array, optional
-    tier_file : int
-        Descriptor of the file of the tier, owned likewise; -1 without one.
+    matrix : MappedMatrix
+    tier : MappedMatrix, optional
     """
 
     def __init__(
-        self,
-        url: str,
-        directory: int,
-        file: int,
-        access: Access,
-        matrix: AnyArray,
-        sidecars: Sidecars,
-        codes: AnyArray | None = None,
-        tier_file: int = -1,
+        self, url: str, descriptors: list[int], sidecars: Sidecars, matrix: MappedMatrix, tier: MappedMatrix | None
     ) -> None:
-        super().__init__(url, access.traits, matrix, sidecars, codes)
-        self._directory = directory
-        self._file = file
-        self._tier_file = tier_file
-        self._access = access
+        self._descriptors: list[int] = []  # the caller closes its descriptors if this constructor fails
+        self._mapped = [matrix] if tier is None else [matrix, tier]
+        super().__init__(url, matrix.access.traits, matrix.array, sidecars, None if tier is None else tier.array)
+        self._descriptors = descriptors
         self._profile: DeviceProfile | None = None
         self._tier_loaded = False
-        self._tier_copy: tuple[int, str, Access] | None = None  # directory, owned; name; how it is mapped
 
     def imitate(self, name: str, profile: DeviceProfile) -> None:
-        """Take the time of a device from now on, where this medium is an emulation; ``url`` then says so."""
-        if not self._traits.emulated:
-            raise StoreURLError(f"{self._url} is on a real device, which imitates no other: leave out profile={name}")
+        """Slow reads of an emulated medium down to the speed of a device, and add that to ``url``."""
+        if not self.traits.emulated:
+            raise StoreURLError(f"{self.url} is on a real device, which emulates no other: leave out profile={name}")
         self._profile = profile
-        self._traits = replace(self._traits, detail=f"{self._traits.detail}; at the pace of {profile.description}")
+        self.traits = replace(self.traits, detail=f"{self.traits.detail}; at the pace of {profile.description}")
         self._add_to_url(f"profile={name}")
 
     def provide_tier_copy(self, directory: int, path: str) -> str:
-        """See to it that the open directory at ``path`` has a copy of the tier; return its name."""
-        if self._tier is None:
-            super().load_tier()  # says that there is none
+        """Make a copy of the tier in the open directory at ``path`` unless it has one; return its name."""
+        if self.tier is None:
+            super().load_tier()  # raises the error for a store without a tier
         name = f"{self.layout.fingerprint}.tier.npy"
-        provide_copy(directory, name, self._tier_file, path)
+        provide_copy(directory, name, self._mapped[1].file, path)
         self._add_to_url(f"tier={urllib.parse.quote(path)}")
         return name
 
-    def read_tier_from(self, directory: int, name: str, access: Access, codes: AnyArray, file: int) -> None:
-        """Take the tier from a mapped copy of it; both descriptors are owned by the store from now on."""
-        assert self._tier is not None, "what has a copy has a tier"
-        if self._tier.seal is not None:
-            advice = f"the copy of the tier of {self._url} does not match its checksums: remove {name} there"
-            self._tier.seal.damaged = lambda block: StoreError(f"{advice} (block {block})")
-        os.close(self._tier_file)
-        self._tier, self._tier_file, self._tier_copy = replace(self._tier, codes=codes), file, (directory, name, access)
+    def read_tier_from(self, copy: MappedMatrix, descriptors: list[int]) -> None:
+        """Read the tier from a mapped copy of it; the store owns its descriptors from now on."""
+        assert self.tier is not None, "only a store with a tier has a copy of it"
+        if self.tier.seal is not None:
+            advice = f"the copy of the tier of {self.url} does not match its checksums: remove {copy.name} there"
+            self.tier.seal.damaged = lambda block: StoreError(f"{advice} (block {block})")
+        self.tier = replace(self.tier, codes=copy.array)
+        self._mapped[1] = copy
+        self._descriptors += descriptors
 
     def _add_to_url(self, parameter: str) -> None:
-        """Have the address say how the store was opened."""
-        self._url = f"{self._url}{'&' if '?' in self._url else '?'}{parameter}"
+        """Add a query parameter to ``url``."""
+        self.url = f"{self.url}{'&' if '?' in self.url else '?'}{parameter}"
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the durable region ``name``; create it with ``size`` bytes when it is absent.
 
-        One that cannot be written is opened for reading. Raises ``StoreURLError`` when it is absent and ``size`` is 0,
-        ``StoreError`` when it has another size than asked for.
+        A region without write permission is opened for reading. Raises ``StoreURLError`` when it is absent and ``size`` is 0,
+        ``StoreError`` when its size is not ``size``.
         """
         check_region_name(name)
-        if size < 0:
-            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
         file = f"{_REGIONS}/{name}.bin"
-        with device_errors(f"open region {name!r} of {self._url}"):
-            if not self._has(file):
-                if not size:
-                    raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
+        with device_errors(f"open region {name!r} of {self.url}"):
+            found = self._length(file)
+            self._check_region(name, size, found)
+            if found is None:
                 self._create_region(name, size)
             writable = os.access(file, os.W_OK, dir_fd=self._alive(), effective_ids=True)
             with _opened(self._alive(), file, size or None, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
                 length = os.fstat(descriptor).st_size
                 if not length:
-                    raise StoreError(f"region {name!r} of {self._url} is empty: drop it and create it again")
-                if self._access.persist is None:
+                    raise StoreError(f"region {name!r} of {self.url} is empty: drop it and create it again")
+                access = self._mapped[0].access
+                if access.persist is None:
                     return FileRegion(name, os.dup(descriptor), writable=writable)
-                mapping = map_file(descriptor, length, self._access.flags, writable=writable, path=file)
-                return MappedRegion(name, mapping, self._access.persist, writable=writable)
+                mapping = map_file(descriptor, length, access.flags, writable=writable, path=file)
+                return MappedRegion(name, mapping, access.persist, writable=writable)
 
     def regions(self) -> Sequence[str]:
         """Names of the durable regions that exist, in order."""
-        with device_errors(f"list the regions of {self._url}"):
-            if not self._has(_REGIONS):
+        with device_errors(f"list the regions of {self.url}"):
+            if self._length(_REGIONS) is None:
                 return ()
-            with self._opened_regions() as descriptor:
+            with self._directory(_REGIONS) as descriptor:
                 entries = os.listdir(descriptor)
         return tuple(sorted(entry[:-4] for entry in entries if entry.endswith(".bin") and not entry.startswith(".")))
 
     def drop_region(self, name: str) -> None:
         """Remove a durable region."""
         check_region_name(name)
-        with device_errors(f"drop region {name!r} of {self._url}"):
-            if not self._has(f"{_REGIONS}/{name}.bin"):
-                raise StoreURLError(f"the store {self._url} has no region {name!r} to drop")
-            os.unlink(f"{_REGIONS}/{name}.bin", dir_fd=self._directory)
-            self._sync(_REGIONS)
+        with device_errors(f"drop region {name!r} of {self.url}"):
+            self._check_region(name, 0, self._length(f"{_REGIONS}/{name}.bin"))
+            with self._directory(_REGIONS) as regions:
+                os.unlink(f"{name}.bin", dir_fd=regions)
+                os.fsync(regions)
 
     def close(self) -> None:
-        """Let go of matrix and directory; views handed out before keep the mapping alive."""
+        """Release matrix and directory; existing views keep the mapping alive."""
         super().close()
-        if self._directory >= 0:
-            os.close(self._directory)
-            os.close(self._file)
-            if self._tier_file >= 0:
-                os.close(self._tier_file)
-            if self._tier_copy is not None:
-                os.close(self._tier_copy[0])
-            self._directory = self._file = self._tier_file = -1
+        self._mapped.clear()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
-    def __del__(self) -> None:
-        if getattr(self, "_directory", -1) >= 0:
-            self.close()
+    __del__ = close
 
     def files(self) -> Sequence[MatrixFile]:
-        """Open the files of the matrix and, unless it was loaded, of the tier."""
-        mapped = [(self.matrix, (self._alive(), store_format.MATRIX, self._access))]
-        if self._tier is not None and not self._tier_loaded:
-            mapped.append((np.asarray(self._tier.codes), self._tier_copy or (self._alive(), store_format.TIER, self._access)))
-        with device_errors(f"open {self._url}"):
-            return tuple(
-                MatrixFile(array, store_format.DATA_OFFSET, functools.partial(_open_again, directory, name), self._profile)
-                for array, (directory, name, access) in mapped
-                if access.flags == mmap.MAP_SHARED  # a mapping of persistent memory is the device itself
-            )
+        """Return the files of the matrix and, unless it was loaded into memory, of the tier."""
+        self._alive()
+        found = []
+        with device_errors(f"open {self.url}"):
+            for mapped in self._mapped[:1] if self._tier_loaded else self._mapped:
+                if mapped.access.flags == mmap.MAP_SHARED:  # persistent memory is read through its mapping
+                    open_file = functools.partial(os.open, mapped.name, dir_fd=mapped.directory)
+                    found.append(MatrixFile(mapped.array, store_format.DATA_OFFSET, open_file, self._profile))
+        return found
 
     def load_tier(self) -> None:
-        """Copy the tier into memory; ``url`` then says so."""
+        """Copy the tier into memory, and add that to ``url``."""
         super().load_tier()
         if not self._tier_loaded:
             self._tier_loaded = True
             self._add_to_url("tier=dram")
 
-    def _checksum(self, first: int, last: int) -> int:
-        """Return the CRC-32 of columns ``first:last``, read with pread(2), where a bad sector is an error and not a signal."""
-        return self._file_checksum(self._file, store_format.MATRIX, self.matrix.shape[1] * self.matrix.itemsize, first, last)
-
-    def _tier_checksum(self, first: int, last: int) -> int:
-        """Return the CRC-32 of the codes of columns ``first:last``, read likewise."""
-        return self._file_checksum(self._tier_file, store_format.TIER, self.matrix.shape[1], first, last)
-
-    def _file_checksum(self, file: int, name: str, row: int, first: int, last: int) -> int:
-        """Return the CRC-32 of columns ``first:last`` of an open file in which a column takes ``row`` bytes."""
-        position, end = (store_format.DATA_OFFSET + column * row for column in (first, last))
-        checksum = 0
-        with device_errors(f"read {self._url}"):
+    def _checksum(self, first: int, last: int, *, tier: bool) -> int:
+        """Return the CRC-32 of columns ``first:last``, read with pread(2), which reports a bad sector as an error, not a signal."""
+        self._alive()
+        mapped, checksum = self._mapped[tier], 0
+        row = mapped.array.shape[1] * mapped.array.itemsize
+        position, end = store_format.DATA_OFFSET + first * row, store_format.DATA_OFFSET + last * row
+        with device_errors(f"read {self.url}"):
             while position < end:
-                data = os.pread(file, min(_READ_BYTES, end - position), position)
+                data = os.pread(mapped.file, min(_READ_BYTES, end - position), position)
                 if not data:
-                    raise StoreError(f"the store {self._url} is damaged: {name} ends before column {last}")
+                    raise StoreError(f"the store {self.url} is damaged: {mapped.name} ends before column {last}")
                 checksum = crc32(data, checksum)
                 position += len(data)
         return checksum
 
     def _create_region(self, name: str, size: int) -> None:
-        """Make a zero-filled region appear at once and whole; another process may win the race to create it."""
+        """Create a zero-filled region atomically; if another process is faster, keep its region."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(_REGIONS, dir_fd=self._alive())
-        self._sync(".")  # also where it stands: whoever made it may have died before this
-        with self._opened_regions() as regions:
+        os.fsync(self._alive())  # also if the directory exists: its creator may have died before syncing
+        with self._directory(_REGIONS) as regions:
             with partial_file(regions, f"{name}.bin", 0o666) as (partial, descriptor):
-                allocate(descriptor, size, f"region {name!r} of {self._url}")
+                allocate(descriptor, size, f"region {name!r} of {self.url}")
                 os.fsync(descriptor)
                 with contextlib.suppress(FileExistsError):
                     if not rename_with_flag(partial, f"{name}.bin", NO_REPLACE, directory=regions):
@@ -345,67 +336,41 @@ class FileStore(OpenedStore):
             os.fsync(regions)
 
     @contextlib.contextmanager
-    def _opened_regions(self) -> Iterator[int]:
-        """Open the directory of the regions for the time of a ``with``."""
-        descriptor = os.open(_REGIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._alive())
+    def _directory(self, name: str) -> Iterator[int]:
+        """Open a directory inside the store for the duration of a ``with``."""
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._alive())
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
     def _alive(self) -> int:
-        """Return the directory, unless the store is closed."""
-        if self._directory < 0:
-            raise StoreError(f"the store {self._url} is closed: open it again")
-        return self._directory
+        """Return the descriptor of the store's directory; raise when the store is closed."""
+        if not self._descriptors:
+            raise StoreError(f"the store {self.url} is closed: open it again")
+        return self._descriptors[0]
 
-    def _has(self, name: str) -> bool:
-        """Tell whether the directory has an entry ``name``."""
+    def _length(self, name: str) -> int | None:
+        """Return the length of a file of the store, or None if it does not exist."""
         try:
-            os.stat(name, dir_fd=self._alive())
+            return os.stat(name, dir_fd=self._alive()).st_size
         except FileNotFoundError:
-            return False
-        return True
-
-    def _sync(self, name: str) -> None:
-        """Bring the entries of a directory inside the store to the device."""
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._alive())
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            return None
 
 
 def _path(url: StoreURL) -> str:
-    """Return the absolute path a URL names, links resolved so that a replacement is built beside the real directory."""
+    """Return the absolute path of a URL. Links are resolved: a replacement must be built on the same file system."""
     refuse_extras(url)
     if "\0" in url.path:
-        raise StoreURLError(f"{url.text!r} holds a null character, which no path can")
+        raise StoreURLError(f"{url.text!r} contains a null character, which a path cannot")
     path = os.path.realpath(url.path)
     if path == os.path.dirname(path):
         raise StoreURLError(f"{url.text!r} names the root directory, which cannot be a store")
     return path
 
 
-def _open_directory(path: str) -> int:
-    """Open the directory of a store."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise StoreURLError(f"there is no store at {path}: build one with ingest or create_store") from error
-    except NotADirectoryError as error:
-        raise StoreURLError(f"{path} is a file, and a store is a directory: ingest it to make a store of it") from error
-    except OSError as error:
-        raise MediumError(f"cannot open the store at {path}: {error.strerror}") from error
-
-
-def _open_again(directory: int, name: str, flags: int) -> int:
-    """Open a file of a store with ``flags``."""
-    return os.open(name, flags | os.O_CLOEXEC, dir_fd=directory)
-
-
 def _same_directory(directory: int, path: str) -> bool:
-    """Tell whether ``path`` still leads to the open ``directory``."""
+    """Return whether ``path`` still is the open ``directory``."""
     try:
         return os.path.samestat(os.fstat(directory), os.stat(path))
     except OSError:
@@ -414,10 +379,10 @@ def _same_directory(directory: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def _opened(directory: int, name: str, length: int | None = None, mode: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a regular file of a store that must have ``length`` bytes, for the time of a ``with``."""
+    """Open a regular file of a store and check its ``length``, for the duration of a ``with``."""
     try:
-        # O_NONBLOCK: a named pipe in the place of a file must not hang us.
-        descriptor = os.open(name, mode | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+        # O_NONBLOCK: opening a named pipe must not block.
+        descriptor = os.open(name, mode | os.O_NONBLOCK, dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"it has no {name}") from error
     try:
@@ -435,6 +400,6 @@ def _read(directory: int, name: str, length: int | None = None) -> bytes:
     """Return the content of a file of a store."""
     with _opened(directory, name, length) as descriptor:
         if length is None and os.fstat(descriptor).st_size > LARGEST_HEADER:
-            raise StoreError(f"{name} is far larger than any of ours")
+            raise StoreError(f"{name} has more than {LARGEST_HEADER} bytes")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()

@@ -1,8 +1,7 @@
-"""Copies of int8 tiers on a medium of their own: persistent memory, a RAM disk, another device than that of the exact matrix.
+"""Copies of int8 tiers on another medium than the exact matrix: persistent memory, a RAM disk, a faster device.
 
-A copy is one file, named after the data it was made from. It is made once, whole or not at all, and used by whoever asks for it
-again; what a dead process left of one is swept away. What it holds is compared with the store's checksums as the tier's own file
-is: when a sweep first reads it.
+A copy is one file, named after the fingerprint of its store. It is created atomically and reused by later runs; partial copies of
+dead processes are removed. As with the tier's own file, the first sweep compares it with the store's checksums.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ _COPY_BYTES = 8 << 20
 
 
 def open_folder(path: str) -> int:
-    """Open the directory that copies are kept in."""
+    """Return a descriptor of the directory that holds the copies."""
     with device_errors(f"open {path}"):
         try:
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreURLError(f"there is no directory {path} for the tier: make it first, or use tier=dram") from None
+            raise StoreURLError(f"there is no directory {path} for the tier: create it, or use tier=dram") from None
 
 
 def provide_copy(directory: int, name: str, source: int, path: str) -> None:
-    """Make the file ``name`` in an open directory, at ``path``, a copy of the open file ``source``, unless it is there already."""
+    """Copy the open file ``source`` to ``name`` in the open directory at ``path``, unless that file exists."""
     length = os.fstat(source).st_size
     with device_errors(f"copy the tier to {path}"):
         try:
@@ -46,10 +45,10 @@ def provide_copy(directory: int, name: str, source: int, path: str) -> None:
             while position < length:
                 data = os.pread(source, min(_COPY_BYTES, length - position), position)
                 if not data:
-                    raise StoreError("the tier of the store was cut off while it was copied: build the store again")
+                    raise StoreError("the tier of the store was truncated while it was copied: build the store again")
                 position += os.pwrite(descriptor, data, position)
             os.fsync(descriptor)
-            with contextlib.suppress(FileExistsError):  # somebody was quicker, with the same bytes
+            with contextlib.suppress(FileExistsError):  # another process was faster, with the same bytes
                 if not rename_with_flag(partial, name, NO_REPLACE, directory=directory):
                     os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)

@@ -188,7 +188,7 @@ class ClusterStore(OpenedStore):
 
     def load_tier(self) -> None:
         """Have every shard copy its tier into its machine's memory."""
-        if self._tier is None:
+        if self.tier is None:
             super().load_tier()
         self._rows.close()  # actors are started anew with the tier in memory
         self._tier_in_memory = True

@@ -1,7 +1,6 @@
-"""The ``dram`` medium: stores in this process's memory, found by name, gone with the process.
+"""The ``dram`` medium: named stores in the memory of this process.
 
-It keeps the same promises as the file media (private until committed, replaced at once, read-only afterwards), so that the medium
-never changes an answer.
+As on file media, a store is private until committed, replaced atomically and read-only afterwards.
 """
 
 from __future__ import annotations
@@ -17,29 +16,30 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
+from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files.durable import describe_bytes
-from storage_backends.opened import OpenedStore, check_range, check_region_name, refuse_extras
+from storage_backends.opened import ArrayRegion, OpenedStore, already_exists, check_commit, refuse_extras
 
-__all__ = ["MEDIUM", "DramDraft", "DramMedium", "DramRegion", "DramStore"]
+__all__ = ["MEDIUM", "DramDraft", "DramMedium", "DramStore"]
 
 _TRAITS = MediumTraits("dram", "none", False, "anonymous memory of this process")
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What the registry keeps of one store."""
+    """Content of one store."""
 
     matrix: AnyArray
     sidecars: Sidecars
     codes: AnyArray | None
-    regions: dict[str, bytearray] = field(default_factory=dict)
+    regions: dict[str, AnyArray] = field(default_factory=dict)
 
 
 class DramMedium:
-    """Stores of this process by name."""
+    """The stores of this process, by name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,12 +60,12 @@ class DramMedium:
         return DramDraft(self, url, n_columns, n_obs, dtype, replace=replace, tier=tier)
 
     def exists(self, url: StoreURL) -> bool:
-        """Tell whether a store of this name exists."""
+        """Return whether a store of this name exists."""
         refuse_extras(url)
         return url.path in self._stores
 
     def discard(self, url: StoreURL) -> None:
-        """Forget the store of this name; its memory is free once no view of it is left."""
+        """Remove the store of this name; its memory is freed with its last view."""
         with self._lock:
             if self._stores.pop(url.path, None) is None:
                 raise StoreURLError(f"there is no store {url.text!r} in this process to discard")
@@ -77,9 +77,9 @@ class DramMedium:
             self._stores[url.path] = content
 
     def _check_free(self, url: StoreURL, *, replace: bool) -> None:
-        """Refuse a name that is taken."""
+        """Raise ``StoreURLError`` when the name is in use and not to be replaced."""
         if self.exists(url) and not replace:
-            raise StoreURLError(f"a store stands at {url.text!r}: choose another name or ask to replace it (--replace)")
+            raise already_exists(url.text)
 
 
 class DramStore(OpenedStore):
@@ -89,10 +89,10 @@ class DramStore(OpenedStore):
     ----------
     url : str
     content : _Content
-        Shared by all who opened the store, and alive as long as one of them.
+        Shared by all stores opened under this name.
     """
 
-    _seals_tier = False  # nothing happens to it between being built and being swept
+    _seals_tier = False  # memory is not checked for damage
 
     def __init__(self, url: str, content: _Content) -> None:
         super().__init__(url, _TRAITS, content.matrix, content.sidecars, content.codes)
@@ -101,82 +101,26 @@ class DramStore(OpenedStore):
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the region ``name``; create it with ``size`` bytes when it is absent.
 
-        Raises ``StoreURLError`` when it is absent and ``size`` is 0, ``StoreError`` when it has another size than asked for.
+        Raises ``StoreURLError`` when it is absent and ``size`` is 0, ``StoreError`` when its size is not ``size``.
         """
-        check_region_name(name)
-        self._check_open()
-        if size < 0:
-            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
-        if name not in self._regions and not size:
-            raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
-        data = self._regions.setdefault(name, bytearray(size))
-        if size and len(data) != size:
-            raise StoreError(f"region {name!r} of {self._url} has {len(data)} bytes and should have {size}")
-        return DramRegion(name, data)
+        found = self._regions.get(name)
+        self._check_region(name, size, None if found is None else len(found))
+        return ArrayRegion(name, self._regions.setdefault(name, np.zeros(size, np.uint8)))
 
     def regions(self) -> Sequence[str]:
         """Names of the regions that exist, in order."""
-        self._check_open()
+        _ = self.matrix  # raises when the store is closed
         return tuple(sorted(self._regions))
 
     def drop_region(self, name: str) -> None:
         """Remove a region."""
-        check_region_name(name)
-        self._check_open()
-        if self._regions.pop(name, None) is None:
-            raise StoreURLError(f"the store {self._url} has no region {name!r} to drop")
-
-    def _check_open(self) -> None:
-        """Refuse a closed store."""
-        _ = self.matrix
-
-
-class DramRegion(DurableRegion):
-    """A region in memory: ``persist`` has nothing to protect against.
-
-    Parameters
-    ----------
-    name : str
-    data : bytearray
-        Shared by all who opened the region.
-    """
-
-    def __init__(self, name: str, data: bytearray) -> None:
-        self._name = name
-        self._data: bytearray | None = data
-        self._size = len(data)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
-        return bytes(self._bytes(offset, length)[offset : offset + length])
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``."""
-        self._bytes(offset, len(data))[offset : offset + len(data)] = data
-
-    def persist(self, offset: int, length: int) -> None:
-        """Check the range; memory is as durable as it gets."""
-        self._bytes(offset, length)
-
-    def close(self) -> None:
-        """Let go of the region."""
-        self._data = None
-
-    def _bytes(self, offset: int, length: int) -> bytearray:
-        """Return the content, unless the region is closed or the range lies outside it."""
-        if self._data is None:
-            raise StoreError(f"region {self._name!r} is closed: open it again")
-        check_range(self._name, self._size, offset, length)
-        return self._data
+        found = self._regions.get(name)
+        self._check_region(name, 0, None if found is None else len(found))
+        self._regions.pop(name, None)
 
 
 class DramDraft(StoreDraft):
-    """A store being built in anonymous memory, which is page-aligned and takes huge pages where the kernel has them.
+    """A store being built in anonymous memory, page-aligned and in huge pages where the kernel has them.
 
     Parameters
     ----------
@@ -185,7 +129,7 @@ class DramDraft(StoreDraft):
     n_columns, n_obs : int
     dtype : str
     replace : bool
-        Take the place of a store of this name.
+        Replace an existing store.
     tier : {"int8", "none"}
     """
 
@@ -194,14 +138,15 @@ class DramDraft(StoreDraft):
     ) -> None:
         self._medium = medium
         self._url = url
-        self._shape = (n_columns, n_obs)
+        self._shape = (n_columns, n_obs, dtype)
         self._dtype = np.dtype(dtype)
         self._replace = replace
         cells = n_columns * n_obs
         length = cells * (self._dtype.itemsize + (tier != "none"))
-        available = _available_memory()
-        if available is not None and length > available:
-            raise MediumError(f"{url.text} needs {describe_bytes(length)}, has {describe_bytes(available)} free: use mmap:///path")
+        available = fillable_memory()
+        if length > available:
+            free = describe_bytes(int(available))
+            raise MediumError(f"{url.text} needs {describe_bytes(length)}, has {free} free: use mmap:///path")
         try:
             self._memory: mmap.mmap | None = _anonymous(cells * self._dtype.itemsize)
             self._codes = _anonymous(cells) if tier != "none" else None
@@ -211,40 +156,39 @@ class DramDraft(StoreDraft):
     @property
     def matrix(self) -> AnyArray:
         """Writable (n_columns, n_obs) array in memory."""
-        return np.frombuffer(self._alive(), self._dtype).reshape(self._shape)
+        return np.frombuffer(self._alive(), self._dtype).reshape(self._shape[:2])
 
     @property
     def tier(self) -> AnyArray | None:
-        """Writable (n_columns, n_obs) int8 array in memory, where a tier was asked for."""
-        return None if self._codes is None else np.frombuffer(self._codes, np.int8).reshape(self._shape)
+        """Writable (n_columns, n_obs) int8 array in memory, if there is a tier."""
+        return None if self._codes is None else np.frombuffer(self._codes, np.int8).reshape(self._shape[:2])
 
     def forget(self, first: int, last: int) -> None:
-        """Keep everything: memory is where this store lives."""
+        """Do nothing: the store is in memory."""
 
     def commit(self, sidecars: Sidecars) -> None:
-        """Make the store visible at once."""
-        layout, memory = sidecars.layout, self._alive()
-        if layout.n_columns > self._shape[0] or layout.n_obs != self._shape[1] or layout.dtype != self._dtype.name:
-            raise StoreError(f"the draft of {self._url.text} has shape {self._shape} and cannot be committed as {layout}")
-        shape = (layout.n_columns, layout.n_obs)
-        matrix = _sealed(memory, self._dtype, shape)
+        """Make the store visible, atomically."""
+        matrix_memory = self._alive()
+        check_commit(self._url.text, self._shape, sidecars)
+        shape = (sidecars.layout.n_columns, sidecars.layout.n_obs)
+        matrix = _sealed(matrix_memory, self._dtype, shape)
         codes = None if self._codes is None else _sealed(self._codes, np.dtype(np.int8), shape)
         self._medium.publish(self._url, _Content(matrix, sidecars, codes), replace=self._replace)
         self._memory = self._codes = None
 
     def abort(self) -> None:
-        """Give the memory back. Harmless after ``commit``."""
+        """Release the memory. Harmless after ``commit``."""
         self._memory = self._codes = None
 
     def _alive(self) -> mmap.mmap:
-        """Return the memory, unless the draft is over."""
+        """Return the memory of the matrix; raise when the draft was committed or aborted."""
         if self._memory is None:
             raise StoreError(f"the draft of {self._url.text} was committed or aborted")
         return self._memory
 
 
 def _anonymous(length: int) -> mmap.mmap:
-    """Return memory of this process, in huge pages where that is possible."""
+    """Return anonymous memory, in huge pages where possible."""
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and length >= 1 << 21:
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
@@ -253,22 +197,13 @@ def _anonymous(length: int) -> mmap.mmap:
 
 
 def _sealed(memory: mmap.mmap, dtype: np.dtype[Any], shape: tuple[int, int]) -> AnyArray:
-    """Return the first rows of ``memory`` as a read-only matrix; what lies behind them is given back."""
+    """Return the first rows of ``memory`` as a read-only matrix; release the memory behind them."""
     count = shape[0] * shape[1]
     end = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-    if end < len(memory):  # dropped columns give their memory back
+    if end < len(memory):  # features were dropped
         memory.madvise(mmap.MADV_DONTNEED, end)
-    # Through a read-only buffer: of a plain view anyone could set flags.writeable again.
+    # Over a read-only buffer: flags.writeable of a plain view could be set again.
     return np.frombuffer(memoryview(memory).toreadonly(), dtype, count).reshape(shape)
-
-
-def _available_memory() -> int | None:
-    """Return the bytes the kernel could hand out without swapping, or None where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
 
 
 MEDIUM = DramMedium()

@@ -1,6 +1,6 @@
-"""The border to libpmem: flushing processor caches to persistent memory. Loaded if present; nothing else here knows ctypes types.
+"""Binding to libpmem: flushing CPU caches to persistent memory.
 
-``persist`` is meaningful only for a mapping made with ``MAP_SYNC``: elsewhere a cache flush does not reach the device.
+``persist`` is meaningful only for mappings with ``MAP_SYNC``: elsewhere a cache flush does not reach the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mmap
 
 __all__ = ["MAP_SYNC_FLAGS", "Libpmem", "load"]
 
-#: MAP_SHARED_VALIDATE | MAP_SYNC of mmap(2): the kernel refuses the mapping unless stores alone make it durable.
+#: MAP_SHARED_VALIDATE | MAP_SYNC of mmap(2): the kernel refuses the mapping unless flushed CPU caches are durable.
 MAP_SYNC_FLAGS = 0x03 | 0x80000
 
 
@@ -29,13 +29,13 @@ class Libpmem:
         self._persist.restype = None
 
     def persist(self, mapping: mmap.mmap, offset: int, length: int) -> None:
-        """Flush bytes of a writable ``MAP_SYNC`` mapping out of the processor's caches and wait for it."""
+        """Flush bytes of a writable ``MAP_SYNC`` mapping from CPU caches and wait for completion."""
         self._persist(ctypes.addressof(ctypes.c_char.from_buffer(mapping, offset)), length)
 
 
 @functools.cache
 def load() -> Libpmem | None:
-    """Return libpmem, or None where it is not installed."""
+    """Return libpmem, or None if it is not installed."""
     try:
         return Libpmem(ctypes.CDLL("libpmem.so.1"))
     except (OSError, AttributeError):

@@ -1,15 +1,15 @@
-"""A store inside an MCAS server: the values of a pool, handed over as NumPy views, read where they lie.
+"""Stores inside an MCAS server: values of a pool as NumPy views, read in place.
 
 ::
 
     fo/KEY                    manifest: JSON {format, token, pieces, files, tier}
-    fo/KEY/TOKEN/FILE         the sidecars, byte for byte those of a file store (see storage_backends.files.format)
+    fo/KEY/TOKEN/FILE         the sidecars, as in a file store (see storage_backends.files.format)
     fo/KEY/TOKEN/matrix/N     columns pieces[N] to pieces[N + 1] of the matrix, whole blocks of the grid
     fo/KEY/TOKEN/tier/N       the same columns of the int8 tier, where there is one
 
-A value is an array of int8, or of the matrix's type. Views may begin at any address: kernels cope. Nothing here creates or removes
-a value, because that is not safe next to the data; state is written in place, into arrays that the client made. Imports nothing of
-MCAS: it is handed ``load``, which returns a view or None.
+A value is an array of int8, or of the matrix's type, at any address. Inside the server values are neither created nor removed,
+which would not be safe there: state is written in place, into arrays created by the client. MCAS itself is not imported; callers
+pass ``load``, which returns a view or None.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.matrix.rows import PiecedRows
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
 from storage_backends.files import format as store_format
-from storage_backends.opened import OpenedStore, check_range
+from storage_backends.opened import ArrayRegion, OpenedStore
 
 __all__ = ["FORMAT", "TRAITS", "ArrayRegion", "PoolStore", "RoomNeededError", "RunRegions", "open_pool_store", "read_json"]
 
 #: Version of the keys and the manifest described above.
 FORMAT = 1
 
-#: What writing in place survives: seen after SIGKILL of the server; nothing is flushed for a loss of power.
+#: Writing in place survives SIGKILL of the server (tested); nothing is flushed against a loss of power.
 TRAITS = MediumTraits("mcas", "process", False, "zero-copy views of an MCAS pool; survives its processes, not a loss of power")
 
-_MOST_GENERATIONS = 40  # each twice as large as the one before
+_MOST_GENERATIONS = 40  # each twice as large as its predecessor
 
 Load = Callable[[str], Any]
 
@@ -44,19 +44,19 @@ Load = Callable[[str], Any]
 class PoolStore(OpenedStore):
     """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in ``RunRegions``."""
 
-    _seals_tier = False  # opened anew for every slice, which it would be a large part of
+    _seals_tier = False  # the store is opened for every slice of work, and the checksums would dominate it
 
     def region(self, name: str, size: int = 0) -> NoReturn:
-        """Refuse: values cannot be created next to the data."""
-        raise StoreError(f"the store {self._url} lies in an MCAS pool and has no regions: a run there keeps its own state")
+        """Raise ``StoreError``: values cannot be created inside the server."""
+        raise StoreError(f"the store {self.url} is in an MCAS pool and has no regions: a run there keeps its own state")
 
     def regions(self) -> Sequence[str]:
-        """Return none."""
+        """Return no names."""
         return ()
 
     def drop_region(self, name: str) -> NoReturn:
-        """Refuse: there are none."""
-        raise StoreURLError(f"the store {self._url} lies in an MCAS pool and has no region {name!r} to drop")
+        """Raise ``StoreURLError``: there are no regions."""
+        raise StoreURLError(f"the store {self.url} is in an MCAS pool and has no region {name!r} to drop")
 
 
 def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolStore:
@@ -65,7 +65,7 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
     Parameters
     ----------
     load : callable
-        ``ado.load``: key to view, or None.
+        ``ado.load``: maps a key to a view or None.
     key : str
         Name of the store in the pool.
     manifest : mapping
@@ -91,17 +91,17 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
         header = store_format.decode_header(read(store_format.HEADER, 0))
         sidecars = store_format.decode_sidecars(header, read)
     except StoreError as error:
-        raise StoreError(f"the store {key!r} of this pool is not sound: {error}") from error
-    matrix = _rows([view(f"matrix/{number}") for number in range(len(pieces) - 1)], pieces, header.shape, key)
+        raise StoreError(f"the store {key!r} of this pool cannot be used: {error}") from error
+    matrix = _rows([view(f"matrix/{number}") for number in range(len(pieces) - 1)], pieces, header.matrix, key)
     codes = None
-    if sidecars.tier is not None:
-        codes = _rows([view(f"tier/{number}") for number in range(len(pieces) - 1)], pieces, header.tier_shape, key)
+    if header.tier is not None:
+        codes = _rows([view(f"tier/{number}") for number in range(len(pieces) - 1)], pieces, header.tier, key)
     _check_grid(sidecars, pieces, key)
     return PoolStore(key, TRAITS, matrix, sidecars, codes)
 
 
 class RoomNeededError(Exception):
-    """A region is asked for that the client has to create: ``region`` with ``size`` bytes."""
+    """A requested region is absent; the client has to create ``region`` with ``size`` bytes."""
 
     def __init__(self, region: str, size: int) -> None:
         super().__init__(f"region {region!r} of {size} bytes is needed")
@@ -110,9 +110,9 @@ class RoomNeededError(Exception):
 
 
 class RunRegions:
-    """The regions of one run: arrays of int8 in the pool, made by the client, written in place here.
+    """The regions of one run: arrays of int8 in the pool, created by the client and written in place.
 
-    A region is dropped by clearing its first bytes, so that no log finds a state in it; its room stays with the run.
+    A region is dropped by clearing its first bytes, so that no log finds a state in it; its memory stays allocated.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class RunRegions:
     prefix : str
         Regions are the values ``prefix/NAME.0``, ``prefix/NAME.1``, ...
     names : sequence of str
-        The logs there can be.
+        Names of the logs of a run.
     """
 
     def __init__(self, load: Load, prefix: str, names: Sequence[str]) -> None:
@@ -161,52 +161,8 @@ class RunRegions:
         return found if isinstance(found, np.ndarray) else None
 
 
-class ArrayRegion(DurableRegion):
-    """A region that is an array of bytes in the pool's mapping.
-
-    Parameters
-    ----------
-    name : str
-    array : (size,) uint8
-        Writable.
-    """
-
-    def __init__(self, name: str, array: AnyArray) -> None:
-        self._name = name
-        self._array: AnyArray | None = array
-        self._size = int(array.nbytes)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
-        return self._bytes(offset, length)[offset : offset + length].tobytes()
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``."""
-        self._bytes(offset, len(data))[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
-
-    def persist(self, offset: int, length: int) -> None:
-        """Check the range: a shared mapping outlives its processes, which is what is declared."""
-        self._bytes(offset, length)
-
-    def close(self) -> None:
-        """Let go of the array."""
-        self._array = None
-
-    def _bytes(self, offset: int, length: int) -> AnyArray:
-        """Return the array, unless the region is closed or the range lies outside it."""
-        if self._array is None:
-            raise StoreError(f"region {self._name!r} is closed: open it again")
-        check_range(self._name, self._size, offset, length)
-        return self._array
-
-
 def read_json(view: AnyArray, what: str) -> dict[str, Any]:
-    """Return the JSON object in an array of bytes; ``what`` names it in errors."""
+    """Return the JSON object in an array of bytes, which errors call ``what``."""
     try:
         found = json.loads(view.view(np.uint8).tobytes())
     except (ValueError, RecursionError) as error:
@@ -219,8 +175,8 @@ def read_json(view: AnyArray, what: str) -> dict[str, Any]:
 def _writable_view(array: AnyArray) -> AnyArray:
     """Return a writable view of the same memory as ``array``, which it keeps alive.
 
-    Upstream hands values out as read-only arrays over writable memory. NumPy 2.3 and later refuse ``setflags(write=True)`` on them,
-    so the view is taken by address.
+    MCAS returns values as read-only arrays over writable memory. NumPy 2.3 and later refuse ``setflags(write=True)`` on them, so
+    the view is made from the address.
     """
     interface = dict(array.__array_interface__)
     address, _ = interface["data"]
@@ -229,7 +185,7 @@ def _writable_view(array: AnyArray) -> AnyArray:
 
 
 def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, int, str], key: str) -> Any:
-    """Return the pieces as one matrix, having checked their shapes."""
+    """Return the pieces as one matrix after checking their shapes."""
     n_columns, n_obs, dtype = shape
     for piece, first, last in zip(pieces, edges, edges[1:], strict=False):
         if piece.dtype != store_format.element_type(dtype) or piece.shape != (last - first, n_obs):
@@ -241,6 +197,6 @@ def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, in
 
 
 def _check_grid(sidecars: Sidecars, edges: Sequence[int], key: str) -> None:
-    """Refuse pieces that cut a block of the grid."""
+    """Raise ``StoreError`` when a block of the grid spans two pieces."""
     if not set(edges) <= set(sidecars.layout.blocks.tolist()):
         raise StoreError(f"a piece of the store {key!r} ends inside a block of its grid: put the store again")

@@ -1,4 +1,4 @@
-"""The ``mmap`` medium: a store on an ordinary file system, read through a shared mapping, regions made durable with fdatasync."""
+"""The ``mmap`` medium: stores on an ordinary file system, read through shared mappings; regions are flushed with fdatasync(2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MEDIUM", "sync_durability"]
 
 
 def sync_durability(kind: str) -> Durability:
-    """Return what msync and fdatasync protect against on a file system; one we cannot tell is trusted with the process only."""
+    """Return the durability of msync and fdatasync on a file system of type ``kind``."""
     return "process" if kind in VOLATILE_FILE_SYSTEMS or kind == "unknown" else "power"
 
 

@@ -1,7 +1,7 @@
-"""The ``pmem`` medium: a store on persistent memory, or its emulation where there is none.
+"""The ``pmem`` medium: stores on persistent memory, or an emulation of it.
 
-Real means: libpmem is installed and the kernel grants ``MAP_SYNC``, so that flushing processor caches makes a store durable.
-Otherwise the same files are mapped and flushed as the ``mmap`` medium does, and the traits say so and why.
+Persistent memory requires libpmem and a kernel that grants ``MAP_SYNC``: flushing CPU caches then makes writes durable. Otherwise
+files are mapped and flushed with msync(2), and the traits name the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["MEDIUM"]
 
 
 def _choose_access(descriptor: int, path: str) -> Access:
-    """Return the access for files at ``path``, of which ``descriptor`` is one."""
+    """Return the access for files at ``path``; ``descriptor`` is one of them."""
     library = libpmem.load()
     kind = file_system_type(path)
     if library is None:
@@ -35,7 +35,7 @@ def _choose_access(descriptor: int, path: str) -> Access:
 
 
 def _grants_map_sync(descriptor: int) -> bool:
-    """Tell whether the kernel maps this file with ``MAP_SYNC``: only on a DAX file system."""
+    """Return whether the kernel maps this file with ``MAP_SYNC``, as it does on a DAX file system."""
     try:
         mmap.mmap(descriptor, mmap.PAGESIZE, flags=libpmem.MAP_SYNC_FLAGS, prot=mmap.PROT_READ).close()
     except (OSError, ValueError):

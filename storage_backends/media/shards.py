@@ -1,4 +1,4 @@
-"""Opens the stores of shards, which lie in files."""
+"""Opening the stores of shards, which are file stores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from storage_backends.media import mmap, pmem
 
 __all__ = ["open_shard"]
 
-#: Media of shards by URL scheme. Not looked up in ``MEDIA``: a cluster is itself a medium there, and its shards never are clusters.
+#: Media of shards by URL scheme; unlike ``MEDIA`` without ``cluster``, because a shard is never a cluster.
 _MEDIA = {"mmap": mmap.MEDIUM, "pmem": pmem.MEDIUM}
 
 
 def open_shard(address: ShardAddress, *, tier_in_memory: bool = False) -> FeatureStore:
-    """Open the store of a shard, if so wished with its tier copied into memory.
+    """Open the store of a shard, optionally with its tier copied into memory.
 
-    Raises ``StoreError``, naming the shard, when the store is missing or holds another matrix than the manifest says.
+    Raises ``StoreError``, naming the shard, when the store is missing or does not have the fingerprint in the manifest.
     """
     try:
         url = StoreURL.parse(address.url)

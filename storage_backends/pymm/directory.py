@@ -1,9 +1,8 @@
-"""One pymm shelf in one directory, shared by all who have it open in this process: where pymm's habits meet our errors.
+"""A pymm shelf in a directory, shared by all stores of this process that use it. The only module that imports ``pymm``.
 
-Invariants: a directory belongs to one process, from its first opening to the end of that process, because pymm keeps it mapped and
-locked until then whatever is closed; our lock, taken first, is kept as long. No two shelves of this process overlap in memory;
-nothing is allocated beyond what is known to fit; every allocation is checked to lie on the shelf; a forked child destroys nothing.
-This is the file that imports ``pymm``, when the first shelf is opened.
+Invariants: a directory belongs to one process from the first opening until that process ends, because pymm keeps it mapped and
+locked even when it is closed; our own lock is taken first and kept as long. Shelves of one process never overlap in memory.
+Allocations are refused when they may not fit, and checked to be on the shelf. A forked child changes nothing.
 """
 
 from __future__ import annotations
@@ -37,34 +36,34 @@ from storage_backends.files.durable import describe_bytes
 __all__ = ["ShelfDirectory", "free_address", "room_for"]
 
 _ORIGIN = "the real one is built from https://github.com/IBM/pymm; what PyPI has under that name is another program"
-#: A shelf holds about half its size in arrays of a megabyte, more in larger ones (31 of 64 were seen).
+#: Size of a shelf per byte of its arrays: arrays of a megabyte fill about half of it (measured: 31 of 64 MiB).
 _OVERHEAD = 2.1
 _MEGABYTE = 1 << 20
-#: Where shelves are mapped: far from what the system hands out by itself, in steps of a gibibyte.
+#: Addresses of shelves: far from those the system chooses, in steps of a gibibyte.
 _LOWEST_ADDRESS, _ADDRESS_STEP, _ADDRESSES = 0x1000_0000_0000, 1 << 30, 1 << 15
 
 _open: dict[Path, ShelfDirectory] = {}
-#: Removed, but not free of views.
+#: Removed shelves that still have views.
 _viewed: list[ShelfDirectory] = []
 _guard = threading.RLock()
 
 
 class ShelfDirectory:
-    """An open shelf; ``acquire`` one, ``release`` it.
+    """An open shelf, obtained by ``acquire`` and returned by ``release``.
 
     Parameters
     ----------
     path : Path
         Its directory.
     size_mb : int
-        As it was made with.
+        The size it was created with.
     address : int
-        Where it is mapped.
+        Of its mapping.
     """
 
     def __init__(self, path: Path, size_mb: int, address: int) -> None:
         self.path = path
-        # A name of its own: two shelves of one name, even in two directories, end the process.
+        # Unique: opening two shelves of the same name, even in two directories, ends the process.
         self._name = f"store_{path.name.rpartition('.')[2]}"
         self._users = 0
         self._doomed = False
@@ -74,13 +73,13 @@ class ShelfDirectory:
         pymm = _import_pymm()
         other = _in_the_way(self._range)
         if other is not None:
-            raise StoreError(f"the shelves {path} and {other.path} want the same addresses: open them in two processes")
-        if _mapped(self._range):  # pymm would map over it without a word
+            raise StoreError(f"the shelves {path} and {other.path} need the same addresses: open them in two processes")
+        if _mapped(self._range):  # pymm would map over it silently
             raise StoreError(f"the addresses of the shelf {path} are in use in this process: open it in another one")
         self._lock = _Lock(path)
         try:
             with _quiet(), device_errors(f"open the shelf in {path}"):
-                # The backend is pymm's default: a wrong name would end the process.
+                # The backend is pymm's default; an unknown one would end the process.
                 self._shelf = pymm.shelf(self._name, pmem_path=str(path), size_mb=size_mb, load_addr=hex(address))
         except RuntimeError as error:
             self._lock.close()
@@ -94,7 +93,7 @@ class ShelfDirectory:
 
     @classmethod
     def acquire(cls, path: Path, size_mb: int, address: int) -> ShelfDirectory:
-        """Return the shelf in a directory, opened for the first time or as it is; every call needs a ``release``."""
+        """Return the shelf in a directory, opening it if needed; every call needs a ``release``."""
         with _guard:
             found = _open.get(path)
             if found is None or found._process != os.getpid():
@@ -104,7 +103,7 @@ class ShelfDirectory:
 
     @classmethod
     def discard(cls, path: Path) -> None:
-        """Remove a directory with its shelf: now, or when nobody here uses it any more; never while another process has it."""
+        """Remove a directory with its shelf once this process has released it; do nothing while another process uses it."""
         with _guard:
             found = _open.get(path)
             if found is not None and found._process == os.getpid():
@@ -118,20 +117,20 @@ class ShelfDirectory:
                 lock.close()
 
     def release(self) -> None:
-        """Let go. The shelf stays open for the next one here: pymm cannot give it to another process before this one ends."""
+        """End one use. The shelf stays open in this process, because pymm cannot close it before the process ends."""
         with _guard:
             self._users -= 1
             if self._doomed and not self._users:
                 self._remove()
 
     def drop(self) -> None:
-        """Drop every reference to the shelf, which closes it once no view of it is left."""
+        """Drop all references to the shelf, which closes it once it has no views."""
         with _guard, _quiet():
             self._arrays, self._shelf = {}, None
             gc.collect()
 
     def _remove(self) -> None:
-        """Remove the directory, and give its memory back unless somebody has a view: its mapping stays until the process ends."""
+        """Remove the directory, and free its memory unless there are views of it; the mapping stays until the process ends."""
         del _open[self.path]
         self.drop()
         viewed = [reference for reference in self._alive if reference() is not None]
@@ -145,7 +144,7 @@ class ShelfDirectory:
         self._lock.close()
 
     def check_process(self) -> None:
-        """Refuse a forked child: touching the shelf there is a segmentation fault."""
+        """Raise ``StoreError`` in a forked child, where reading the shelf would be a segmentation fault."""
         if os.getpid() != self._process:
             raise StoreError(f"the shelf {self.path} was opened before this process was forked: use spawn, and open it here")
 
@@ -154,14 +153,14 @@ class ShelfDirectory:
         return list(self._arrays)
 
     def unused(self, stem: str) -> str:
-        """Return a name that no array has, not even one that a killed process left behind."""
+        """Return a name that no array has, including arrays left by killed processes."""
         while True:
             name = f"{stem}_{secrets.token_hex(6)}"
             if name not in self._arrays:
                 return name
 
     def array(self, name: str) -> AnyArray:
-        """Return the shelved array ``name``, float64."""
+        """Return the float64 array ``name``."""
         self.check_process()
         if name not in self._arrays:
             raise StoreError(f"the shelf in {self.path} lacks the array {name!r}: build the store again")
@@ -173,7 +172,7 @@ class ShelfDirectory:
         Raises
         ------
         MediumError
-            They may not fit: pymm would put them into ordinary memory without a word.
+            They may not fit: pymm would silently allocate them in ordinary memory.
         """
         self.check_process()
         count = max(-(-length // 8), 1)
@@ -185,7 +184,7 @@ class ShelfDirectory:
                     f"{describe_bytes(length)} more do not fit; drop what is not needed, or build the store again"
                 )
             with _quiet(), device_errors(f"allocate {name} on {self.path}"):
-                # In place and under a fresh name: assigning an array copies, and over an existing one may do nothing at all.
+                # Created in place under a new name: assigning an array copies it, and replacing one may do nothing.
                 setattr(self._shelf, name, self._pymm.ndarray((count,), np.dtype(np.float64), zero=zero))
             self._arrays[name] = self._checked(name)
         if zero:
@@ -193,7 +192,7 @@ class ShelfDirectory:
         return name
 
     def erase(self, name: str) -> None:
-        """Free an array, if nobody holds a view of it; otherwise its room stays taken."""
+        """Free an array; one that has views stays allocated."""
         self.check_process()
         with _guard, _quiet():
             self._arrays.pop(name, None)
@@ -204,25 +203,25 @@ class ShelfDirectory:
                 self._arrays[name] = self._checked(name)
 
     def persist(self, name: str, offset: int, length: int) -> None:
-        """Flush bytes of an array out of the processor's caches."""
+        """Flush bytes of an array from CPU caches."""
         first, last = offset // 8, -(-(offset + length) // 8)
         with _quiet():
             self._arrays[name].persist_offset(first, last - first)  # type: ignore[attr-defined]
 
     def _names(self) -> list[str]:
-        """Return what pymm says is on the shelf."""
+        """Return the names of the arrays that pymm lists."""
         with _quiet():
             return [str(name) for name in self._shelf.items]
 
     def _checked(self, name: str) -> AnyArray:
-        """Return an array of the shelf, having made sure that it is one and lies there."""
+        """Return an array of the shelf after checking that it exists and is on the shelf."""
         with _quiet():
             array = getattr(self._shelf, name)
-        if array is None:  # what pymm says of a missing name
+        if array is None:  # pymm returns None for a missing name
             raise StoreError(f"the shelf in {self.path} lists {name!r} and does not have it: build the store again")
         if array.addr[0] == "0x0":
             raise MediumError(
-                f"the shelf in {self.path} is full: pymm put {name!r} into ordinary memory; end this process and build it anew"
+                f"the shelf in {self.path} is full: pymm put {name!r} into ordinary memory; restart and build the store again"
             )
         self._alive.append(weakref.ref(array))
         checked: AnyArray = array
@@ -230,38 +229,38 @@ class ShelfDirectory:
 
 
 class _Lock:
-    """Our lock on a directory."""
+    """A lock on the directory of a shelf."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not lock(self._descriptor):
                 raise BlockingIOError
-            # pymm's own lock, whose conflict ends the process: a program without our lock may hold it. Only before pymm has opened
-            # the file here, because closing any descriptor of it gives that lock up.
+            # A conflict over pymm's own lock ends the process, so it is tested first: another program may hold it. Only before pymm
+            # has opened the file in this process, because closing any descriptor of it releases that lock.
             for data in path.glob("*.data"):
                 with open(data, "r+b") as file:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._descriptor)
             raise StoreError(
-                f"the shelf {path} belongs to another process, which opened it and must end first: pymm never gives one back"
+                f"the shelf {path} is used by another process, which must end first: pymm never releases a shelf"
             ) from error
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def _at_exit() -> None:
-    """Close all shelves where their output goes nowhere: pymm complains on standard output, behind our own."""
+    """Close all shelves while output is suppressed: pymm prints to standard output when it closes them."""
     for directory in list(_open.values()):
         if directory._process == os.getpid():
             directory.drop()
 
 
 def _in_child() -> None:
-    """Make what a forked child has of shelves immortal: pymm would flush memory the child does not have, and end it by a signal."""
+    """Keep shelf objects alive in a forked child: their destructors would flush memory the child does not have, and crash."""
     for directory in (*_open.values(), *_viewed):
         for reference in directory._alive:
             thing = reference()
@@ -274,12 +273,12 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def room_for(length: int) -> int:
-    """Return the size in MiB of a shelf on which ``length`` bytes of arrays certainly fit."""
+    """Return the size in MiB of a shelf that certainly holds ``length`` bytes of arrays."""
     return int(length * _OVERHEAD) // _MEGABYTE + 16
 
 
 def free_address(size_mb: int) -> int:
-    """Return an address at which this process has nothing mapped and no shelf open, and which hardly any other shelf has."""
+    """Return a random address at which this process has neither a mapping nor a shelf."""
     for _ in range(100):
         address = _LOWEST_ADDRESS + secrets.randbelow(_ADDRESSES) * _ADDRESS_STEP
         wanted = (address, address + size_mb * _MEGABYTE)
@@ -289,7 +288,7 @@ def free_address(size_mb: int) -> int:
 
 
 def _in_the_way(wanted: tuple[int, int]) -> ShelfDirectory | None:
-    """Return a shelf of this process, open or still viewed, that overlaps a range."""
+    """Return a shelf of this process, open or with views, that overlaps a range of addresses; None without one."""
     for other in (*_open.values(), *_viewed):
         if other._range[0] < wanted[1] and wanted[0] < other._range[1]:
             return other
@@ -297,7 +296,7 @@ def _in_the_way(wanted: tuple[int, int]) -> ShelfDirectory | None:
 
 
 def _mapped(wanted: tuple[int, int]) -> bool:
-    """Tell whether anything of this process is mapped in a range."""
+    """Return whether this process has a mapping in a range of addresses."""
     with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
         for line in lines:
             first, _, last = line.split(" ", 1)[0].partition("-")
@@ -307,10 +306,10 @@ def _mapped(wanted: tuple[int, int]) -> bool:
 
 
 def _import_pymm() -> Any:
-    """Import pymm, having made sure that it is that one."""
+    """Return the module pymm after checking that it is IBM's."""
     try:
         with _quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it uses names that its NumPy deprecates
+            warnings.simplefilter("ignore")  # it uses deprecated names of NumPy
             module = importlib.import_module("pymm")
     except ImportError as error:
         raise UnavailableError(f"pymm cannot be imported here ({error}): {_ORIGIN}") from error
@@ -323,7 +322,7 @@ def _import_pymm() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Send what pymm prints, from Python and from C, nowhere."""
+    """Suppress what pymm prints, from Python and from C."""
     with _guard:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

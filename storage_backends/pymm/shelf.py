@@ -1,15 +1,15 @@
-"""The ``shelf`` medium: a store as arrays on a pymm shelf, ``shelf:///dir#name``; pymm itself is behind ``pymm_directory``.
+"""The ``shelf`` medium: stores as arrays on pymm shelves, ``shelf:///dir#name``.
 
 ::
 
-    DIR/NAME.json               which version is the store: token, size, address, where the matrix begins; put in place at once
-    DIR/NAME.TOKEN/             a shelf of its own, in a directory of its own, because the directory is what pymm locks
-    DIR/NAME.TOKEN/lock         our lock, taken before pymm's, whose conflict is the end of the process
+    DIR/NAME.json               the current version: token, size, address, offset of the matrix; replaced atomically
+    DIR/NAME.TOKEN/             the shelf of one version, in its own directory because pymm locks directories
+    DIR/NAME.TOKEN/lock         our lock, taken before pymm's, because a conflict over pymm's ends the process
     DIR/NAME.TOKEN/regions.json names of the durable regions
 
-Every array is allocated once, under a name that is never used again, as plain float64 whose bytes are what we say they are. What
-pymm does silently is refused beforehand or checked afterwards: a shelf is made with room and never filled beyond it, its address
-range is its own and free, arrays are created in place and never assigned. pymm's output goes nowhere.
+Every array is float64, holds arbitrary bytes, and is allocated once under a unique name. Failures that pymm would ignore are
+prevented or detected: a shelf is created with enough room and never overfilled, its addresses are unused, arrays are created in
+place and never assigned. pymm is imported in :mod:`storage_backends.pymm.directory` only, which suppresses its output.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import device_errors, is_name, write_atomically
-from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
+from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
-from storage_backends.opened import OpenedStore, check_range, check_region_name
+from storage_backends.opened import ArrayRegion, OpenedStore, already_exists, check_commit
 from storage_backends.pymm.directory import ShelfDirectory, free_address, room_for
 
 __all__ = ["MEDIUM", "ShelfDraft", "ShelfMedium", "ShelfRegion", "ShelfStore"]
@@ -39,7 +39,7 @@ __all__ = ["MEDIUM", "ShelfDraft", "ShelfMedium", "ShelfRegion", "ShelfStore"]
 _TRAITS = MediumTraits("shelf", "process", False, "pymm shelf: persist flushes processor caches and nothing to a device")
 _REGIONS = "regions.json"
 _ALIGNMENT = 64
-#: Bytes kept free on every shelf for durable regions.
+#: Bytes reserved on every shelf for durable regions.
 _REGION_ROOM = 32 << 20
 
 
@@ -47,7 +47,7 @@ class ShelfMedium:
     """Stores on pymm shelves."""
 
     def open(self, url: StoreURL) -> FeatureStore:
-        """Open the store ``name`` of a directory, after checking everything but the content of matrix and tier."""
+        """Open the store ``name`` of a directory and validate everything except the contents of matrix and tier."""
         folder, name = _place(url)
         pointer = _read_pointer(folder, name)
         if pointer is None:
@@ -61,16 +61,16 @@ class ShelfMedium:
                 directory.release()
                 raise
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{folder / name}.json is not that of a store: remove it and build the store again") from error
+            raise StoreError(f"{folder / name}.json does not describe a store: remove it and build the store again") from error
 
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
-        """Start a store on a shelf of its own."""
+        """Start a store on a new shelf."""
         if not replace and self.exists(url):
-            raise _taken(url)
+            raise already_exists(url.text)
         return ShelfDraft(url, (n_columns, n_obs, dtype), replace=replace, tier=tier)
 
     def exists(self, url: StoreURL) -> bool:
-        """Tell whether a store stands at ``url``."""
+        """Return whether there is a store at ``url``."""
         folder, name = _place(url)
         return (folder / f"{name}.json").exists()
 
@@ -82,7 +82,7 @@ class ShelfStore(OpenedStore):
     ----------
     url : str
     directory : ShelfDirectory
-        Held for this store, which releases it when it is closed.
+        Released when the store is closed.
     pointer : mapping
         Content of ``NAME.json``.
     """
@@ -98,11 +98,11 @@ class ShelfStore(OpenedStore):
             header = store_format.decode_header(read(store_format.HEADER, 0))
             sidecars = store_format.decode_sidecars(header, read)
         except StoreError as error:
-            raise StoreError(f"the store {url} is not sound: {error}") from error
-        matrix = _sealed(directory.array("matrix"), pointer["matrix"], header.shape)
+            raise StoreError(f"the store {url} cannot be used: {error}") from error
+        matrix = _sealed(directory.array("matrix"), pointer["matrix"], header.matrix)
         codes = None
-        if sidecars.tier is not None:
-            codes = _sealed(directory.array("tier"), pointer["tier"], header.tier_shape)
+        if header.tier is not None:
+            codes = _sealed(directory.array("tier"), pointer["tier"], header.tier)
         super().__init__(url, _TRAITS, matrix, sidecars, codes)
 
     @property
@@ -113,51 +113,36 @@ class ShelfStore(OpenedStore):
 
     def region(self, name: str, size: int = 0) -> DurableRegion:
         """Open the region ``name``; create it with ``size`` bytes when it is absent."""
-        check_region_name(name)
-        self._check_open()
-        if size < 0:
-            raise InputError(f"a region of {size} bytes was asked for: its size is a positive number")
         known = self._read_regions()
+        self._check_region(name, size, known[name]["size"] if name in known else None)
         if name not in known:
-            if not size:
-                raise StoreURLError(f"the store {self._url} has no region {name!r}: give a size to create it")
             array = self._directory.create(self._directory.unused("region"), size, zero=True)
             known[name] = {"array": array, "size": size}
             self._write_regions(known)
-        entry = known[name]
-        if size and entry["size"] != size:
-            raise StoreError(f"region {name!r} of {self._url} has {entry['size']} bytes and should have {size}")
-        return ShelfRegion(name, self._directory, entry["array"], entry["size"])
+        return ShelfRegion(name, self._directory, known[name]["array"], known[name]["size"])
 
     def regions(self) -> Sequence[str]:
         """Names of the regions that exist, in order."""
-        self._check_open()
+        _ = self.matrix  # raises in a closed store and in a forked process
         return tuple(sorted(self._read_regions()))
 
     def drop_region(self, name: str) -> None:
-        """Remove a region; its room is free again once nobody has it open."""
-        check_region_name(name)
-        self._check_open()
+        """Remove a region; its memory is freed once it is not open anywhere."""
         known = self._read_regions()
-        if name not in known:
-            raise StoreURLError(f"the store {self._url} has no region {name!r} to drop")
+        self._check_region(name, 0, known[name]["size"] if name in known else None)
         array = known.pop(name)["array"]
-        self._write_regions(known)  # first: a name on the shelf that nothing knows is only room taken
+        self._write_regions(known)  # first: an array that is not listed only takes room
         self._directory.erase(array)
 
     def close(self) -> None:
-        """Let go of matrix and shelf; views handed out before keep the shelf alive, and locked."""
+        """Release matrix and shelf; existing views keep the shelf alive, and locked."""
         super().close()
         if self._held:
             self._held = False
             self._directory.release()
 
-    def _check_open(self) -> None:
-        """Refuse a closed store and a forked process."""
-        _ = self.matrix
-
     def _read_regions(self) -> dict[str, dict[str, Any]]:
-        """Return what regions.json says."""
+        """Return the content of regions.json."""
         path = self._directory.path / _REGIONS
         try:
             found: dict[str, dict[str, Any]] = json.loads(path.read_bytes())
@@ -168,11 +153,11 @@ class ShelfStore(OpenedStore):
             raise StoreError(f"{path} cannot be read ({error}): the regions of this store are lost, build it again") from error
 
     def _write_regions(self, known: dict[str, dict[str, Any]]) -> None:
-        """Replace regions.json at once."""
+        """Replace regions.json atomically."""
         _write_json(self._directory.path / _REGIONS, known, replace=True)
 
 
-class ShelfRegion(DurableRegion):
+class ShelfRegion(ArrayRegion):
     """A region that is an array of a shelf.
 
     Parameters
@@ -182,50 +167,28 @@ class ShelfRegion(DurableRegion):
     array : str
         Its name on the shelf.
     size : int
-        Bytes of it that count.
+        Bytes in the region; the array may be longer.
     """
 
     def __init__(self, name: str, directory: ShelfDirectory, array: str, size: int) -> None:
-        self._name = name
+        super().__init__(name, _as_bytes(directory.array(array))[:size])
         self._directory = directory
-        self._array = array
-        self._size = size
-        self._bytes: AnyArray | None = _as_bytes(directory.array(array))
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
-        return self._open(offset, length)[offset : offset + length].tobytes()
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``; not durable until ``persist``."""
-        self._open(offset, len(data))[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        self._shelved = array
 
     def persist(self, offset: int, length: int) -> None:
         """Return once the bytes of this range survive the process."""
-        self._open(offset, length)
+        self._bytes(offset, length)
         if length:
-            self._directory.persist(self._array, offset, length)
+            self._directory.persist(self._shelved, offset, length)
 
-    def close(self) -> None:
-        """Let go of the array."""
-        self._bytes = None
-
-    def _open(self, offset: int, length: int) -> AnyArray:
-        """Return the bytes, unless the region is closed, the process a fork, or the range outside."""
-        if self._bytes is None:
-            raise StoreError(f"region {self._name!r} is closed: open it again")
+    def _bytes(self, offset: int, length: int) -> AnyArray:
+        """Return ``length`` bytes from ``offset``; raise in a forked process."""
         self._directory.check_process()
-        check_range(self._name, self._size, offset, length)
-        return self._bytes
+        return super()._bytes(offset, length)
 
 
 class ShelfDraft(StoreDraft):
-    """A store being built on a shelf that nothing points to yet.
+    """A store being built on a shelf that NAME.json does not name yet.
 
     Parameters
     ----------
@@ -240,7 +203,7 @@ class ShelfDraft(StoreDraft):
         self._folder, self._name = _place(url)
         cells = shape[0] * shape[1]
         lengths = [cells * np.dtype(shape[2]).itemsize + _ALIGNMENT, (cells + _ALIGNMENT) * (tier != "none")]
-        # Sidecars: eight numbers a column, and names of a length nobody knows yet.
+        # Sidecars: eight numbers per column, and names of unknown length.
         wanted = sum(lengths) + shape[0] * 400 + shape[1] * 80 + (4 << 20) + _REGION_ROOM
         self._pointer: dict[str, Any] = {"token": secrets.token_hex(6), "size_mb": room_for(wanted), "files": {}}
         self._made_folder = not self._folder.exists()
@@ -270,19 +233,18 @@ class ShelfDraft(StoreDraft):
 
     @property
     def tier(self) -> AnyArray | None:
-        """Writable (n_columns, n_obs) int8 array on the shelf, where a tier was asked for."""
+        """Writable (n_columns, n_obs) int8 array on the shelf, if there is a tier."""
         if self._tier == "none":
             return None
         return _shaped(_as_bytes(self._alive().array("tier")), self._pointer["tier"], (*self._shape[:2], "int8"))
 
     def forget(self, first: int, last: int) -> None:
-        """Keep everything: a shelf is memory."""
+        """Do nothing: a shelf is memory."""
 
     def commit(self, sidecars: Sidecars) -> None:
-        """Put the sidecars on the shelf, then point to it."""
-        directory, layout = self._alive(), sidecars.layout
-        if layout.n_columns > self._shape[0] or (layout.n_obs, layout.dtype) != self._shape[1:]:
-            raise StoreError(f"the draft of {self._url.text} has shape {self._shape} and cannot be committed as {layout}")
+        """Write the sidecars to the shelf, then make NAME.json name it."""
+        directory = self._alive()
+        check_commit(self._url.text, self._shape, sidecars)
         files = store_format.encode_sidecars(sidecars)
         files[store_format.HEADER] = store_format.encode_header(sidecars, files)
         for name, data in files.items():
@@ -295,7 +257,7 @@ class ShelfDraft(StoreDraft):
         try:
             _write_json(self._folder / f"{self._name}.json", self._pointer, replace=self._replace)
         except FileExistsError as error:
-            raise _taken(self._url) from error
+            raise already_exists(self._url.text) from error
         self._directory = None
         directory.release()
         if before is not None:
@@ -304,20 +266,20 @@ class ShelfDraft(StoreDraft):
     def abort(self) -> None:
         """Remove the shelf. Harmless after ``commit``."""
         directory, self._directory = self._directory, None
-        version = self._folder / f"{self._name}.{self._pointer['token']}"
+        token = self._pointer["token"]
         if directory is not None:
             directory.release()
-        elif _points_to(self._folder, self._name, self._pointer["token"]):
+        elif (pointer := _read_pointer(self._folder, self._name)) is not None and pointer["token"] == token:
             return
-        ShelfDirectory.discard(version)
+        ShelfDirectory.discard(self._folder / f"{self._name}.{token}")
         if self._made_folder:
             try:
                 self._folder.rmdir()
             except OSError:
-                return  # something else lives there by now
+                return  # not empty
 
     def _alive(self) -> ShelfDirectory:
-        """Return the shelf, unless the draft is over."""
+        """Return the shelf; raise when the draft was committed or aborted."""
         if self._directory is None:
             raise StoreError(f"the draft of {self._url.text} was committed or aborted")
         return self._directory
@@ -330,23 +292,18 @@ def _place(url: StoreURL) -> tuple[Path, str]:
     if not is_name(url.fragment) or url.fragment.endswith(("-tx", "-value")):
         raise StoreURLError(
             f"{url.text!r} does not end in the name of a store: expected shelf:///dir#name, a name of letters, digits, '_', '-', "
-            "'.', without parameters behind it, of which shelf takes none"
+            "'.'; shelf takes none of the parameters of other media"
         )
     return Path(os.path.abspath(url.path)), url.fragment
 
 
 def _url(folder: Path, name: str) -> str:
-    """Return the address that opens a store from anywhere."""
+    """Return the absolute URL of a store."""
     return f"shelf://{urllib.parse.quote(str(folder))}#{name}"
 
 
-def _taken(url: StoreURL) -> StoreURLError:
-    """Return the error for a name in use."""
-    return StoreURLError(f"a store stands at {url.text!r}: choose another name or ask to replace it (--replace)")
-
-
 def _read_pointer(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the content of NAME.json, or None where there is no store."""
+    """Return the content of NAME.json, or None if there is no store."""
     try:
         found = json.loads((folder / f"{name}.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -354,18 +311,12 @@ def _read_pointer(folder: Path, name: str) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{folder / name}.json cannot be read ({error}): remove it and build the store again") from error
     if not isinstance(found, dict) or not re.fullmatch(r"[0-9a-f]{12}", str(found.get("token"))):
-        raise StoreError(f"{folder / name}.json is not that of a store: remove it and build the store again")
+        raise StoreError(f"{folder / name}.json does not describe a store: remove it and build the store again")
     return found
 
 
-def _points_to(folder: Path, name: str, token: str) -> bool:
-    """Tell whether a version is the store."""
-    pointer = _read_pointer(folder, name)
-    return pointer is not None and pointer["token"] == token
-
-
 def _write_json(path: Path, content: dict[str, Any], *, replace: bool) -> None:
-    """Write a small file at once and durably; ``FileExistsError`` when it exists and ``replace`` is false."""
+    """Write a small file atomically and durably; ``FileExistsError`` when it exists and ``replace`` is false."""
     try:
         write_atomically(path, json.dumps(content).encode(), replace=replace, mode=0o666)
     except FileExistsError:
@@ -375,7 +326,7 @@ def _write_json(path: Path, content: dict[str, Any], *, replace: bool) -> None:
 
 
 def _sweep(folder: Path, name: str) -> None:
-    """Remove versions of a store that nothing points to and nobody has open: builds that were killed."""
+    """Remove versions that killed builds left: not named by NAME.json and not open anywhere."""
     pointer = _read_pointer(folder, name)
     for version in folder.glob(f"{name}.*/"):
         token = version.name[len(name) + 1 :]
@@ -386,28 +337,28 @@ def _sweep(folder: Path, name: str) -> None:
 
 
 def _array_name(file: str) -> str:
-    """Return the name on the shelf of a sidecar."""
+    """Return the name of a sidecar on the shelf."""
     return file.replace(".", "_")
 
 
 def _as_bytes(array: AnyArray) -> AnyArray:
-    """Return a plain view of the bytes of a shelved array."""
+    """Return a plain uint8 view of an array of the shelf."""
     return np.asarray(array).view(np.uint8)
 
 
 def _shaped(data: AnyArray, offset: int, shape: tuple[int, int, str]) -> AnyArray:
-    """Return the matrix that begins at ``offset`` of some bytes."""
+    """Return the matrix at ``offset`` of an array of bytes."""
     n_columns, n_obs, dtype = shape
     length = n_columns * n_obs * np.dtype(dtype).itemsize
     return data[offset : offset + length].view(dtype).reshape(n_columns, n_obs)
 
 
 def _sealed(array: AnyArray, offset: int, shape: tuple[int, int, str]) -> AnyArray:
-    """Return the matrix in a shelved array, through a read-only buffer: of a plain view anyone could set flags.writeable."""
+    """Return the matrix in an array of the shelf over a read-only buffer: flags.writeable of a plain view could be set again."""
     n_columns, n_obs, dtype = shape
     count = n_columns * n_obs
     if offset + count * np.dtype(dtype).itemsize > array.nbytes:
-        raise StoreError("an array on the shelf is shorter than the store says: build the store again")
+        raise StoreError("an array on the shelf is shorter than its header says: build the store again")
     buffer = _as_bytes(array).data.toreadonly()
     return np.frombuffer(buffer, store_format.element_type(dtype), count, offset).reshape(n_columns, n_obs)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from fastomp_nvm.errors import DataError, InputError, UnavailableError
+from fastomp_nvm.registry import Table
 from storage_backends.readers.base import Reader, ReaderOptions
 
 __all__ = ["READERS", "open_reader"]
 
 #: File extension -> reader class. Text formats may also end in ``.gz``.
-READERS: Mapping[str, str] = MappingProxyType(
+READERS: Table[type[Reader]] = Table(
+    "format",
     {
         ".arrow": "storage_backends.readers.columnar:FeatherReader",
         ".csv": "storage_backends.readers.delimited:DelimitedReader",
@@ -30,7 +29,7 @@ READERS: Mapping[str, str] = MappingProxyType(
         ".svmlight": "storage_backends.readers.svmlight:SvmlightReader",
         ".tsv": "storage_backends.readers.delimited:DelimitedReader",
         ".txt": "storage_backends.readers.delimited:DelimitedReader",
-    }
+    },
 )
 
 _TEXT = frozenset({".csv", ".tsv", ".txt", ".svm", ".svmlight", ".libsvm", ".mtx"})
@@ -55,17 +54,13 @@ def open_reader(path: str, options: ReaderOptions) -> Reader:
     UnavailableError
         The format needs a library that is not installed.
     """
-    target = READERS[_extension(path)]
+    extension = _extension(path)
     _check_file(path)
-    module, _, name = target.partition(":")
     try:
-        reader_class = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"reading {os.path.basename(path)} needs the package {error.name!r}: pip install fastomp-nvm[formats]"
-        ) from error
-    reader: Reader = reader_class(path, options)
-    return reader
+        reader = READERS.load(extension)
+    except UnavailableError as error:
+        raise UnavailableError(f"{os.path.basename(path)} cannot be read: {error}; pip install fastomp-nvm[formats]") from error
+    return reader(path, options)
 
 
 def _extension(path: str) -> str:
@@ -75,15 +70,15 @@ def _extension(path: str) -> str:
         inner = os.path.splitext(stem)[1]
         extension = inner if inner in _TEXT else extension
     if extension not in READERS:
-        known = ", ".join(sorted(READERS))
         raise InputError(
-            f"{os.path.basename(path)!r} has no extension of a known format: expected one of {known}; text formats also with .gz"
+            f"{os.path.basename(path)!r} has no extension of a known format: expected one of {', '.join(READERS)}; "
+            "text formats also with .gz"
         )
     return extension
 
 
 def _check_file(path: str) -> None:
-    """Refuse what cannot be read before any library meets it."""
+    """Refuse a path that is not a readable, non-empty file."""
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory: name a file")
     try:

@@ -1,18 +1,18 @@
-"""What a reader is: a source file seen as a table of observations x columns, handed out in bounded chunks.
+"""The contract of a reader: a source file as a table of observations x columns, returned in chunks of bounded size.
 
-A reader answers three questions in order: which columns there are (``names``, cheap), what the chosen ones hold (``scan``, which
-may read the file once), and their values (``chunks``). A chunk spans either all chosen columns of some observations, or all
-observations of some chosen columns, and never more than the budget of bytes unless a single row or column exceeds it. Missing
-cells are NaN; cells of a categorical column are codes into its sorted labels.
+A reader provides, in this order: the column names (``names``, cheap), the number of observations and the labels of the chosen
+categorical columns (``scan``, which may read the file once), and the values (``chunks``). A chunk spans either all chosen columns
+of some observations, or all observations of some chosen columns. It exceeds the budget of bytes only where a single row or column
+does. Missing cells are NaN; cells of a categorical column are codes into its sorted labels.
 
-A reader knows neither stores nor targets: what a column is for is decided by :mod:`storage_backends.build.ingest`.
+A reader knows neither stores nor targets: :mod:`storage_backends.build.ingest` decides which columns are features.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,6 +22,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError, FastompError
+from storage_backends.readers.text import MISSING_TOKENS
 
 __all__ = [
     "CHUNK_BYTES",
@@ -36,8 +37,8 @@ __all__ = [
     "as_float",
     "float_type",
     "library_errors",
-    "pick_columns",
     "rows_are_efficient",
+    "slab_chunks",
     "spans",
 ]
 
@@ -46,7 +47,7 @@ RowsOf = Literal["observations", "features"]
 #: Bytes of values in one chunk.
 CHUNK_BYTES = 64 << 20
 
-#: Labels of one categorical feature; more look like an identifier.
+#: Largest number of labels of a categorical feature; a column with more is taken for an identifier.
 MAX_CATEGORIES = 256
 
 # Below this many observations a row chunk writes less than a page into each column of the feature-major store.
@@ -55,7 +56,7 @@ _EFFICIENT_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """How to look at a source.
+    """How to interpret a source.
 
     Attributes
     ----------
@@ -68,7 +69,7 @@ class ReaderOptions:
     chunk_bytes : int
         Budget of one chunk.
     consumed : callable, optional
-        Told the bytes of the source that a pass has read since it was last told.
+        Called during a pass with the number of bytes of the source read since the previous call.
     """
 
     rows: RowsOf = "observations"
@@ -85,10 +86,14 @@ class Categories:
     labels: tuple[str, ...]
     has_missing: bool
 
+    def codes(self) -> dict[str, float]:
+        """Return the code of each label."""
+        return {label: float(code) for code, label in enumerate(self.labels)}
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was found in the chosen columns.
+    """Size and categories of the chosen columns.
 
     Attributes
     ----------
@@ -128,30 +133,34 @@ class Reader(ABC):
     path : str
         An existing, non-empty, readable file.
     options : ReaderOptions
+
+    Attributes
+    ----------
+    names : sequence of str
+        Names of all columns, in file order.
+    n_obs : int
+        Observations; readers that find it only in ``scan`` do not set it.
+    notes : list of str
+        Sentences for the report on what was assumed about the file.
     """
 
+    names: Sequence[str]
+    n_obs: int
     #: One-dimensional arrays of the file besides the table, each with one value per observation: usable as targets.
     vectors: tuple[str, ...] = ()
     #: The vector to take as target when none is asked for.
     default_target: str | None = None
     #: True when ``id_column`` was used to name the features, so that it is no column of the table.
     names_from_id: bool = False
-    #: Passes over the source that are told to ``ReaderOptions.consumed``; binary formats are read only as chunks are handed out.
+    #: Passes over the source reported to ``ReaderOptions.consumed``; 0 for binary formats, which are read chunk by chunk.
     passes: int = 0
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         self.path = path
         self.options = options
         self.label = os.path.basename(path)
-        #: Sentences for the report on what was assumed about the file.
         self.notes: list[str] = []
 
-    @property
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Names of all columns, in file order."""
-
-    @abstractmethod
     def scan(self, columns: IndexArray) -> Scan:
         """Count observations and find the labels of the categorical ones among ``columns``.
 
@@ -160,10 +169,11 @@ class Reader(ABC):
         columns : (c,) int64
             Chosen columns, ascending.
         """
+        return Scan(self.n_obs)
 
     @abstractmethod
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
-        """Yield the values of ``columns``, each cell once, given what ``scan`` of the same columns returned."""
+        """Yield the values of ``columns``, each cell once, given the result of ``scan`` for the same columns."""
 
     def vector(self, name: str) -> AnyArray:
         """Return the (n_obs,) array ``name``, one of ``vectors``."""
@@ -181,7 +191,7 @@ class Reader(ABC):
 
 
 class LabelCollector:
-    """Gathers the labels of a categorical column and refuses it once they look like an identifier.
+    """Collects the labels of a categorical column; refuses a column with too many of them.
 
     Parameters
     ----------
@@ -194,9 +204,11 @@ class LabelCollector:
         self._labels: set[str] = set()
         self._has_missing = False
 
-    def add(self, labels: set[str], *, missing: bool) -> None:
-        """Take in labels, and whether missing cells were among them."""
-        self._has_missing |= missing
+    def add(self, cells: Iterable[str | None]) -> None:
+        """Add the labels among ``cells``; None and ``MISSING_TOKENS`` are missing cells."""
+        found = {"" if cell is None else cell.strip() for cell in cells}
+        labels = found - MISSING_TOKENS
+        self._has_missing |= len(labels) < len(found)
         self._labels |= labels
         if len(self._labels) > MAX_CATEGORIES:
             raise DataError(
@@ -205,13 +217,13 @@ class LabelCollector:
             )
 
     def result(self) -> Categories:
-        """Return what was gathered."""
+        """Return the categories found."""
         return Categories(tuple(sorted(self._labels)), self._has_missing)
 
 
 @contextmanager
 def library_errors(found: str) -> Iterator[None]:
-    """Turn what a library raises over a damaged file into a ``DataError`` that begins with ``found``.
+    """Turn an exception of a library about a damaged file into a ``DataError`` that begins with ``found``.
 
     Libraries promise no type: damaged bytes were seen to end in a ``KeyError``, a ``UnicodeDecodeError`` and a ``TokenError``.
     """
@@ -223,20 +235,20 @@ def library_errors(found: str) -> Iterator[None]:
         raise DataError(f"{found}: {str(error) or type(error).__name__}") from error
 
 
-def spans(total: int, unit_bytes: int, budget: int) -> Iterator[tuple[int, int]]:
-    """Split ``range(total)`` into runs of units that fit the budget, at least one unit each."""
-    step = max(1, budget // max(1, unit_bytes))
+def spans(total: int, unit_bytes: int, budget: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
+    """Split ``range(total)`` into runs that fit the budget and end on multiples of ``multiple``, at least one multiple each."""
+    step = multiple * max(1, budget // max(1, unit_bytes * multiple))
     for first in range(0, total, step):
         yield first, min(total, first + step)
 
 
 def rows_are_efficient(n_obs: int, n_columns: int, budget: int) -> bool:
-    """Tell whether chunks of whole rows are tall enough to be written well into a feature-major matrix."""
+    """Return whether chunks of whole rows are tall enough to be written efficiently into a feature-major matrix."""
     return budget // max(1, n_columns * 8) >= min(n_obs, _EFFICIENT_ROWS)
 
 
 def float_type(dtype: np.dtype[np.generic], where: str) -> np.dtype[np.generic]:
-    """Return the native floating-point type that holds ``dtype``, or refuse what is no number."""
+    """Return the native floating-point type that holds ``dtype``; refuse a type that is not a real number."""
     if dtype.kind == "f":
         return np.dtype(f"f{min(dtype.itemsize, 8)}")
     if dtype.kind in "iub":
@@ -249,18 +261,22 @@ def as_float(values: AnyArray, where: str) -> AnyArray:
     return values.astype(float_type(values.dtype, where), copy=False)
 
 
-def pick_columns(columns: IndexArray, first: int, values: AnyArray) -> Chunk | None:
-    """Cut a chunk out of whole columns ``first, first + 1, ...`` of the file: those among ``columns``, or None.
+def slab_chunks(columns: IndexArray, first: int, slab: AnyArray, *, by_rows: bool = False) -> Iterator[Chunk]:
+    """Yield the chosen columns of a slab of the file as a chunk, or nothing where it holds none of them.
 
     Parameters
     ----------
     columns : (c,) int64
         Chosen columns, ascending.
     first : int
-    values : (n_obs, w)
+        Row (``by_rows``) or column of the file at which the slab begins.
+    slab : (rows, w)
+        Whole rows of the file (``by_rows``), or all observations of adjacent columns.
     """
-    low, high = np.searchsorted(columns, (first, first + values.shape[1]))
-    if low == high:
-        return None
-    wanted = columns[low:high] - first
-    return Chunk(0, int(low), values if len(wanted) == values.shape[1] else values[:, wanted])
+    if by_rows:
+        yield Chunk(first, 0, slab if len(columns) == slab.shape[1] else slab[:, columns])
+        return
+    low, high = np.searchsorted(columns, (first, first + slab.shape[1])).tolist()
+    if low < high:
+        wanted = columns[low:high] - first
+        yield Chunk(0, low, slab if len(wanted) == slab.shape[1] else slab[:, wanted])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,27 +19,26 @@ import pyarrow.parquet
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
-from storage_backends.readers.text import ARROW_TEXTS, MISSING_TOKENS
+from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS
 
 __all__ = ["FeatherReader", "ParquetReader"]
 
-# What a column being decoded may hold on to: a data page, a dictionary page and their unpacked copies.
+# Memory of a column being decoded: a data page, a dictionary page and their unpacked copies.
 _DECODER_BYTES = 4 << 20
 
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class _ColumnarReader(Reader):
-    """What both formats share: a pyarrow schema and record batches of any subset of the columns."""
+    """Base of both formats: a pyarrow schema and record batches of any subset of the columns."""
 
     _schema: Any
-    _n_obs: int
     _column_bytes: int
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         if options.rows == "features":
-            raise InputError(f"{self.label}: columns of this format are features already: leave out --rows features")
+            raise InputError(f"{self.label}: columns of this format are always features: leave out --rows features")
         with library_errors(f"{self.label} cannot be read"):
             self._open()
             index = _pandas_index(self._schema)
@@ -47,40 +46,30 @@ class _ColumnarReader(Reader):
             self.notes.append("the row labels that pandas wrote with the table were left out")
         #: Which fields of the file are columns of the table.
         self._fields = [field for field, name in enumerate(self._schema.names) if name not in index]
-        self._names = tuple(self._schema.names[field] for field in self._fields)
+        self.names = tuple(self._schema.names[field] for field in self._fields)
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the file and set ``_schema``, ``_n_obs`` and ``_column_bytes`` (memory one column takes while a batch is read)."""
+        """Open the file and set ``_schema``, ``n_obs`` and ``_column_bytes`` (memory of one column while a batch is read)."""
 
     @abstractmethod
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
-        """Yield record batches of these fields, in row order, of ``batch_rows`` rows where the format lets one choose."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the fields."""
-        return self._names
+        """Yield record batches of these fields in row order, of ``batch_rows`` rows if the format allows a choice."""
 
     def scan(self, columns: IndexArray) -> Scan:
-        """Check the types and gather the labels of the text columns."""
+        """Check the types and collect the labels of the text columns."""
         texts = [position for position, column in enumerate(columns) if self._is_text(int(column))]
         collectors = {position: LabelCollector(self.label, self.names[int(columns[position])]) for position in texts}
         for group in (texts[first:last] for first, last in spans(len(texts), _DECODER_BYTES, self.options.chunk_bytes)):
             for batch in self._batches([int(columns[position]) for position in group], 1 << 16):
                 for position, array in zip(group, batch.columns, strict=True):
-                    cells = {cell if cell is None else cell.strip() for cell in array.unique().to_pylist()}
-                    labels = {cell for cell in cells if cell is not None and cell not in MISSING_TOKENS}
-                    collectors[position].add(labels, missing=len(labels) < len(cells))
-        return Scan(self._n_obs, {position: collector.result() for position, collector in collectors.items()})
+                    collectors[position].add(array.unique().to_pylist())
+        return Scan(self.n_obs, {position: collector.result() for position, collector in collectors.items()})
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield batches of rows, or slabs of columns when a batch would not fit."""
         budget = self.options.chunk_bytes
-        codes = {
-            position: {label: float(code) for code, label in enumerate(categories.labels)}
-            for position, categories in scan.categories.items()
-        }
+        codes = {position: categories.codes() for position, categories in scan.categories.items()}
         if len(columns) * self._column_bytes <= 4 * budget:
             step = max(1, budget // (8 * len(columns)))
             first_obs = 0
@@ -94,8 +83,8 @@ class _ColumnarReader(Reader):
                     yield Chunk(first_obs, 0, values.T)
                     first_obs += last - first
             return
-        for first, last in spans(len(columns), 8 * self._n_obs, budget):
-            values = np.empty((last - first, self._n_obs))
+        for first, last in spans(len(columns), 8 * self.n_obs, budget):
+            values = np.empty((last - first, self.n_obs))
             first_obs = 0
             for batch in self._batches(columns[first:last].tolist(), 1 << 16):
                 for position, array in enumerate(batch.columns):
@@ -108,24 +97,15 @@ class _ColumnarReader(Reader):
         """Yield record batches; a damaged file is a ``DataError``."""
         with library_errors(f"{self.label} is damaged"):
             for batch in self._read([self._fields[column] for column in columns], batch_rows):
-                batch.validate(full=True)  # offsets of damaged text would lead outside the buffers
+                batch.validate(full=True)  # offsets of damaged text could point outside the buffers
                 yield batch
 
     def _is_text(self, column: int) -> bool:
-        """Tell whether a column is categorical; refuse types that are neither text nor number."""
+        """Return whether a column is categorical; raise ``DataError`` for a type that is neither text nor number."""
         field = self._schema.field(self._fields[column])
-        kinds = pyarrow.types
-        kind = field.type.value_type if kinds.is_dictionary(field.type) else field.type
-        if str(kind) in ARROW_TEXTS:
-            return True
-        if (
-            kinds.is_integer(kind)
-            or kinds.is_floating(kind)
-            or kinds.is_boolean(kind)
-            or kinds.is_decimal(kind)
-            or kinds.is_null(kind)
-        ):
-            return False
+        kind = str(field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type)
+        if kind in ARROW_TEXTS or ARROW_NUMBERS.match(kind):
+            return kind in ARROW_TEXTS
         raise DataError(
             f"{self.label}: column {field.name!r} is of type {field.type}, expected numbers or text: "
             "convert it or leave it out with --drop"
@@ -136,7 +116,7 @@ class _ColumnarReader(Reader):
         if codes is not None:
             encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
             lookup = [np.nan if cell is None else codes.get(cell.strip(), np.nan) for cell in encoded.dictionary.to_pylist()]
-            # A missing cell has a null index: send it to an extra entry at the end.
+            # A missing cell has a null index, which is mapped to an extra entry at the end.
             return np.array([*lookup, np.nan])[encoded.indices.fill_null(len(lookup)).to_numpy(zero_copy_only=False)]
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -149,8 +129,10 @@ class _ColumnarReader(Reader):
 
 
 def _pandas_index(schema: Any) -> frozenset[str]:
-    """Return the fields in which pandas kept an index that has no name of its own."""
-    listed = (schema.pandas_metadata or {}).get("index_columns", ())  # text, or a description of a range that is no field
+    """Return the fields in which pandas stored an unnamed index."""
+    listed = (schema.pandas_metadata or {}).get(
+        "index_columns", ()
+    )  # an entry that is not text describes a range and is not a field
     return frozenset(name for name in listed if isinstance(name, str) and _UNNAMED_INDEX.fullmatch(name))
 
 
@@ -162,14 +144,14 @@ class ParquetReader(_ColumnarReader):
         self._file = pyarrow.parquet.ParquetFile(self.path, memory_map=True, pre_buffer=False)
         self._schema = self._file.schema_arrow
         metadata = self._file.metadata
-        self._n_obs = metadata.num_rows
+        self.n_obs = metadata.num_rows
         largest = max((metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)), default=0)
         self._column_bytes = min(_DECODER_BYTES, 8 * largest)
 
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
         names = [self._schema.names[field] for field in fields]
         for batch in self._file.iter_batches(batch_size=batch_rows, columns=names):
-            yield batch.select(names)  # iter_batches keeps the order of the file
+            yield batch.select(names)  # iter_batches returns the order of the file
 
     def close(self) -> None:
         """Close the file."""
@@ -184,7 +166,7 @@ class FeatherReader(_ColumnarReader):
         with pyarrow.ipc.open_file(self._source) as reader:
             self._schema = reader.schema
         rows = [batch.num_rows for batch in self._read([0], 0)]
-        self._n_obs = sum(rows)
+        self.n_obs = sum(rows)
         self._column_bytes = 8 * max(rows, default=0)  # a batch is unpacked whole
 
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:

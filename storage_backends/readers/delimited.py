@@ -1,9 +1,8 @@
 """CSV and TSV, plain or gzip: one observation per line, or one feature per line.
 
 The first line names the columns if some cell of it is neither a number nor missing, or if it is ``,0,1,2,...``. A column is
-categorical when none of its filled cells among the first rows is a number; afterwards its kind is fixed, and a cell of the other
-kind is an error that names it. Two passes: the first counts records and gathers labels, the second parses. The grammar and the
-parsers are in :mod:`storage_backends.readers.records`.
+categorical when no filled cell among the first rows is a number; a later cell of the other kind is an error. Two passes: the first
+counts records and collects labels, the second parses. The parsers are in :mod:`storage_backends.readers.records`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, slab_chunks
 from storage_backends.readers.records import (
     Dialect,
     RecordBlock,
@@ -44,8 +43,8 @@ _QUOTED = re.compile(r'"[^"]*"')
 class DelimitedReader(Reader):
     """A delimited text file.
 
-    With ``rows="features"`` each line is a feature of numbers; the first column holds its name when its cells are no numbers or
-    its heading is empty, and ``id_column`` may name another one.
+    With ``rows="features"`` each line is a numeric feature. Its name is in the first column if the cells there are not numbers or
+    its heading is empty, or in ``id_column``.
     """
 
     passes = 2
@@ -54,7 +53,7 @@ class DelimitedReader(Reader):
         super().__init__(path, options)
         cells, delimiter = self._heading()
         named = any(parse_number(cell) is None and cell not in MISSING_TOKENS for cell in cells)
-        # A table without names as pandas writes it: row labels have no heading, columns are numbered from 0.
+        # As pandas writes a table without names: row labels without a heading, columns numbered from 0.
         numbered = len(cells) > 1 and cells == ["", *map(str, range(len(cells) - 1))]
         self._has_header = named or numbered
         if self._has_header and any(parse_number(cell) is not None for cell in cells):
@@ -62,20 +61,15 @@ class DelimitedReader(Reader):
             self.notes.append(f"the first line {what} and was taken as column names")
         self._dialect = Dialect(path, delimiter, cells if self._has_header else NumberedNames(len(cells)))
         self._is_text = self._sample()
-        # Row labels as pandas and R write them: a first column without a heading.
+        # pandas and R write row labels as a first column without a heading.
         labelled = self._has_header and cells[0] == "" and len(cells) > 1
         if options.rows == "features":
-            self._sources, self._names = self._line_names(labelled)
+            self._sources, self.names = self._line_names(labelled)
         else:
-            self._sources, self._names = self._column_names(labelled)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of all columns (with ``rows="features"`` of all lines), in file order."""
-        return self._names
+            self._sources, self.names = self._column_names(labelled)
 
     def scan(self, columns: IndexArray) -> Scan:
-        """Count the records and gather the labels of the text columns."""
+        """Count the records and collect the labels of the text columns."""
         if self.options.rows == "features":
             return Scan(len(self._sources))
         sources = self._sources[columns]
@@ -84,27 +78,21 @@ class DelimitedReader(Reader):
         n_obs = 0
         for block in self._blocks():
             n_obs += block.rows
-            for source, cells in (self._different_cells(block, texts) if texts else {}).items():
-                labels = cells - MISSING_TOKENS
-                collectors[source].add(labels, missing=len(labels) < len(cells))
+            for source, cells in (self._distinct_cells(block, texts) if texts else {}).items():
+                collectors[source].add(cells)
         if not n_obs:
             raise DataError(f"{self.label} has a header but no rows: at least one observation is needed")
         positions = np.searchsorted(sources, texts).tolist()
         return Scan(n_obs, {position: collectors[source].result() for position, source in zip(positions, texts, strict=True)})
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
-        """Yield the values, run by run."""
+        """Yield the values, one run of records at a time."""
         if self.options.rows == "features":
             for block in self._blocks():
-                chunk = pick_columns(columns, block.first_row, self._parse(block, self._sources, {}).T)
-                if chunk is not None:
-                    yield chunk
+                yield from slab_chunks(columns, block.first_row, self._parse(block, self._sources, {}).T)
             return
         sources = self._sources[columns]
-        codes = {
-            int(sources[position]): {label: float(code) for code, label in enumerate(categories.labels)}
-            for position, categories in scan.categories.items()
-        }
+        codes = {int(sources[position]): categories.codes() for position, categories in scan.categories.items()}
         for block in self._blocks():
             yield Chunk(block.first_row, 0, self._parse(block, sources, codes))
 
@@ -114,14 +102,14 @@ class DelimitedReader(Reader):
         return record_blocks(self.path, skip_first=self._has_header, block_bytes=block_bytes, consumed=self.options.consumed)
 
     def _parse(self, block: RecordBlock, sources: IndexArray, codes: dict[int, dict[str, float]]) -> Float64Array:
-        """Parse a run with the first parser that takes it."""
+        """Parse a run with the first parser that accepts it."""
         values = parse_arrow(self._dialect, block, sources, codes)
         if values is None and not codes:
             values = parse_loadtxt(self._dialect, block, sources)
         return parse_cells(self._dialect, block, sources, codes) if values is None else values
 
-    def _different_cells(self, block: RecordBlock, texts: Sequence[int]) -> dict[int, set[str]]:
-        """Return the different cells of each text column of a run."""
+    def _distinct_cells(self, block: RecordBlock, texts: Sequence[int]) -> dict[int, set[str]]:
+        """Return the distinct cells of each text column of a run."""
         found = arrow_texts(self._dialect, block, texts)
         if found is None:
             found = {source: set() for source in texts}
@@ -131,7 +119,7 @@ class DelimitedReader(Reader):
         return found
 
     def _heading(self) -> tuple[list[str], str]:
-        """Return the cells of the first record, and what separates them."""
+        """Return the cells of the first record, and the delimiter."""
         record = first_record(self.path)
         if record is None:
             raise DataError(f"{self.label} holds nothing but blank lines: a table was expected")
@@ -146,7 +134,7 @@ class DelimitedReader(Reader):
         return [cell.strip() for cell in cells], delimiter
 
     def _sample(self) -> BoolArray:
-        """Return, per column, whether it holds text: some of its first cells are filled and none of them is a number."""
+        """Return a mask of the text columns: those with filled cells among the first rows, none of them a number."""
         width = self._dialect.width
         numbers, filled, commas = np.zeros((3, width), dtype=np.int64)
         block = next(record_blocks(self.path, skip_first=self._has_header, block_bytes=_SAMPLE_BYTES), None)
@@ -160,14 +148,14 @@ class DelimitedReader(Reader):
                         numbers[column] += 1
                     elif _DECIMAL_COMMA.fullmatch(cell):
                         commas[column] += 1
-        continental = np.flatnonzero((commas > 0) & (commas + numbers == filled))
-        if continental.size:
-            name = self._dialect.names[int(continental[0])]
+        decimal_comma = np.flatnonzero((commas > 0) & (commas + numbers == filled))
+        if decimal_comma.size:
+            name = self._dialect.names[int(decimal_comma[0])]
             raise DataError(f"{self.label}: column {name!r} writes decimals with a comma, expected a point: convert the file")
         return np.asarray((filled > 0) & (numbers == 0))
 
     def _column_names(self, labelled: bool) -> tuple[IndexArray, Sequence[str]]:
-        """Return where in a record the columns are, and their names."""
+        """Return the positions of the columns in a record, and their names."""
         names = self._dialect.names
         if not self._has_header:
             self.notes.append(f"the first line holds no names and was read as data: columns are named {names[0]} to {names[-1]}")
@@ -177,7 +165,7 @@ class DelimitedReader(Reader):
         return np.arange(int(labelled), self._dialect.width), names
 
     def _line_names(self, labelled: bool) -> tuple[IndexArray, Sequence[str]]:
-        """Return where in a record the samples are, and the names of the lines."""
+        """Return the positions of the observations in a record, and the names of the lines."""
         headings = self._dialect.names
         key = 0 if labelled or self._is_text[0] else None
         if self.options.id_column is not None:
@@ -203,7 +191,7 @@ class DelimitedReader(Reader):
 
 
 def _delimiter(path: str, heading: str) -> str:
-    """Return what separates cells: by the extension, with a look at the first line where the extension leaves it open."""
+    """Return the delimiter, from the extension and, if that allows several, from the first line."""
     stem = path.lower().removesuffix(".gz")
     if stem.endswith(".tsv"):
         return "\t"

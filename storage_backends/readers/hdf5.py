@@ -1,12 +1,11 @@
-"""HDF5: a two-dimensional dataset read in slabs along its own chunks, or a group of one-dimensional columns.
+"""HDF5: a two-dimensional dataset, read in slabs of whole chunks, or a group of one-dimensional columns.
 
-The table is the dataset asked for, ``X``, or the only two-dimensional one; without any, the columns of the root group. A dataset
-``names`` or ``feature_names`` next to a matrix names its columns; other one-dimensional datasets are vectors.
+The matrix is chosen as in every container (see ``ContainerReader``); without any, the root group is a table of columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,23 +14,20 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError, InputError
-from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import (
     Categories,
     Chunk,
     LabelCollector,
-    Reader,
     ReaderOptions,
     Scan,
     as_float,
     float_type,
     library_errors,
-    pick_columns,
     rows_are_efficient,
+    slab_chunks,
     spans,
 )
-from storage_backends.readers.numpy_files import NAME_ARRAYS, choose_matrix, name_list
-from storage_backends.readers.text import MISSING_TOKENS
+from storage_backends.readers.numpy_files import ContainerReader
 
 __all__ = ["Hdf5Reader"]
 
@@ -39,13 +35,11 @@ __all__ = ["Hdf5Reader"]
 _TEXT_ROWS = 1 << 18
 
 
-class Hdf5Reader(Reader):
+class Hdf5Reader(ContainerReader):
     """An HDF5 file."""
 
     _matrix: Any  # a two-dimensional dataset, or None when the table is a group of columns
     _columns: tuple[Any, ...] = ()
-    _names: Sequence[str]
-    _n_obs: int
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
@@ -58,36 +52,29 @@ class Hdf5Reader(Reader):
             self._file.close()
             raise
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the columns."""
-        return self._names
-
     def scan(self, columns: IndexArray) -> Scan:
-        """Check the types and gather the labels of the text columns."""
+        """Check the types and collect the labels of the text columns."""
         if self._matrix is not None:
-            return Scan(self._n_obs)
+            return Scan(self.n_obs)
         with self._damage():
-            return Scan(self._n_obs, self._categories(columns))
+            return Scan(self.n_obs, self._categories(columns))
 
     def _categories(self, columns: IndexArray) -> dict[int, Categories]:
-        """Gather the labels of the text columns, by position."""
+        """Return the labels of the text columns, by position."""
         categories = {}
         for position, column in enumerate(columns.tolist()):
             dataset = self._columns[column]
             if not _is_text(dataset):
-                float_type(dataset.dtype, f"{self.label}: column {self._names[column]!r}")
+                float_type(dataset.dtype, f"{self.label}: column {self.names[column]!r}")
                 continue
-            collector = LabelCollector(self.label, self._names[column])
+            collector = LabelCollector(self.label, self.names[column])
             for cells in self._text_slabs(dataset):
-                different = set(cells)
-                labels = different - MISSING_TOKENS
-                collector.add(labels, missing=len(labels) < len(different))
+                collector.add(cells)
             categories[position] = collector.result()
         return categories
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
-        """Yield slabs of the matrix, or one column after the other."""
+        """Yield slabs of the matrix, or single columns."""
         with self._damage():
             if self._matrix is not None:
                 yield from self._slabs(columns)
@@ -107,11 +94,11 @@ class Hdf5Reader(Reader):
         self._file.close()
 
     def _damage(self) -> AbstractContextManager[None]:
-        """Name the file in what the library raises."""
+        """Return a context manager that turns errors of the library into ``DataError``."""
         return library_errors(f"{self.label} is damaged")
 
     def _choose(self) -> None:
-        """Find the table, its names and the vectors beside it."""
+        """Choose the table, its names and the vectors beside it."""
         wanted = None if self.options.dataset is None else self.options.dataset.strip("/")
         datasets: dict[str, Any] = {}
         self._file.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
@@ -121,70 +108,51 @@ class Hdf5Reader(Reader):
         if isinstance(group, h5py.Group) and not (wanted is None and has_matrix):
             self._choose_columns(group)
             return
-        table = choose_matrix(self.label, shapes, wanted)
+        table = self._choose_table(shapes, wanted)
         self._matrix = datasets[table]
         float_type(self._matrix.dtype, f"{self.label}: dataset {table!r}")
-        self._n_obs, width = shapes[table][:: -1 if self.options.rows == "features" else 1]
-        self._names = NumberedNames(width)
-        folder = table.rpartition("/")[0]
-        beside = [f"{folder}/{name}".lstrip("/") for name in NAME_ARRAYS]
-        for name in beside:
-            if name in datasets:
-                self._names = name_list(self.label, name, self.vector(name), width)
-                break
-        self.vectors = tuple(
-            name for name, shape in shapes.items() if shape in ((self._n_obs,), (self._n_obs, 1)) and name not in (table, *beside)
-        )
-        target = f"{folder}/y".lstrip("/")
-        self.default_target = target if target in self.vectors else None
 
     def _choose_columns(self, group: Any) -> None:
         """Take the one-dimensional datasets of a group as columns."""
         if self.options.rows == "features":
-            raise InputError(f"{self.label}: one-dimensional datasets are features already: leave out --rows features")
+            raise InputError(f"{self.label}: one-dimensional datasets are always features: leave out --rows features")
         self._matrix = None
         members = {name: item for name, item in group.items() if isinstance(item, h5py.Dataset) and item.ndim == 1}
         lengths = {len(item) for item in members.values()}
         if len(lengths) != 1:
             found = "one-dimensional datasets of different lengths" if lengths else "no dataset of one or two dimensions"
             raise DataError(f"{self.label}: {group.name} has {found}: name the table with --dataset")
-        self._names = tuple(members)
+        self.names = tuple(members)
         self._columns = tuple(members.values())
-        self._n_obs = lengths.pop()
+        self.n_obs = lengths.pop()
 
     def _slabs(self, columns: IndexArray) -> Iterator[Chunk]:
-        """Yield the matrix along the axis in which it is stored, in multiples of its chunks."""
+        """Yield the matrix in slabs of whole chunks, along the axis that suits its layout."""
         transposed = self.options.rows == "features"
-        width, budget = len(self._names), self.options.chunk_bytes
+        width, budget = len(self.names), self.options.chunk_bytes
         stored = self._matrix.chunks or (1, self._matrix.shape[1])
         chunk_obs, chunk_columns = stored[::-1] if transposed else stored
-        # Whole chunks only: a chunk that is cut by a slab is unpacked again for the next one.
-        by_rows = rows_are_efficient(self._n_obs, width, budget) and chunk_obs * width * 8 <= 4 * budget
-        if not by_rows and chunk_columns * self._n_obs * 8 > 4 * budget:
-            by_rows = chunk_obs * width < chunk_columns * self._n_obs
+        # Whole chunks: one that spans two slabs would be unpacked twice.
+        by_rows = rows_are_efficient(self.n_obs, width, budget) and chunk_obs * width * 8 <= 4 * budget
+        if not by_rows and chunk_columns * self.n_obs * 8 > 4 * budget:
+            by_rows = chunk_obs * width < chunk_columns * self.n_obs
         where = f"{self.label}: dataset {self._matrix.name}"
-        if by_rows:
-            for first, last in _aligned(self._n_obs, width * 8, budget, chunk_obs):
-                rows = as_float(self._matrix[:, first:last].T if transposed else self._matrix[first:last], where)
-                yield Chunk(first, 0, rows if len(columns) == width else rows[:, columns])
-            return
-        for first, last in _aligned(width, self._n_obs * 8, budget, chunk_columns):
-            slab = as_float(self._matrix[first:last].T if transposed else self._matrix[:, first:last], where)
-            chunk = pick_columns(columns, first, slab)
-            if chunk is not None:
-                yield chunk
+        runs = spans(self.n_obs, width * 8, budget, chunk_obs) if by_rows else spans(width, self.n_obs * 8, budget, chunk_columns)
+        for first, last in runs:
+            slab = self._matrix[first:last] if by_rows != transposed else self._matrix[:, first:last]
+            yield from slab_chunks(columns, first, as_float(slab.T if transposed else slab, where), by_rows=by_rows)
 
     def _column(self, column: int, scan: Scan, position: int) -> AnyArray:
         """Return the (n_obs,) numbers or codes of one column."""
         dataset = self._columns[column]
         if position not in scan.categories:
-            return as_float(dataset[...], f"{self.label}: column {self._names[column]!r}")
-        codes = {label: float(code) for code, label in enumerate(scan.categories[position].labels)}
+            return as_float(dataset[...], f"{self.label}: column {self.names[column]!r}")
+        codes = scan.categories[position].codes()
         return np.array([codes.get(cell, np.nan) for cells in self._text_slabs(dataset) for cell in cells])
 
     def _text_slabs(self, dataset: Any) -> Iterator[list[str]]:
         """Yield the cells of a text column, stripped."""
-        for first in range(0, self._n_obs, _TEXT_ROWS):
+        for first in range(0, self.n_obs, _TEXT_ROWS):
             try:
                 yield [cell.strip() for cell in dataset.asstr()[first : first + _TEXT_ROWS]]
             except UnicodeDecodeError as error:
@@ -192,11 +160,5 @@ class Hdf5Reader(Reader):
 
 
 def _is_text(dataset: Any) -> bool:
-    """Tell whether a dataset holds text."""
+    """Return whether a dataset holds text."""
     return h5py.check_string_dtype(dataset.dtype) is not None
-
-
-def _aligned(total: int, unit_bytes: int, budget: int, multiple: int) -> Iterator[tuple[int, int]]:
-    """Split ``range(total)`` into runs that fit the budget and end on multiples of a chunk, at least one chunk each."""
-    for first, last in spans(-(-total // multiple), unit_bytes * multiple, budget):
-        yield first * multiple, min(total, last * multiple)

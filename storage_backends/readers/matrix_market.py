@@ -1,19 +1,19 @@
 """MatrixMarket (.mtx): coordinate and array, real, integer or pattern; general, symmetric or skew-symmetric.
 
-Entries may come in any order and are collected in :class:`~storage_backends.readers.sparse.ColumnSlabs`; entries of the same cell
-add up, as in SciPy. Rows of the matrix are observations unless ``rows="features"``.
+Entries may be in any order and are collected in :class:`~storage_backends.readers.sparse.ColumnSlabs`; entries of the same cell
+are added, as in SciPy. Rows of the matrix are observations unless ``rows="features"``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, slab_chunks
 from storage_backends.readers.sparse import ColumnSlabs
 from storage_backends.readers.text import LineBlock, line_blocks, open_bytes, parse_numbers, read_some, shorten
 
@@ -31,20 +31,12 @@ class MatrixMarketReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         self._read_header()
-        self._n_obs, self._width = self._shape[:: -1 if options.rows == "features" else 1]
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Numbered names."""
-        return NumberedNames(self._width)
-
-    def scan(self, columns: IndexArray) -> Scan:
-        """Return the number of observations."""
-        return Scan(self._n_obs)
+        self.n_obs, width = self._shape[:: -1 if options.rows == "features" else 1]
+        self.names = NumberedNames(width)
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield slabs of columns."""
-        with ColumnSlabs(self._n_obs, self._width, self.options.chunk_bytes) as slabs:
+        with ColumnSlabs(self.n_obs, len(self.names), self.options.chunk_bytes) as slabs:
             for row, column, value in self._coordinates() if self._sparse else self._array():
                 observations, features = (column, row) if self.options.rows == "features" else (row, column)
                 slabs.add(observations, features, value)
@@ -53,9 +45,7 @@ class MatrixMarketReader(Reader):
                     sign = -1.0 if self._symmetry == "skew-symmetric" else 1.0
                     slabs.add(features[mirrored], observations[mirrored], sign * value[mirrored])
             for first, values in slabs.slabs():
-                chunk = pick_columns(columns, first, values)
-                if chunk is not None:
-                    yield chunk
+                yield from slab_chunks(columns, first, values)
 
     def _read_header(self) -> None:
         """Read the banner and the size line."""
@@ -65,7 +55,7 @@ class MatrixMarketReader(Reader):
                 text += more
         banner = text.split(b"\n", 1)[0].decode("utf-8", "replace").lower().split()
         if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
-            raise DataError(f"{self.label} does not start with '%%MatrixMarket matrix ...': it is no MatrixMarket file")
+            raise DataError(f"{self.label} does not start with '%%MatrixMarket matrix ...': it is not a MatrixMarket file")
         layout, self._field, self._symmetry = banner[2:]
         self._sparse = layout == "coordinate"
         fields = ("real", "double", "integer", "pattern") if self._sparse else ("real", "double", "integer")
@@ -89,14 +79,14 @@ class MatrixMarketReader(Reader):
         self._count = int(numbers[2]) if self._sparse else self._array_count()
 
     def _array_count(self) -> int:
-        """Return how many values an array of this symmetry lists."""
+        """Return the number of values of an array of this symmetry."""
         rows, columns = self._shape
         if self._symmetry == "general":
             return rows * columns
         return rows * (rows + 1) // 2 if self._symmetry == "symmetric" else rows * (rows - 1) // 2
 
     def _numbers(self, per_line: int) -> Iterator[tuple[Float64Array, int]]:
-        """Yield the numbers after the size line as (lines, per_line) arrays, with the line of the first."""
+        """Yield the numbers after the size line as (lines, per_line) arrays, each with the number of its first line."""
         seen = 0
         for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
             data, line = block.data, block.first_line
@@ -110,10 +100,12 @@ class MatrixMarketReader(Reader):
             if numbers.size:
                 yield numbers.reshape(-1, per_line), line
         if seen != self._count:
-            raise DataError(f"{self.label} has {seen} entries, but its size line says {self._count}: the file is cut or damaged")
+            raise DataError(
+                f"{self.label} has {seen} entries, but its size line says {self._count}: the file is truncated or damaged"
+            )
 
     def _coordinates(self) -> Iterator[tuple[IndexArray, IndexArray, Float64Array]]:
-        """Yield (rows, columns, values) of runs of entries, counted from 0."""
+        """Yield (rows, columns, values) of runs of entries, indices from 0."""
         pattern = self._field == "pattern"
         for numbers, line in self._numbers(2 if pattern else 3):
             place = numbers[:, :2]
@@ -128,7 +120,7 @@ class MatrixMarketReader(Reader):
             yield rows, columns, np.ones(len(numbers)) if pattern else np.ascontiguousarray(numbers[:, 2])
 
     def _array(self) -> Iterator[tuple[IndexArray, IndexArray, Float64Array]]:
-        """Yield (rows, columns, values) of an array, which lists column after column (of the lower triangle if symmetric)."""
+        """Yield (rows, columns, values) of an array, which is in column order (lower triangle if symmetric)."""
         height = self._shape[0]
         first = np.arange(self._shape[1]) if self._symmetry == "symmetric" else np.arange(1, self._shape[1] + 1)
         if self._symmetry == "general":
@@ -144,7 +136,7 @@ class MatrixMarketReader(Reader):
             seen += len(numbers)
 
     def _explain(self, block: LineBlock, per_line: int) -> DataError:
-        """Return the error that names the first line that is not as it should be."""
+        """Return the error for the first line that does not hold ``per_line`` numbers."""
         for offset, line in enumerate(block.data.split(b"\n")):
             numbers = parse_numbers(line)
             if numbers is None or len(numbers) not in (0, per_line):
@@ -154,12 +146,12 @@ class MatrixMarketReader(Reader):
 
 
 def _are_sizes(numbers: Float64Array) -> bool:
-    """Tell whether all ``numbers`` are whole, not negative, and small enough for float64 to tell them from their neighbours."""
+    """Return whether all ``numbers`` are integers from 0 to 2**53, which float64 represents exactly."""
     return bool(((numbers >= 0) & (numbers < 2**53) & (numbers == np.floor(numbers))).all())
 
 
 def _size_line(text: bytes) -> tuple[bytes, int] | None:
-    """Return the first line that is neither a comment nor blank, and its 1-based number; None if it is not all there."""
+    """Return the first line that is neither a comment nor blank, and its 1-based number; None if it is not complete."""
     lines = text.split(b"\n")
     for number, line in enumerate(lines[:-1] if len(lines) > 1 else lines, start=1):
         if line.strip() and not line.startswith(b"%"):

@@ -1,8 +1,8 @@
-"""Delimited text cut into runs of whole records, and the three parsers of a run.
+"""Splitting delimited text into runs of whole records, and three parsers of a run.
 
-Cutting is exact under quoting: a newline inside quotes ends no record. pyarrow parses tall runs, ``numpy.loadtxt`` wide ones (a
-column costs pyarrow tens of microseconds, whatever its height), and the standard library's ``csv`` whatever those two refuse; only
-the last one explains errors, so a fast parser just returns None. All three agree on every cell they accept.
+A newline inside quotes does not end a record. pyarrow parses tall runs, ``numpy.loadtxt`` wide ones (pyarrow takes tens of
+microseconds per column, however short), and the standard library's ``csv`` all others. The fast parsers return None for input they
+do not accept; only ``csv`` reports errors. All three agree on every cell they accept.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ __all__ = [
 _NEWLINE, _RETURN, _QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-# A record longer than this is a quote that was never closed.
+# A longer record is taken for an unclosed quote.
 _MAX_RECORD_BYTES = 256 << 20
 
-# Fewer records per run than this and the cost per column of pyarrow outweighs its speed per cell.
+# In runs of fewer records the overhead of pyarrow per column outweighs its speed per cell.
 _ARROW_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Where a file is, how its cells are separated, how many a record has, and what the columns are called."""
+    """Path, delimiter and column names of a file."""
 
     path: str
     delimiter: str
@@ -73,7 +73,7 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """A run of whole records: the bytes, the 0-based number of the first record, its 1-based line, and how many there are."""
+    """A run of whole records: its bytes, the 0-based row and 1-based line of the first record, and the number of records."""
 
     data: bytes
     first_row: int
@@ -84,22 +84,22 @@ class RecordBlock:
 def record_blocks(
     path: str, *, skip_first: bool = False, block_bytes: int = BLOCK_BYTES, consumed: Consumed = None
 ) -> Iterator[RecordBlock]:
-    """Yield the records of a file in runs; blank lines are no records.
+    """Yield the records of a file in runs; blank lines are not records.
 
     Parameters
     ----------
     path : str
     skip_first : bool
-        Leave out the first record (the header).
+        Skip the first record (the header).
     block_bytes : int
         Bytes read at once; a run holds at least one record.
     consumed : callable, optional
-        Told the bytes of the file that each read took.
+        Called with the number of bytes of the file consumed by each read.
     """
     row, line, pending = 0, 1, b""
     with open_bytes(path) as stream:
         while (data := read_some(stream, block_bytes, path, consumed)) or pending:
-            buffer = pending + (data or b"\n")  # the last line may lack its end
+            buffer = pending + (data or b"\n")  # the last line may lack its newline
             if line == 1:
                 buffer = buffer.removeprefix(_BYTE_ORDER_MARK)
             ends, filled = _record_ends(buffer)
@@ -119,7 +119,7 @@ def record_blocks(
 
 
 def first_record(path: str) -> bytes | None:
-    """Return the first record of a file, or None when all its lines are blank."""
+    """Return the first record of a file, or None if all lines are blank."""
     block = next(record_blocks(path, block_bytes=1 << 16), None)
     if block is None:
         return None
@@ -129,7 +129,7 @@ def first_record(path: str) -> bytes | None:
 
 
 def _record_ends(buffer: bytes) -> tuple[IndexArray, BoolArray]:
-    """Return, per line break outside quotes, the position after it, and whether the record it ends holds anything."""
+    """Return the position after each newline outside quotes, and whether the record it ends is not blank."""
     view = np.frombuffer(buffer, dtype=np.uint8)
     ends = np.flatnonzero(view == _NEWLINE)
     if b'"' in buffer:
@@ -142,7 +142,7 @@ def _record_ends(buffer: bytes) -> tuple[IndexArray, BoolArray]:
 
 @functools.cache
 def _arrow() -> Any:
-    """Return pyarrow with its CSV module, or None where it is not installed."""
+    """Return pyarrow with its CSV module, or None if it is not installed."""
     try:
         import pyarrow
         import pyarrow.csv
@@ -152,7 +152,7 @@ def _arrow() -> Any:
 
 
 def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, texts: Sequence[int]) -> Any:
-    """Return a pyarrow table of the columns asked for, named by their position, or None when pyarrow does not take the run."""
+    """Return a pyarrow table of the given columns, named by position, or None if pyarrow does not accept the run."""
     pyarrow = _arrow()
     if pyarrow is None or block.rows < _ARROW_ROWS:
         return None
@@ -177,7 +177,7 @@ def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, text
 def parse_arrow(
     dialect: Dialect, block: RecordBlock, columns: IndexArray, codes: dict[int, dict[str, float]]
 ) -> Float64Array | None:
-    """Parse a run with pyarrow, or return None for the other parsers to try; same contract as ``parse_cells``."""
+    """Parse a run with pyarrow, as ``parse_cells`` does; return None if pyarrow does not accept it."""
     table = _arrow_table(dialect, block, columns[~np.isin(columns, list(codes))], list(codes))
     if table is None:
         return None
@@ -200,7 +200,7 @@ def parse_arrow(
 
 
 def arrow_texts(dialect: Dialect, block: RecordBlock, texts: Sequence[int]) -> dict[int, set[str]] | None:
-    """Return the different cells (stripped) of the columns ``texts``, or None when pyarrow does not take the run."""
+    """Return the distinct stripped cells of the columns ``texts``, or None if pyarrow does not accept the run."""
     table = _arrow_table(dialect, block, np.empty(0, dtype=np.int64), texts)
     if table is None:
         return None
@@ -211,7 +211,7 @@ def arrow_texts(dialect: Dialect, block: RecordBlock, texts: Sequence[int]) -> d
 
 
 def parse_loadtxt(dialect: Dialect, block: RecordBlock, columns: IndexArray) -> Float64Array | None:
-    """Parse a run whose ``columns`` are numbers without missing cells, or return None."""
+    """Parse a run whose ``columns`` are numbers without missing cells; return None for any other."""
     if b'"' in block.data or not _is_regular(dialect, block):
         return None
     everything = len(columns) == dialect.width
@@ -229,14 +229,14 @@ def parse_loadtxt(dialect: Dialect, block: RecordBlock, columns: IndexArray) -> 
 
 
 def _is_regular(dialect: Dialect, block: RecordBlock) -> bool:
-    """Tell whether each line of a run without quotes has the right number of cells: loadtxt with ``usecols`` does not look."""
+    """Return whether each line of a run without quotes has the right number of cells, which loadtxt does not check."""
     view = np.frombuffer(block.data, dtype=np.uint8)
     before = np.searchsorted(np.flatnonzero(view == ord(dialect.delimiter)), np.flatnonzero(view == _NEWLINE))
     return bool((np.diff(before, prepend=0) == dialect.width - 1).all())
 
 
 def cell_rows(dialect: Dialect, block: RecordBlock) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield (0-based row, 1-based line, cells) of each record, or explain which record has no right shape."""
+    """Yield (0-based row, 1-based line, cells) of each record; raise ``DataError`` for a malformed one."""
     source = csv.reader(
         io.StringIO(decode(block.data, dialect.path, block.first_line), newline=""), delimiter=dialect.delimiter, strict=True
     )
@@ -260,7 +260,7 @@ def cell_rows(dialect: Dialect, block: RecordBlock) -> Iterator[tuple[int, int, 
         if row < last:
             yield row, line, cells
         row += 1
-    if row != last:  # csv takes a quote inside an unquoted cell literally, so its records are not those that were cut
+    if row != last:  # csv takes a quote inside an unquoted cell literally, so it finds other records than record_blocks
         raise DataError(
             f"{dialect.label}: a cell between line {block.first_line} and line {line} has a quote in its middle: "
             "write the cell in quotes and double the quote"
@@ -277,7 +277,7 @@ def parse_cells(dialect: Dialect, block: RecordBlock, columns: IndexArray, codes
     columns : (c,) int64
         Columns to return.
     codes : dict
-        Of each categorical column: label -> code.
+        Column -> label -> code, for each categorical column.
 
     Returns
     -------
@@ -291,7 +291,7 @@ def parse_cells(dialect: Dialect, block: RecordBlock, columns: IndexArray, codes
     """
     values = np.empty((block.rows, len(columns)))
     wanted = columns.tolist()
-    # float takes more than a number as we define it; only a run without these may use it unchecked.
+    # Python's float also accepts underscores and non-ASCII digits; without these it needs no check.
     plain = not codes and block.data.isascii() and b"_" not in block.data
     for row, line, cells in cell_rows(dialect, block):
         target = values[row - block.first_row]

@@ -1,7 +1,7 @@
-"""Sparse entries in any order turned into dense columns, with one temporary file and bounded memory.
+"""Converting sparse entries in any order to dense columns, with one temporary file and bounded memory.
 
-Entries arrive in runs. Each run is sorted by the slab of columns it falls in and appended to the file; a slab is then assembled
-from its piece of every run. The file has no name, so nothing is left behind however the process ends.
+Each run of entries is sorted by slabs of columns and appended to the file; a slab is then assembled from its part of every run. The
+file is unnamed, so nothing is left behind however the process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENTRY = np.dtype([("cell", np.int64), ("value", np.float64)])
 
 
 class ColumnSlabs:
-    """Collects (observation, column, value) entries and hands out dense slabs of columns. Use as a context manager.
+    """Collects (observation, column, value) entries and yields dense slabs of columns. Use as a context manager.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class ColumnSlabs:
         self._file.close()
 
     def add(self, observations: IndexArray, columns: IndexArray, values: Float64Array) -> None:
-        """Take in one run of entries; entries of the same cell add up.
+        """Add a run of entries; entries of the same cell are summed.
 
         Parameters
         ----------
@@ -63,8 +63,8 @@ class ColumnSlabs:
             self._file.write(entries.tobytes())
         except OSError as error:
             raise MediumError(
-                f"the temporary directory {tempfile.gettempdir()} cannot take the sparse entries "
-                f"({error.strerror}): set TMPDIR to a roomier one"
+                f"the temporary directory {tempfile.gettempdir()} has no room for the sparse entries "
+                f"({error.strerror}): set TMPDIR to another directory"
             ) from error
 
     def slabs(self) -> Iterator[tuple[int, AnyArray]]:

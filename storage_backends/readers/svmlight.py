@@ -7,15 +7,14 @@ file, as in scikit-learn. The labels are the vector ``target``; ``qid`` entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, pick_columns
+from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, slab_chunks
 from storage_backends.readers.sparse import ColumnSlabs
 from storage_backends.readers.text import LineBlock, line_blocks, parse_numbers, shorten
 
@@ -25,21 +24,15 @@ _COMMENT = re.compile(rb"#[^\n]*")
 _QUERY = re.compile(rb"(?<=\s)qid:\S*")
 _TARGET = "target"
 
-# Every column up to the largest index is stored, those without an entry too: beyond this an index is a slip or a hash.
+# Every column up to the largest index is stored, with or without entries; a larger index is taken for an error or a hash.
 _LARGEST_INDEX = (1 << 26) - 1
 
 # Text parsed at once: an entry of four bytes becomes several arrays of eight bytes per entry.
 _BLOCK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """A run of observations: their labels, and the (observation, index, value) of each entry."""
-
-    labels: Float64Array
-    observations: IndexArray
-    indices: IndexArray
-    values: Float64Array
+#: A run of observations: their labels, and observation, index and value of each entry.
+_Entries = tuple[Float64Array, IndexArray, IndexArray, Float64Array]
 
 
 class SvmlightReader(Reader):
@@ -52,26 +45,17 @@ class SvmlightReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         if options.rows == "features":
-            raise InputError(f"{self.label}: a line of this format is an observation: leave out --rows features")
-        labels, lowest, highest = [np.empty(0)], 1, 0
-        for entries in self._entries():
-            labels.append(entries.labels)
-            if entries.indices.size:
-                lowest, highest = min(lowest, int(entries.indices.min())), max(highest, int(entries.indices.max()))
-        self._labels = np.concatenate(labels)
-        self._base = lowest  # 0 or 1
-        self._width = highest + 1 - lowest
-        if not self._width:
+            raise InputError(f"{self.label}: a line of this format is always an observation: leave out --rows features")
+        found, lowest, highest = [np.empty(0)], 1, 0
+        for labels, _, indices, _ in self._entries():
+            found.append(labels)
+            if indices.size:
+                lowest, highest = min(lowest, int(indices.min())), max(highest, int(indices.max()))
+        self._labels = np.concatenate(found)
+        self._first_index = lowest  # 0 or 1
+        self.n_obs, self.names = len(self._labels), NumberedNames(highest + 1 - lowest)
+        if not len(self.names):
             raise DataError(f"{self.label} has no entries: expected lines such as '1 3:0.5 7:1'")
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Numbered names."""
-        return NumberedNames(self._width)
-
-    def scan(self, columns: IndexArray) -> Scan:
-        """Return the number of lines."""
-        return Scan(len(self._labels))
 
     def vector(self, name: str) -> AnyArray:
         """Return the labels."""
@@ -79,23 +63,20 @@ class SvmlightReader(Reader):
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield slabs of columns."""
-        with ColumnSlabs(scan.n_obs, self._width, self.options.chunk_bytes) as slabs:
-            first = 0
-            for entries in self._entries():
-                slabs.add(first + entries.observations, entries.indices - self._base, entries.values)
-                first += len(entries.labels)
-            for column, values in slabs.slabs():
-                chunk = pick_columns(columns, column, values)
-                if chunk is not None:
-                    yield chunk
+        with ColumnSlabs(self.n_obs, len(self.names), self.options.chunk_bytes) as slabs:
+            first_obs = 0
+            for labels, observations, indices, values in self._entries():
+                slabs.add(first_obs + observations, indices - self._first_index, values)
+                first_obs += len(labels)
+            for first, slab in slabs.slabs():
+                yield from slab_chunks(columns, first, slab)
 
     def _entries(self) -> Iterator[_Entries]:
-        """Parse the file run by run."""
-        for block in line_blocks(self.path, _BLOCK_BYTES, self.options.consumed):
-            yield self._parse(block)
+        """Parse the file, one run of lines at a time."""
+        return map(self._parse, line_blocks(self.path, _BLOCK_BYTES, self.options.consumed))
 
     def _parse(self, block: LineBlock) -> _Entries:
-        """Parse whole lines: every word is ``index:value`` but the first of a line, which is the label."""
+        """Parse whole lines: a label, then words ``index:value``."""
         data = block.data
         if b"#" in data:
             data = _COMMENT.sub(b"", data)
@@ -120,7 +101,7 @@ class SvmlightReader(Reader):
             number = block.first_line + int(line[~is_label][bad[0]])
             raise DataError(
                 f"{self.label}: line {number} has the index {indices[bad[0]]:.15g}, expected a whole number from 0 to "
-                f"{_LARGEST_INDEX}: number the columns one after the other"
+                f"{_LARGEST_INDEX}: number the columns consecutively"
             )
         observations = np.asarray(np.cumsum(is_label)[~is_label] - 1, dtype=np.int64)
         repeated = _repeated_entry(observations, indices)
@@ -129,15 +110,10 @@ class SvmlightReader(Reader):
             raise DataError(
                 f"{self.label}: line {number} has the index {indices[repeated]:.15g} twice: keep one value of each index"
             )
-        return _Entries(
-            tokens[position[is_label]],
-            observations,
-            indices.astype(np.int64),
-            tokens[position[~is_label] + 1],
-        )
+        return tokens[position[is_label]], observations, indices.astype(np.int64), tokens[position[~is_label] + 1]
 
     def _explain(self, data: bytes, starts: IndexArray, line: IndexArray, is_label: AnyArray, first_line: int) -> DataError:
-        """Return the error that names the first word that is not as it should be."""
+        """Return the error for the first malformed word."""
         for start, number, label in zip(starts.tolist(), line.tolist(), is_label.tolist(), strict=True):
             word = data[start : start + 64].split(None, 1)[0]
             parts = word.split(b":")
@@ -150,8 +126,8 @@ class SvmlightReader(Reader):
 
 
 def _repeated_entry(observations: IndexArray, indices: Float64Array) -> int | None:
-    """Return the place of an entry whose index its observation already has, or None; observations ascend."""
-    if (np.diff(indices)[np.diff(observations) == 0] > 0).all():  # as nearly every file is written
+    """Return the position of an entry that repeats an index of its observation, or None; ``observations`` ascend."""
+    if (np.diff(indices)[np.diff(observations) == 0] > 0).all():  # indices ascend in nearly every file
         return None
     order = np.lexsort((indices, observations))
     same = (np.diff(observations[order]) == 0) & (np.diff(indices[order]) == 0)

@@ -1,4 +1,4 @@
-"""Targets that come in a file of their own: one value per observation, as text with one value per line or as a NPY vector."""
+"""Targets in separate files: text with one value per line, or an NPY vector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET_EXTENSIONS = (".csv", ".npy", ".tsv", ".txt")
 
 
 def is_target_file(text: str) -> bool:
-    """Tell whether ``text`` names an existing file that may hold a target."""
+    """Return whether ``text`` names an existing file that may hold a target."""
     return text.lower().endswith(TARGET_EXTENSIONS) and os.path.isfile(text)
 
 
@@ -30,8 +30,7 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
     Parameters
     ----------
     path : str
-        ``.npy``, or text with one value per line and an optional heading: a file of ``n_obs + 1`` lines has one, unless its first
-        line may as well be a value.
+        ``.npy``, or text with one value per line. The first of ``n_obs + 1`` lines is a heading, unless it could be a value.
     n_obs : int
         Values expected.
 
@@ -67,7 +66,7 @@ def _read_npy(path: str, label: str) -> AnyArray:
 
 
 def _read_lines(path: str, label: str) -> list[str]:
-    """Return the cells of a file with one cell per line; blank lines do not count."""
+    """Return the cells of a file with one cell per line, without blank lines."""
     with open_bytes(path) as stream:
         text = decode(read_some(stream, -1, path), path, 1).removeprefix("\ufeff")
     cells = []
@@ -84,12 +83,12 @@ def _read_lines(path: str, label: str) -> list[str]:
 
 
 def _is_heading(cell: str, values: list[str]) -> bool:
-    """Tell whether a first cell can be nothing but a heading: taking a value for one would shift all others."""
+    """Return whether the first cell is certainly a heading: mistaking a value for one would shift all others."""
     return parse_number(cell) is None and cell not in MISSING_TOKENS and cell not in values
 
 
 def _numbers_or_labels(cells: list[str], label: str) -> AnyArray:
-    """Return numbers when all cells are numbers, text when none is; anything else is an error that names the row."""
+    """Return numbers if all cells are numbers, text if none is; raise ``DataError`` naming the row otherwise."""
     numbers = [parse_number(cell) for cell in cells]
     for row, cell in enumerate(cells, start=1):
         if cell in MISSING_TOKENS:

@@ -1,7 +1,6 @@
-"""What text formats share: opening (gzip included), runs of whole lines, the vocabulary of cells, numbers by the million.
+"""Shared by text formats: opening files (gzip included), runs of whole lines, tokens for missing cells, fast parsing of numbers.
 
-Every failure of the bytes themselves (truncated gzip, not UTF-8) becomes a ``DataError`` here, so that the formats only deal with
-their grammar.
+Damaged bytes (truncated gzip, invalid UTF-8) raise ``DataError`` here, so the formats deal with their grammar only.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.errors import DataError
 
 __all__ = [
+    "ARROW_NUMBERS",
     "ARROW_TEXTS",
     "BLOCK_BYTES",
     "MISSING_LABEL",
@@ -36,10 +36,10 @@ __all__ = [
     "shorten",
 ]
 
-#: Told the bytes of a file that were read since it was last told.
+#: Called with the number of bytes of a file read since the previous call.
 Consumed = Callable[[int], None] | None
 
-#: Bytes of text parsed at once: the shortest cell takes two, its value eight.
+#: Bytes of text parsed at once; parsed values may take four times as much.
 BLOCK_BYTES = 8 << 20
 
 #: Cells that mean "missing", after stripping blanks.
@@ -47,6 +47,9 @@ MISSING_TOKENS = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "None", "?"})
 
 #: Types of text in Arrow, by name, because the oldest pyarrow we support does not know the last one.
 ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
+
+#: Types of Arrow that are read as numbers, by name; a column of type null holds nothing but missing values.
+ARROW_NUMBERS = re.compile(r"(u?int\d+|halffloat|float|double|bool|null)\Z|decimal\d+\(")
 
 #: The category that stands for missing cells of a text column when missing numbers are imputed.
 MISSING_LABEL = "(missing)"
@@ -63,18 +66,18 @@ class LineBlock:
 
 
 def open_bytes(path: str) -> IO[bytes]:
-    """Open a file for reading bytes, unpacked if its name ends in .gz."""
+    """Open a file for reading bytes, decompressed if its name ends in .gz."""
     return cast("IO[bytes]", gzip.open(path, "rb")) if path.lower().endswith(".gz") else open(path, "rb")
 
 
 def read_some(stream: IO[bytes], size: int, path: str, consumed: Consumed = None) -> bytes:
-    """Read up to ``size`` bytes and tell ``consumed`` how many of the file these took; a broken gzip stream is a ``DataError``."""
-    file: IO[bytes] = getattr(stream, "fileobj", stream)  # of a gzip stream, the packed file under it
+    """Read up to ``size`` bytes and report the bytes taken from the file; a broken gzip stream is a ``DataError``."""
+    file: IO[bytes] = getattr(stream, "fileobj", stream)  # of a gzip stream, the compressed file under it
     before = file.tell()
     try:
         data = stream.read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{os.path.basename(path)} is not a whole gzip file ({error}): pack or fetch it again") from error
+        raise DataError(f"{os.path.basename(path)} is not a whole gzip file ({error}): compress or fetch it again") from error
     if consumed is not None:
         consumed(file.tell() - before)
     return data
@@ -98,7 +101,7 @@ def line_blocks(path: str, block_bytes: int = BLOCK_BYTES, consumed: Consumed = 
 
 
 def decode(data: bytes, path: str, first_line: int) -> str:
-    """Decode UTF-8, naming the line of the first byte that is not."""
+    """Decode UTF-8; raise ``DataError`` naming the line of the first invalid byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -110,9 +113,9 @@ def decode(data: bytes, path: str, first_line: int) -> str:
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number a stripped cell holds, or None.
+    """Return the number in a stripped cell, or None.
 
-    Narrower than ``float``, which also takes ``1_000`` and digits of other scripts that the fast parsers refuse.
+    Unlike ``float`` it refuses ``1_000`` and digits of other scripts, as the fast parsers do.
     """
     if "_" in text or not text.isascii():
         return None
@@ -123,11 +126,11 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_numbers(data: bytes) -> Float64Array | None:
-    """Return all numbers of a text that holds nothing but numbers and white space, or None when it holds anything else."""
+    """Return the numbers of a text of numbers and white space; None if it contains anything else."""
     if not data.strip():
         return np.empty(0)  # fromstring would return one number for a blank text
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # NumPy before 2.3 only warns about text it could not read
+        warnings.simplefilter("error", DeprecationWarning)  # NumPy before 2.3 only warns about malformed text
         try:
             return cast("Float64Array", np.fromstring(data, dtype=np.float64, sep=" "))
         except (ValueError, DeprecationWarning):
@@ -135,6 +138,6 @@ def parse_numbers(data: bytes) -> Float64Array | None:
 
 
 def shorten(text: str, limit: int = 40) -> str:
-    """Return ``text`` fit for an error message: quoted, on one line, without control characters, cut to ``limit``."""
+    """Return ``text`` for an error message: quoted, on one line, without control characters, at most ``limit`` long."""
     clean = _CONTROL.sub(" ", text)
     return repr(clean if len(clean) <= limit else clean[: limit - 3] + "...")

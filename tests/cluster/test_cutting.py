@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -157,20 +158,23 @@ def test_shards_lie_where_they_were_asked_to_whatever_it_is_called(
 
 
 def test_what_a_killed_ingest_left_goes_with_the_next_one(store: FeatureStore, tmp_path: Path) -> None:
-    """Staged data of a process that is gone, of this destination and no other; nothing of one that lives."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    """Directories that no process has locked, of this destination and no other; a retired one only where it has a successor."""
     names = {
-        f".cut[1].staged-{gone.pid}-0a1b": False,
-        f".cut[1].sharding-{gone.pid}-0a1b": False,
-        f".cut[1].sharding-{gone.pid}-0a1b.retired": False,
-        f".cut[1].staged-{os.getpid()}-0a1b": True,
-        f".cut1.staged-{gone.pid}-0a1b": True,
-        ".cut[1].staged-mine": True,
+        ".cut[1].partial-7-0a1b": False,
+        ".cut[1].partial-7-0a1b.retired": True,
+        ".cut[1].partial-8-0a1b": True,
+        ".cut1.partial-7-0a1b": True,
+        ".cut[1].partial-mine": True,
     }
     for name in names:
         (tmp_path / name).mkdir()
+    lock = os.open(tmp_path / ".cut[1].partial-8-0a1b", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     cut(store, str(tmp_path / "cut[1]"), 2)
+    assert {name for name in names if (tmp_path / name).exists()} == {name for name, stays in names.items() if stays}
+    os.close(lock)
+    cut(store, str(tmp_path / "cut[1]"), 2, replace_existing=True)
+    names |= {".cut[1].partial-7-0a1b.retired": False, ".cut[1].partial-8-0a1b": False}
     assert {name for name in names if (tmp_path / name).exists()} == {name for name, stays in names.items() if stays}
 
 
@@ -187,7 +191,7 @@ def test_ingest_into_shards_killed_in_the_middle_leaves_nothing_for_ever(tmp_pat
     for moment in ("ingest", "cut"):
         words = [sys.executable, "-c", code, str(tmp_path / "x.npy"), str(tmp_path / "many"), moment]
         assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
-        assert [path for path in tmp_path.iterdir() if ".staged-" in path.name]
+        assert [path for path in tmp_path.iterdir() if ".partial-" in path.name]
     ingest_shards(str(tmp_path / "x.npy"), str(tmp_path / "many"), 2, targets=["0"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many", "x.npy"]
 

@@ -166,9 +166,9 @@ def test_unusable_data_is_refused_with_its_place() -> None:
         (np.zeros((2, 2), dtype=complex), {}, "complex128"),
         (np.zeros((2, 2), dtype="M8[s]"), {}, "datetime64"),
         (np.array([[1, 2], [3, "x"]], dtype=object), {}, "row 2 of column 'f1' holds 'x'"),
-        (grid(), {"names": ["a"]}, "1 names were given for 5 columns"),
+        (grid(), {"names": ["a"]}, "there are 1 names for 5 columns"),
         (grid(), {"names": list("abcda")}, "two features are named 'a'"),
-        (grid(), {"rows": "columns"}, "rows='columns'"),
+        (grid(), {"rows": "columns"}, "unknown rows 'columns'"),
         (grid(), {"groups": {"g": ["f9"]}}, "group 'g' names the column 'f9'"),
         (grid(), {"groups": {"g": [5]}}, "group 'g' names the column 5"),
         (grid(), {"groups": {"g": []}}, "group 'g' needs a list"),
@@ -236,13 +236,13 @@ def test_every_cell_is_to_be_written_once() -> None:
     schema = TableSchema.plain(10, ["a", "b"])
     with StoreBuilder(URL, schema) as builder:
         builder.write_rows(0, np.ones((9, 2)))
-        with pytest.raises(DataError, match="'a' was given 9 observations, expected 10"):
+        with pytest.raises(DataError, match="'a' has 9 observations, expected 10"):
             builder.finish()
         builder.write_tile(9, 0, np.ones((1, 1)))
-        with pytest.raises(DataError, match="'b' was given 9 observations"):
+        with pytest.raises(DataError, match="'b' has 9 observations"):
             builder.finish()
         for first_obs, values in ((9, np.ones((2, 2))), (-1, np.ones((1, 2))), (0, np.ones((1, 3)))):
-            with pytest.raises(DataError, match="leaves the table"):
+            with pytest.raises(DataError, match="does not fit the table"):
                 builder.write_rows(first_obs, values)
         for values in (np.ones(2), np.array([["a", "b"]])):
             with pytest.raises(DataError, match="matrix of numbers"):
@@ -353,7 +353,7 @@ def test_a_constant_column_has_norm_zero() -> None:
 
 def test_values_too_large_to_add_up_are_refused() -> None:
     """A finite column whose sum is not finite is refused by name."""
-    with pytest.raises(DataError, match="'f0' holds values too large to add up"):
+    with pytest.raises(DataError, match="'f0' has values whose sum overflows"):
         build(np.array([[1.7e308], [1.6e308]]), dtype="float64")
 
 

@@ -188,7 +188,7 @@ def test_two_shelves_of_a_process_have_addresses_of_their_own(tmp_path: Path, va
     assert Processes("double")(CREATE, url).returncode == 0
     first, last = (tmp_path / "one" / "a.json", tmp_path / "two" / "a.json")
     last.write_text(json.dumps({**json.loads(last.read_text()), "address": json.loads(first.read_text())["address"]}))
-    with pytest.raises(StoreError, match="want the same addresses"):
+    with pytest.raises(StoreError, match="need the same addresses"):
         open_store(url)
     for store in stores:
         store.close()
@@ -213,7 +213,7 @@ def test_a_second_process_gets_an_error_and_not_a_signal(tmp_path: Path, run: Pr
             assert owner.stdout.read(1) == b"."
             refused = run(VERIFY, url)
             assert refused.returncode == 0
-            assert "belongs to another process" in refused.stdout
+            assert "used by another process" in refused.stdout
             owner.stdin.write(b".")
             owner.stdin.flush()
     assert owner.returncode == 0
@@ -240,7 +240,7 @@ def test_a_process_without_our_lock_is_respected(tmp_path: Path, run: Processes)
             piece = owner.stdout.read1()
             assert piece, seen
             seen += piece
-        assert "belongs to another process" in run(VERIFY, url).stdout
+        assert "used by another process" in run(VERIFY, url).stdout
         owner.stdin.close()
     assert run(VERIFY, url).stdout == ""
 

@@ -242,7 +242,7 @@ def test_a_member_that_is_no_array_is_refused(store: Path, name: str, member: st
         for entry in sound.namelist():
             archive.writestr(entry, b"no array" if entry == f"{member}.npy" else sound.read(entry))
     rewrite_header(store, {name: changed.getvalue()})
-    with pytest.raises(StoreError, match="not a readable NPZ file"):
+    with pytest.raises(StoreError, match="disagrees with header"):
         open_store(str(store))
 
 
@@ -355,7 +355,7 @@ def test_the_command_line_builds_shows_and_takes_tiers(tmp_path: Path, capsys: p
 
 def test_dram_counts_the_tier_in_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store in memory is refused when matrix and tier together do not fit."""
-    monkeypatch.setattr("storage_backends.media.dram._available_memory", lambda: 4500)
+    monkeypatch.setattr("storage_backends.media.dram.fillable_memory", lambda: 4500)
     url = StoreURL.parse("dram:too-large")
     DRAM.draft(url, 10, 100, "float32", replace=True).abort()
     with pytest.raises(MediumError, match=r"needs 5\.0 kB"):
