@@ -1,0 +1,1 @@
+"""From files, arrays and tables to stores."""
