@@ -218,7 +218,7 @@ def _one_logistic(n_obs: int, n_features: int, k: int, seed: int, dtype: str, re
         "seconds": seconds,
         "sweeps": swept,
         "selected": {name: len(result.indices) for name, result in found.items()},
-        "full_passes": {name: result.details["full_passes"] for name, result in found.items()},
+        "full_passes": {name: result.full_passes for name, result in found.items()},
         "log_likelihood": {name: result.score for name, result in found.items()},
     }
 

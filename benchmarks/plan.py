@@ -120,7 +120,7 @@ def compare_rehearsals(quick: bool) -> int:
                 continue
             limits = [math.ceil(k / groups)] * groups
             constraint = Partition(n_features, np.arange(n_features) % groups, limits)
-            real = fo.select(X, y, k=k, tau=tau, epsilon=epsilon, constraint=constraint, polish="none").details
+            real = fo.select(X, y, k=k, tau=tau, epsilon=epsilon, constraint=constraint, polish="none").to_json()
             played = rehearse(n_features, n_obs, k, kind=KINDS[kind], epsilon=epsilon, tau=tau)
             passes = math.floor(real["full_passes"])
             gathered = (real["full_passes"] - passes) * n_features

@@ -1,4 +1,4 @@
-"""Array type aliases, named once so that signatures stay readable."""
+"""Type aliases of arrays and JSON objects, named once so that signatures stay readable."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AnyArray", "BoolArray", "Float32Array", "Float64Array", "IndexArray", "first_missing", "is_missing"]
+__all__ = ["AnyArray", "BoolArray", "Float32Array", "Float64Array", "IndexArray", "JSONObject", "first_missing", "is_missing"]
 
 AnyArray = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
+JSONObject = dict[str, Any]
 
 
 def is_missing(value: Any) -> bool:

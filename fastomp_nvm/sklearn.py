@@ -24,7 +24,7 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.selection.select import select
+from fastomp_nvm.runs.select import select
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 

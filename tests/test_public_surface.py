@@ -41,6 +41,7 @@ PUBLIC = {
     "create_store",
     "cross_validate",
     "fairness_report",
+    "forget",
     "grid",
     "list_runs",
     "open_store",

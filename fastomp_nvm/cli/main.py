@@ -39,8 +39,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "serve": ("ado_plugin.commands.serve", "serve pools of stores, so that selections run next to the data"),
         "ado": ("ado_plugin.commands.ado", "set up and check a real MCAS server"),
         "delete": ("fastomp_nvm.cli.commands.delete", "delete a store from a pool of a server"),
+        "list": ("fastomp_nvm.cli.commands.list", "list the pools of a server, or the stores of a pool"),
         "runs": ("fastomp_nvm.cli.commands.runs", "list the durable runs with their progress, here or on a server"),
-        "resume": ("fastomp_nvm.cli.commands.resume", "go on with a durable run where it stopped, or print its result"),
+        "resume": ("fastomp_nvm.cli.commands.resume", "continue a durable run where it stopped, or print its result"),
+        "cancel": ("fastomp_nvm.cli.commands.cancel", "end a job on a server"),
+        "forget": ("fastomp_nvm.cli.commands.forget", "remove a durable run of this machine with its state and its result"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
         "demo": ("storage_backends.commands.demo", "make a data set, select under a fairness constraint, show what it took"),
         "plan": (

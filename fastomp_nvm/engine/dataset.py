@@ -59,6 +59,8 @@ class Dataset:
         How sweeps and gathers read them; see :mod:`fastomp_nvm.matrix.reader`. The answer does not depend on it.
     known : mapping of bytes to Standardisation
         Standardisations under observation weights computed before, by the bytes of the weights; see ``knowing``.
+    verified : bool
+        Whether the checksums of the store were checked after it was opened.
     """
 
     matrix: AnyArray
@@ -73,6 +75,7 @@ class Dataset:
     files: Sequence[MatrixFile] = ()
     io: str = "auto"
     known: Mapping[bytes, Standardisation] = field(default_factory=dict)
+    verified: bool = False
 
     @classmethod
     def of_store(cls, store: FeatureStore) -> Dataset:

@@ -28,7 +28,7 @@ from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.planning.machine_profiles import Machine, Medium, Network, Profile
 from fastomp_nvm.planning.measuring_shards import measure_shards
 from fastomp_nvm.planning.plan import GRAM_WASTE
-from fastomp_nvm.selection.select import select
+from fastomp_nvm.runs.select import select
 from fastomp_nvm.stores.open import create_store
 
 __all__ = ["measure"]
@@ -184,7 +184,7 @@ def _best_selections(data: Any, y: Any, requests: Sequence[dict[str, Any]]) -> l
     for _ in range(_REPEATS):
         for request, seen in zip(requests, found, strict=True):
             started = time.process_time()
-            details = select(data, y, **request).details
+            details = select(data, y, **request).to_json()
             seen.append((time.process_time() - started, float(details["full_passes"]), float(details["gradient_rounds"])))
     return [min(seen) for seen in found]
 

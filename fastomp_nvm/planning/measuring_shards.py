@@ -24,7 +24,7 @@ from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.remote_rows import RemoteRows
 from fastomp_nvm.registry import Lazy
-from fastomp_nvm.selection.select import select
+from fastomp_nvm.runs.select import select
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import create_store, open_store
 
@@ -79,7 +79,7 @@ def best_selection(store: FeatureStore, repeats: int, **request: Any) -> dict[st
     for attempt in range(repeats + 1):
         waited, started = _waiting(), time.perf_counter()
         data: Any = Dataset.of_store(store) if isinstance(store.matrix, RemoteRows) else store.url
-        details = select(data, **request).details
+        details = select(data, **request).to_json()
         clock = time.perf_counter() - started
         seconds = clock - (_waiting() - waited)
         if not attempt:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
@@ -34,9 +34,8 @@ from fastomp_nvm.selection.codec import (
     encode_vector,
     raise_error,
 )
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import make_request
 from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
 
 __all__ = ["Client", "connect", "local_token"]
@@ -223,13 +222,13 @@ class Client:
 
     def select(
         self,
-        y: Any = None,
+        y: object = None,
         *,
         key: str | None = None,
         run: str | None = None,
         verify: bool = False,
         observer: Observer | None = None,
-        **request: Any,
+        **request: Unpack[RequestFields],
     ) -> Selection:
         """Select features next to the data.
 
@@ -255,18 +254,26 @@ class Client:
 
     def select_many(
         self,
-        requests: Sequence[SelectionRequest | dict[str, Any]],
-        y: Any = None,
+        requests: Sequence[SelectionRequest | RequestFields],
+        y: object = None,
         *,
         key: str | None = None,
         run: str | None = None,
     ) -> Sequence[Selection]:
         """Answer several requests over the same data in shared sweeps, next to the data."""
-        wanted = [request if isinstance(request, SelectionRequest) else make_request(dict(request)) for request in requests]
+        wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
         body = self._job_body(y, key, run, False)
         return self.result(self._one("select_many", {**body, "requests": [encode_request(each) for each in wanted]})["job"])
 
-    def submit(self, y: Any = None, *, key: str | None = None, run: str | None = None, verify: bool = False, **request: Any) -> str:
+    def submit(
+        self,
+        y: object = None,
+        *,
+        key: str | None = None,
+        run: str | None = None,
+        verify: bool = False,
+        **request: Unpack[RequestFields],
+    ) -> str:
         """Queue a selection and return the name of its job at once; the job outlives this client. Parameters as for ``select``."""
         body = {**self._job_body(y, key, run, verify), "request": encode_request(make_request(request))}
         job: str = self._one("select", body)["job"]
@@ -308,7 +315,11 @@ class Client:
             for step in standing["progress"]:
                 if observer is not None and step:
                     observer(Progress(**step))
-        found = [decode_selection(answer) for answer in self._one("result", {"job": job})["answers"]]
+        reply = self._one("result", {"job": job})
+        try:
+            found = [decode_selection(answer) for answer in reply["answers"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerError(f"the server's answer cannot be read ({error}): is it of another version?") from error
         for selection in found:
             if selection.violations:
                 warnings.warn(f"the answer breaks the constraint as written: {'; '.join(selection.violations)}", stacklevel=3)
@@ -327,7 +338,7 @@ class Client:
         """Seconds for which a server that cannot be reached is asked again."""
         return self._timeout if self._heard else min(self._timeout, _FIRST_CONTACT_SECONDS)
 
-    def _job_body(self, y: Any, key: str | None, run: str | None, verify: bool) -> dict[str, Any]:
+    def _job_body(self, y: object, key: str | None, run: str | None, verify: bool) -> dict[str, Any]:
         """Return what every submission says; the name is chosen here, so that repeating it is harmless."""
         name = secrets.token_hex(12) if run is None else check_name(run, "run")
         return {**self._place(key), "job": name, "verify": verify, **({} if y is None else {"y": encode_vector(y)})}

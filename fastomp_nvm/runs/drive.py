@@ -19,15 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
@@ -40,8 +37,10 @@ from fastomp_nvm.runs import directory as run_directory
 from fastomp_nvm.runs.journal import DecisionJournal, Standing, standing
 from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
 from fastomp_nvm.runs.registration import ConstraintFile, Registration, describe_request, describe_response, seal, unseal
+from fastomp_nvm.selection.codec import decode_selection, encode_selection
+from fastomp_nvm.selection.request import make_request
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import make_request, select_shared
+from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
@@ -253,12 +252,13 @@ def _drive(run: Registration, store: FeatureStore, directory: Path, *, other_bui
     try:
         with contextlib.closing(DecisionJournal(log, run.identity(), other_build=other_build)) as journal:
             (selection,), _ = select_shared(dataset, [request], run.decoded_response(), journals=[journal], **options)
-        details = {**selection.details, "verified": run.verify}
-        details["seconds"] += journal.seconds_before
-        if others:
-            phrases = (phrase for other in others for phrase in _differences(run.build, other))
-            details["other_build"] = list(dict.fromkeys(phrases))
-        selection = replace(selection, details=details)
+        phrases = dict.fromkeys(phrase for other in others for phrase in _differences(run.build, other))
+        selection = replace(
+            selection,
+            verified=run.verify,
+            seconds=selection.seconds + journal.seconds_before,
+            other_build=list(phrases) if others else None,
+        )
         run_directory.write_durably(directory, _RESULT, seal("fastomp-result", _result_content(selection, journal.rounds)))
         with contextlib.suppress(FastompError):  # the result is safe; a state left behind is only room taken
             log.drop()
@@ -376,31 +376,15 @@ def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
 
 def _result_content(selection: Selection, rounds: int) -> dict[str, Any]:
     """Return a selection as plain JSON, with what ``to_json`` leaves out."""
-    return {
-        "rounds": rounds,
-        "result": selection.to_json(),
-        "columns": [list(part) for part in selection.columns],
-        "column_positions": selection.column_positions.tolist(),
-    }
+    encoded = encode_selection(selection)
+    return {"rounds": rounds, "result": encoded.pop("json"), **encoded}
 
 
 def _read_result(directory: Path) -> tuple[Selection, int]:
     """Return the result of a finished run and its rounds."""
     try:
         content = unseal("fastomp-result", (directory / _RESULT).read_bytes())
-        result = dict(content["result"])
-        result.pop("columns", None)
-        coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in result.pop("coef")]
-        indices, positions = (np.array(numbers, dtype=np.int64) for numbers in (result.pop("indices"), content["column_positions"]))
-        fields = {field: result.pop(field) for field in ("features", "intercept", "score")}
-        columns, rounds = content["columns"], int(content["rounds"])
-        selection = Selection(indices=indices, columns=columns, coef=coef, column_positions=positions, details=result, **fields)
-        names = [name for part in (selection.features, *columns) for name in part]
-        widths = [len(part) for part in columns] == [len(part) for part in coef] and len(indices) == len(selection.features)
-        if not (widths and all(isinstance(name, str) for name in names) and sum(map(len, coef)) == len(positions)):
-            raise StoreError("its parts do not fit together")
-        json.dumps(selection.to_json())
-        return selection, rounds
+        return decode_selection({**content, "json": content["result"]}), int(content["rounds"])
     except (OSError, StoreError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"the result {directory / _RESULT} cannot be used: {reason}; forget the run") from error

@@ -1,13 +1,15 @@
-"""The one input and the one output of a selection, the same for local and remote use, Python and shell."""
+"""The request of a selection: one typed object, the same for local and remote use, Python and shell."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import Float64Array
@@ -15,10 +17,35 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.objectives.table import OBJECTIVES
 
-__all__ = ["SelectionRequest"]
+__all__ = ["RequestFields", "SelectionRequest", "make_request"]
 
-#: A million passes are more than anybody waits for, and far smaller numbers have no inverse.
+#: More than a million passes are never useful, and much smaller numbers have no inverse.
 _SMALLEST_EPSILON = 1e-6
+
+
+class RequestFields(TypedDict, total=False):
+    """The fields of a ``SelectionRequest`` as keyword arguments."""
+
+    k: int | None
+    algorithm: str
+    objective: str
+    constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None
+    epsilon: float
+    tau: float | Literal["auto"]
+    seed: int
+    until: Literal["paper", "full"]
+    polish: Literal["pool", "none"]
+    skip_weak: bool
+    ridge: float | None
+    standardize: bool
+    target: str | None
+    weights: ArrayLike | None
+    test_fraction: float | None
+    exclude: Sequence[str]
+    certificate: bool
+    lambda_min: float | None
+    gather_bytes: int | None
+    tier: Literal["auto", "exact", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +59,8 @@ class SelectionRequest:
     algorithm : str
         A name in ``ALGORITHMS``.
     objective : {"linear", "logistic", "poisson"}
-    constraint : Constraint, mapping or YAML text, optional
-        Further limits on the selection.
+    constraint : Constraint, mapping, YAML text or path of a YAML file, optional
+        Further limits on the selection. Files that a YAML file names stand beside it.
     epsilon : float in [1e-6, 1)
         Accuracy: about ``1 / epsilon`` passes.
     tau : float in (0, 1] or "auto"
@@ -76,7 +103,7 @@ class SelectionRequest:
     k: int | None = None
     algorithm: str = "fast_omp"
     objective: str = "linear"
-    constraint: Constraint | Mapping[str, Any] | str | None = None
+    constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None
     epsilon: float = 0.1
     tau: float | Literal["auto"] = 0.5
     seed: int = 0
@@ -127,6 +154,15 @@ class SelectionRequest:
             if weights.ndim != 1 or not np.isfinite(weights).all() or weights.min(initial=0.0) < 0 or not weights.any():
                 raise RequestError("weights must be a vector of finite numbers, none negative, not all zero")
             object.__setattr__(self, "weights", weights)
+
+
+def make_request(fields: Mapping[str, object]) -> SelectionRequest:
+    """Return the request with these fields; a field that does not exist is named in the error."""
+    known = SelectionRequest.__dataclass_fields__
+    for field in fields:
+        if field not in known:
+            raise RequestError(f"a selection has no parameter {field!r}: expected one of {', '.join(known)}")
+    return SelectionRequest(**fields)  # type: ignore[arg-type]  # checked by SelectionRequest
 
 
 def _is_integer(value: object) -> bool:

@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.constraints import check_downward_closed
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import ConstraintError, RequestError
-from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.selection.select import bind_constraint
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,11 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
     if arguments.samples < 0:
         raise RequestError(f"--samples is {arguments.samples}: expected a whole number of at least 0")
-    with open_store(arguments.store) as store:
+    with open_local(arguments.store) as store:
         dataset = Dataset.of_store(store)
-        from fastomp_nvm.constraints.written.description import read_constraint as read
-
-        constraint = read(Path(arguments.file), dataset.names, usable=dataset.design().standardisation.usable())
+        constraint = bind_constraint(Path(arguments.file), dataset, dataset.design().standardisation.usable())
         found = check_downward_closed(constraint, samples=arguments.samples, seed=arguments.seed)
         if found is not None:
             allowed, refused = (

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError, UnavailableError
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.runs.drive import list_runs, registration, resume
 from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.selection.select import resolve_response
-from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.selection.response import resolve_response
 
 __all__ = ["add_arguments", "run"]
 
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if out.suffix not in _WRITERS:
         raise RequestError(f"{arguments.out} has no ending we write: expected one of {', '.join(_WRITERS)}")
     url, indices, objective, target, response = _source(arguments)
-    with open_store(url) as store:
+    with open_local(url) as store:
         dataset = Dataset.of_store(store)
         if indices.size and not (indices.min() >= 0 and indices.max() < dataset.n_features):
             raise RequestError(
@@ -55,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         sweeper = Sweeper(1)
         values = sweeper.gather(dataset.matrix, columns).T
         names = [dataset.column_names[column] for column in columns.tolist()]
-        y, facts, _ = resolve_response(dataset, SelectionRequest(k=1, objective=objective, target=target), response)
-    label = facts["target"]
+        found = resolve_response(dataset, SelectionRequest(k=1, objective=objective, target=target), response)
+    y, label = found.values, found.name
     while label in names:
         label += "_target"
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")

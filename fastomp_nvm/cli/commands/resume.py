@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import warnings
 from collections.abc import Sequence
 
-from fastomp_nvm.cli.cluster_argument import add_ray_argument, refuse_settings_of_sweeps
-from fastomp_nvm.cli.commands.select import show_selection
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected, refuse_sweep_settings
 from fastomp_nvm.cli.output import run_progress
-from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.results import exit_code, show_selection
 from fastomp_nvm.engine.engine import Observer
-from fastomp_nvm.errors import InfeasibleError, InputError
-from fastomp_nvm.remote.address import is_remote
+from fastomp_nvm.errors import InputError
 from fastomp_nvm.runs.drive import registration, resume
 from fastomp_nvm.selection.result import Selection
 
@@ -36,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Resume and print."""
     if arguments.store is None:
-        refuse_settings_of_sweeps(registration(arguments.name).store, arguments)
+        refuse_sweep_settings(registration(arguments.name).store, arguments)
     with run_progress("resume") as observer:
         if arguments.store is not None:
             selections = _resume_remotely(arguments, observer)
@@ -49,22 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for selection in selections:
             show_selection(selection)
-            for difference in selection.details.get("other_build", ()):
+            for difference in selection.other_build or ():
                 print(f"finished with another numeric build: {difference}")
-    broken = [violation for selection in selections for violation in selection.violations]
-    if broken and not arguments.allow_infeasible:
-        print(f"fastomp: the answer breaks the constraint: {'; '.join(broken)}", file=sys.stderr)
-        return InfeasibleError.exit_code
-    return 0
+    return exit_code([violation for selection in selections for violation in selection.violations], arguments.allow_infeasible)
 
 
 def _resume_remotely(arguments: argparse.Namespace, observer: Observer | None) -> Sequence[Selection]:
-    """Have a server go on with a job that failed or was cancelled, and wait for the answers of any."""
-    if not is_remote(arguments.store):
-        raise InputError(f"{arguments.store!r} is no server: expected grpc://host:port or the like, or nothing for this machine")
+    """Have a server continue a job that failed or was cancelled, and return the answers of the job once it has ended."""
     if arguments.other_build or arguments.threads is not None:
         raise InputError("--other-build and --threads are for runs of this machine, and this one is on a server: leave them out")
     with connected(arguments) as client, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an infeasible answer is told by the caller, once
+        warnings.simplefilter("ignore")  # exit_code prints the violations
         client.resume(arguments.name)
         return client.result(arguments.name, observer=observer)
