@@ -177,7 +177,8 @@ class LocalRequest:
 @contextmanager
 def opened_request(arguments: argparse.Namespace) -> Iterator[LocalRequest]:
     """Open the store of this machine that a command names and yield the request on it."""
-    refuse_sweep_settings(arguments.store, arguments)
+    if arguments.threads is not None or arguments.io is not None:
+        refuse_sweep_settings(arguments.store, arguments)
     load: Load | None = arguments.load or ("tier" if arguments.tier_load == "dram" else None)
     reading: Reading = {"threads": arguments.threads, "verify": arguments.verify, "load": load, "io": arguments.io}
     with open_local(arguments.store, None if arguments.tier_load == "dram" else arguments.tier_load) as store:

@@ -1,4 +1,4 @@
-"""Selections and reports as text for people, and the exit code of an answer."""
+"""Selections and reports as text for people."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
 from fastomp_nvm.errors import InfeasibleError
 from fastomp_nvm.selection.result import Selection
 
-__all__ = ["exit_code", "sharing_in_words", "show_fairness", "show_selection"]
+__all__ = ["infeasible", "sharing_in_words", "show_fairness", "show_selection"]
 
 
-def exit_code(violations: Sequence[str], allow_infeasible: bool) -> int:
-    """Return the exit code of a command with an answer; print the violations of an infeasible one."""
-    if not violations or allow_infeasible:
-        return 0
+def infeasible(violations: Sequence[str]) -> int:
+    """Print the violations of an infeasible answer and return the exit code."""
     print(f"fastomp: the answer breaks the constraint: {'; '.join(violations)}", file=sys.stderr)
     return InfeasibleError.exit_code
 

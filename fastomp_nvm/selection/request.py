@@ -21,6 +21,8 @@ __all__ = ["RequestFields", "SelectionRequest", "make_request"]
 
 #: More than a million passes are never useful, and much smaller numbers have no inverse.
 _SMALLEST_EPSILON = 1e-6
+_WHOLE = (int, np.integer)
+_REAL = (int, float, np.integer, np.floating)
 
 
 class RequestFields(TypedDict, total=False):
@@ -128,26 +130,26 @@ class SelectionRequest:
         for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
-        if self.k is not None and not (_is_integer(self.k) and self.k >= 1):
+        if self.k is not None and not (_is(self.k, _WHOLE) and self.k >= 1):
             raise RequestError(f"k is {self.k!r}: expected a whole number of at least 1")
-        if not (_is_real(self.epsilon) and _SMALLEST_EPSILON <= self.epsilon < 1):
+        if not (_is(self.epsilon, _REAL) and _SMALLEST_EPSILON <= self.epsilon < 1):
             raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
-        if self.tau != "auto" and not (_is_real(self.tau) and 0 < self.tau <= 1):
+        if self.tau != "auto" and not (_is(self.tau, _REAL) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
         for field in ("skip_weak", "certificate"):
             if not isinstance(getattr(self, field), (bool, np.bool_)):
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
-        if self.lambda_min is not None and not (_is_real(self.lambda_min) and 0 < self.lambda_min < math.inf):
+        if self.lambda_min is not None and not (_is(self.lambda_min, _REAL) and 0 < self.lambda_min < math.inf):
             raise RequestError(f"lambda_min is {self.lambda_min!r}: expected a number above 0")
-        if not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
+        if not (_is(self.seed, _WHOLE) and 0 <= self.seed < 2**64):
             raise RequestError(f"seed is {self.seed!r}: expected a whole number from 0 to 2^64 - 1")
-        if self.ridge is not None and not (_is_real(self.ridge) and 0 <= self.ridge < math.inf):
+        if self.ridge is not None and not (_is(self.ridge, _REAL) and 0 <= self.ridge < math.inf):
             raise RequestError(f"ridge is {self.ridge!r}: expected a number of at least 0")
-        if self.test_fraction is not None and not (_is_real(self.test_fraction) and 0 < self.test_fraction < 1):
+        if self.test_fraction is not None and not (_is(self.test_fraction, _REAL) and 0 < self.test_fraction < 1):
             raise RequestError(f"test_fraction is {self.test_fraction!r}: expected a number between 0 and 1, both excluded")
         if isinstance(self.exclude, str):
             raise RequestError(f"exclude is {self.exclude!r}: expected a list of feature names")
-        if self.gather_bytes is not None and not (_is_integer(self.gather_bytes) and self.gather_bytes >= 1):
+        if self.gather_bytes is not None and not (_is(self.gather_bytes, _WHOLE) and self.gather_bytes >= 1):
             raise RequestError(f"gather_bytes is {self.gather_bytes!r}: expected a whole number of at least 1")
         if self.weights is not None:
             weights = np.asarray(self.weights, dtype=np.float64)
@@ -165,11 +167,6 @@ def make_request(fields: Mapping[str, object]) -> SelectionRequest:
     return SelectionRequest(**fields)  # type: ignore[arg-type]  # checked by SelectionRequest
 
 
-def _is_integer(value: object) -> bool:
-    """Tell whether ``value`` is a whole number and not a truth value."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    """Tell whether ``value`` is a real number and not a truth value."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+def _is(value: object, kinds: tuple[type, ...]) -> bool:
+    """Return whether ``value`` is a number of one of these kinds and not a truth value."""
+    return isinstance(value, kinds) and not isinstance(value, bool)

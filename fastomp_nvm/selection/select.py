@@ -123,13 +123,16 @@ def select_shared(
                 weighted.append(weights)
         if len(weighted) > 1:
             dataset = dataset.knowing(weighted)
-        budget = LARGEST_BUDGET
-        if not _resident(dataset):
+        budget = None
+        if dataset.traits.medium != "dram" or not isinstance(dataset.matrix, np.ndarray):
             budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
-        prepared = [prepare(dataset, request, y, sweeper, budget) for request in wanted]
-        runs = [each.run for each in prepared]
-        for run, journal in zip(runs, journals, strict=False):
-            run.journal = journal
+        prepared: list[Prepared] = []
+        runs: list[Run] = []
+        for place, request in enumerate(wanted):
+            prepared.append(prepare(dataset, request, y, sweeper, budget))
+            runs.append(prepared[place].run)
+            if journals:
+                runs[place].journal = journals[place]
 
         def hand_over(place: int) -> None:
             assert ended is not None
@@ -158,8 +161,12 @@ class Prepared:
     run: Run
 
 
-def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Sweeper, budget: int = LARGEST_BUDGET) -> Prepared:
-    """Bind a request to the data; ``budget`` is the memory in bytes for gathered columns where the request names none."""
+def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Sweeper, budget: int | None = None) -> Prepared:
+    """Bind a request to the data.
+
+    ``budget`` is the memory in bytes for gathered columns where the request names none; None for a matrix that is in memory as a
+    whole, so that gathering takes no more.
+    """
     counters = Counters()
     response = resolve_response(dataset, request, y)
     weights = _training_weights(dataset, request)
@@ -183,19 +190,14 @@ def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Swe
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(request.objective)(response.values, weights, centred=request.standardize, **ridge)
-    memory = budget if request.gather_bytes is None else request.gather_bytes
-    pool = ColumnPool(design, sweeper, counters.traffic, memory, resident=_resident(dataset))
+    memory = request.gather_bytes or budget or LARGEST_BUDGET
+    pool = ColumnPool(design, sweeper, counters.traffic, memory, resident=budget is None)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     tier, account = _tier(dataset, request)
     return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account))
-
-
-def _resident(dataset: Dataset) -> bool:
-    """Return whether the matrix is in memory as a whole, so that gathering a column takes no more."""
-    return dataset.traits.medium == "dram" and isinstance(dataset.matrix, np.ndarray)
 
 
 def _training_weights(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected, refuse_sweep_settings
 from fastomp_nvm.cli.output import run_progress
-from fastomp_nvm.cli.results import exit_code, show_selection
+from fastomp_nvm.cli.results import infeasible, show_selection
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.runs.drive import registration, resume
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
             show_selection(selection)
             for difference in selection.other_build or ():
                 print(f"finished with another numeric build: {difference}")
-    return exit_code([violation for selection in selections for violation in selection.violations], arguments.allow_infeasible)
+    broken = [violation for selection in selections for violation in selection.violations]
+    return 0 if not broken or arguments.allow_infeasible else infeasible(broken)
 
 
 def _resume_remotely(arguments: argparse.Namespace, observer: Observer | None) -> Sequence[Selection]:
@@ -56,6 +57,6 @@ def _resume_remotely(arguments: argparse.Namespace, observer: Observer | None) -
     if arguments.other_build or arguments.threads is not None:
         raise InputError("--other-build and --threads are for runs of this machine, and this one is on a server: leave them out")
     with connected(arguments) as client, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # exit_code prints the violations
+        warnings.simplefilter("ignore")  # violations are printed by the caller
         client.resume(arguments.name)
         return client.result(arguments.name, observer=observer)

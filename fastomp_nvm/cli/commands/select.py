@@ -17,7 +17,7 @@ from fastomp_nvm.cli.arguments import (
     request_fields,
 )
 from fastomp_nvm.cli.output import run_progress
-from fastomp_nvm.cli.results import exit_code, show_fairness, show_selection
+from fastomp_nvm.cli.results import infeasible, show_fairness, show_selection
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.remote.address import is_remote
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Select and print."""
     with run_progress("select") as observer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # exit_code prints the violations
+        warnings.simplefilter("ignore")  # violations are printed below
         selection, report = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
     if arguments.json:
         result = selection.to_json()
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         show_selection(selection)
         if report is not None:
             show_fairness(report)
-    return exit_code(selection.violations, arguments.allow_infeasible)
+    return 0 if selection.feasible or arguments.allow_infeasible else infeasible(selection.violations)
 
 
 def _select(arguments: argparse.Namespace, observer: Observer | None) -> tuple[Selection, FairnessReport | None]:
