@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.errors import DataError, FastompError, ServerError, UnreachableError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.remote.address import ServerURL
@@ -26,9 +26,6 @@ from fastomp_nvm.selection.codec import encode_vector
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.reports import BuildReport
-
-if TYPE_CHECKING:
-    from fastomp_nvm.remote.client import Client
 
 __all__ = ["Upload"]
 
@@ -41,6 +38,23 @@ _CHECK_POLL_SECONDS = 0.5
 _SEAL_POLL_SECONDS = 0.1
 #: How often a segment of which nothing arrives is sent again.
 _FRUITLESS_ATTEMPTS = 5
+
+
+class Connection(Protocol):
+    """The part of a ``Client`` that an upload uses."""
+
+    @property
+    def poll_seconds(self) -> float:
+        """Most seconds that a call may wait at the server."""
+        ...
+
+    def call(self, operation: str, body: Mapping[str, object]) -> JSONObject:
+        """Carry out an operation and return its reply."""
+        ...
+
+    def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> JSONObject:
+        """Send tiles once and return the reply."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +74,7 @@ class Upload:
 
     Parameters
     ----------
-    client : Client
+    client : Connection
     address : ServerURL
         With pool and key.
     schema : TableSchema
@@ -72,7 +86,7 @@ class Upload:
 
     def __init__(
         self,
-        client: Client,
+        client: Connection,
         address: ServerURL,
         schema: Any,
         *,
