@@ -33,7 +33,7 @@ __all__ = ["CrossValidation", "cross_validate"]
 
 @dataclass(frozen=True, slots=True)
 class CrossValidation:
-    """The choice of k.
+    """The result of a cross-validation over k.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class CrossValidation:
     one_standard_error_k : int
         The smallest k whose mean is within one standard error of the best.
     k : int
-        The one that the rule chose.
+        The k chosen by the rule.
     selection : Selection
         With this k, on all observations.
     fold_of : (n_obs,) int64
@@ -105,9 +105,9 @@ def cross_validate(
 ) -> CrossValidation:
     """Choose k by cross-validation, all folds and all k in shared sweeps.
 
-    For each k and each fold a selection of at most k features is made, standardised and fitted on the training observations alone,
-    and its refit is scored on the held-out ones. The selections of every k on all observations ride along, so that the final one
-    costs no further scan.
+    For each k and each fold a selection of at most k features is standardised and fitted on the training observations alone, and
+    scored on the held-out ones. The selections on all observations are part of the same sweeps, so that the final one needs no
+    further pass.
 
     Parameters
     ----------
@@ -116,13 +116,13 @@ def cross_validate(
     folds : int or (n_obs,) int64
         How many, drawn by the request's ``seed`` with classes spread evenly; or the fold of each observation, from 0.
     ks : sequence of int, optional
-        What k to try; or
+        Values of k to try.
     k_max : int, optional
-        try 1 to ``k_max``.
+        Try 1 to ``k_max`` instead.
     rule : {"best", "one-standard-error"}
         How k is chosen.
     **request
-        The other fields of ``SelectionRequest``. Observation weights weigh training and scores alike.
+        The other fields of ``SelectionRequest``. Observation weights apply to training and scores.
 
     Returns
     -------
@@ -191,7 +191,7 @@ def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
 
 
 def _predictor(dataset: Dataset, selection: Selection, traffic: Traffic) -> Float64Array:
-    """Return the linear predictor (n_obs,) of a selection, its columns read again and counted."""
+    """Return the linear predictor (n_obs,) of a selection; its columns are read again and added to ``traffic``."""
     rows = Sweeper(1).gather(dataset.matrix, selection.column_positions)
     traffic.add(len(selection.indices), rows.nbytes)
     return selection.linear_predictor(rows.T)

@@ -1,4 +1,4 @@
-"""How a selection treats the groups of a protected attribute: error rates per group, and the fairness of outcome and of process.
+"""Fairness of a selection towards the groups of a protected attribute: error rates per group, outcome and process fairness.
 
 For a classifier (logistic objective, class 1 predicted from probability 1/2) each group gets its accuracy, false positive rate and
 false negative rate, and the whole the paper's *outcome fairness*, ``-|FPR_a - FPR_b| - |FNR_a - FNR_b|``: zero is perfectly even.
@@ -6,7 +6,7 @@ With more than two groups the gap of a rate is that between its largest and its 
 such rates: their groups get R^2 and the mean residual (observed minus predicted; positive means underestimated).
 
 *Process unfairness* is ``h`` of the selected features under a fairness constraint: the share of people who object to one of them.
-Observations count alike here, whatever weights the selection was given.
+All observations have the same weight here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fastomp_nvm.stores.open import open_store
 
 __all__ = ["FairnessReport", "classification_figures", "fairness_report", "outcome_fairness"]
 
-#: More distinct values than this are taken for a measurement, not for groups.
+#: An attribute with more distinct values is a measurement, not groups.
 MOST_GROUPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class FairnessReport:
-    """What the groups get.
+    """Figures per group, and fairness of outcome and process.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ def fairness_report(
     ----------
     selection : Selection
     data : FeatureStore, store URL, Dataset, or (n_obs, n_columns) array or DataFrame
-        What the selection was made from, or other observations with the same columns; of a store only selected columns are read.
+        The data of the selection, or other observations with the same columns; of a store only selected columns are read.
     y : (n_obs,) array or None
         The response; None takes the store's target that the selection was made for.
     protected : (n_obs,) array, or str
@@ -239,13 +239,13 @@ def _named_groups(dataset: Dataset, name: str) -> AnyArray:
     if len(block) == 1:
         return np.asarray(block[0], dtype=np.float64)
     if not (np.isin(block, (0, 1)).all() and (block.sum(axis=0, dtype=np.int64) == 1).all()):
-        raise DataError(f"the feature {name!r} spans {len(block)} columns that are not categories: it cannot tell groups")
+        raise DataError(f"the feature {name!r} spans {len(block)} columns that are not categories: it defines no groups")
     labels = [dataset.column_names[column].removeprefix(f"{name}=") for column in range(columns.start, columns.stop)]
     return np.asarray(np.array(labels)[block.argmax(axis=0)])
 
 
 def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[AnyArray, str]:
-    """Return an index of the observations to evaluate on, and what they are."""
+    """Return an index of the observations to evaluate on, and the value of ``evaluated_on``."""
     if rows is not None:
         given = np.asarray(rows)
         if given.ndim != 1 or given.dtype.kind not in "biu" or (given.dtype.kind == "b" and len(given) != n_obs):

@@ -26,7 +26,7 @@ __all__ = ["Stability", "stability"]
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """How often each feature is selected when half of the observations are drawn anew (Meinshausen and Buhlmann 2010).
+    """Frequencies of selection over random subsamples (Meinshausen and Buhlmann 2010).
 
     Attributes
     ----------
@@ -43,8 +43,8 @@ class Stability:
     average_size : float
         Features selected per subsample, on average.
     expected_false : float or None
-        Their bound ``q^2 / ((2 threshold - 1) n_features)`` on the expected number of irrelevant features among the stable ones,
-        for exchangeable ones and halves of the data; None for other fractions and thresholds up to one half.
+        Bound ``q^2 / ((2 threshold - 1) n_features)`` on the expected number of irrelevant features among the stable ones,
+        q the average size, if irrelevant features are exchangeable; None unless ``fraction`` is 0.5 and ``threshold`` above it.
     sharing : Sharing
     """
 
@@ -102,7 +102,7 @@ def stability(
     fraction : float in (0, 1)
         Share of the observations in each.
     threshold : float in (0, 1]
-        Share of the subsamples from which on a feature counts as stable.
+        Share of the subsamples in which a stable feature is selected.
     **request
         Fields of ``SelectionRequest``.
 

@@ -1,4 +1,4 @@
-"""``fastomp check-constraint FILE STORE``: read a constraint against a store, show what it is, test that it is downward closed."""
+"""``fastomp check-constraint FILE STORE``: show rank and p of a constraint over a store, test that it is downward closed."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     p = "unknown" if constraint.p is None else f"{constraint.p:g}{' (a matroid)' if constraint.p == 1 else ''}"
     print(f"at most {constraint.rank:,} of {constraint.n_features:,} features can be selected; p is {p}")
     if constraint.needs_base:
-        print("lower bounds: a selection goes on until nothing more fits")
+        print("lower bounds: a selection continues until nothing more fits")
     print(f"no counterexample to downward closure in {arguments.samples:,} samples")
     return 0

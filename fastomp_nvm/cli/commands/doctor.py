@@ -1,4 +1,4 @@
-"""``fastomp doctor``: what this machine has, and how to get what is missing."""
+"""``fastomp doctor``: optional libraries and devices of this machine, and how to get missing ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COMPILER = "install a C compiler, then reinstall fastomp-nvm"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked for: whether it is there, what was seen, how to get it."""
+    """One library or device: whether it is present, details, how to get it."""
 
     name: str
     present: bool
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> list[Finding]:
-    """Look at everything fastomp can use."""
+    """Return the findings."""
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0))
     findings = [
@@ -83,7 +83,7 @@ def examine() -> list[Finding]:
 
 
 def _kernels() -> list[Finding]:
-    """Say which sweep kernels there are."""
+    """Return the sweep kernels."""
     remedies = {"c": _COMPILER, "numba": "pip install 'fastomp-nvm[fast]'", "numpy": ""}
     chosen = kernels.kernel().id
     found = []
@@ -95,7 +95,7 @@ def _kernels() -> list[Finding]:
 
 
 def _compiled() -> list[Finding]:
-    """Say which of the compiled parts beside the kernel were built; Python, slower or less kind, stands in for each."""
+    """Return the compiled parts beside the kernel; each has a slower substitute in Python."""
     parts = {
         "reads": ("_column_reads", "columns here and there of a cold file"),
         "fits": ("objectives._newton", "logistic and Poisson models"),
@@ -113,7 +113,7 @@ def _compiled() -> list[Finding]:
 
 
 def _memory_limit() -> Finding:
-    """Say which cgroup limits the memory of this process."""
+    """Return the memory limit of the cgroup of this process."""
     for version, path in (("v2", "/sys/fs/cgroup/memory.max"), ("v1", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         try:
             text = Path(path).read_text().strip()
@@ -153,10 +153,10 @@ def _package(module: str, purpose: str, remedy: str) -> Finding:
 
 
 def _border(module: str, attribute: str, remedy: str) -> Finding:
-    """Look for a package whose name another one bears on PyPI."""
+    """Look for a package whose name belongs to another package on PyPI."""
     if importlib.util.find_spec(module) is None:
         return Finding(module, False, "not installed", remedy)
-    # Importing the real ones prints and may load native code that aborts: ask a child process.
+    # Importing the real ones prints and may load native code that aborts: import in a child process.
     script = f"import {module}, sys; sys.exit(0 if hasattr({module}, {attribute!r}) else 3)"
     command = [sys.executable, "-c", script]
     try:

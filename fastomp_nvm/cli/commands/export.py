@@ -1,4 +1,4 @@
-"""``fastomp export RUN OUT``: the selected columns alone, with their names and the target, as a file for other programs."""
+"""``fastomp export RUN OUT``: write the selected columns, their names and the target to a file for other programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with what 'select --json' printed")
+    parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with the output of 'select --json'")
     parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_WRITERS)}")
     parser.add_argument("--store", metavar="STORE", help="the store of the selection; needed for a file, known for a run")
     add_ray_argument(parser)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the reduced matrix."""
     out = Path(arguments.out)
     if out.suffix not in _WRITERS:
-        raise RequestError(f"{arguments.out} has no ending we write: expected one of {', '.join(_WRITERS)}")
+        raise RequestError(f"{arguments.out} has an unknown extension: expected one of {', '.join(_WRITERS)}")
     url, indices, objective, target, response = _source(arguments)
     with open_local(url) as store:
         dataset = Dataset.of_store(store)
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | None, Any]:
-    """Return store, selected features, objective, target and, if the run was given one, the response."""
+    """Return store, selected features, objective, target and the response of the run, if it was given one."""
     name = arguments.run_name
     states = {info.name: info.status for info in list_runs()}
     if name in states:
@@ -96,7 +96,7 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
         target = result["target"]
         return arguments.store, np.array(result["indices"], dtype=np.int64), result["objective"], target, None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise RequestError(f"{name} is not what 'select --json' prints ({error!r})") from error
+        raise RequestError(f"{name} is not the output of 'select --json' ({error!r})") from error
 
 
 def _write_csv(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:

@@ -1,4 +1,4 @@
-"""``fastomp resume NAME``: go on with a run where it stopped, here or on a server, or print the result of a finished one."""
+"""``fastomp resume NAME``: continue a run where it stopped, here or on a server, or print the result of a finished one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name given with select --run")
     parser.add_argument("store", nargs="?", metavar="URL", help="the server it is on: grpc://host:port, mcas://host:port/pool")
     add_ray_argument(parser)
-    parser.add_argument("--other-build", action="store_true", help="go on with another kernel, BLAS or NumPy; the result says so")
+    parser.add_argument("--other-build", action="store_true", help="allow another kernel, BLAS or NumPy; the result says so")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
     parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")
     parser.add_argument("--json", action="store_true", help="print one JSON object (of many requests a list) and nothing else")
