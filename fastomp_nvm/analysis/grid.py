@@ -46,7 +46,7 @@ class Grid:
 
     @property
     def best(self) -> Cell:
-        """The cell with the highest score among those whose answer is feasible (among all, when none is); the first of equals."""
+        """The feasible cell with the highest score, or the one with the highest score if none is feasible; the first of equals."""
         feasible = [cell for cell in self.cells if cell.selection.feasible] or self.cells
         return max(feasible, key=lambda cell: cell.selection.score)
 
@@ -81,7 +81,7 @@ def grid(
         Fields of ``SelectionRequest`` and the values each takes: ``{"tau": [0.3, 0.5], "k": [5, 10]}``. ``lambda`` replaces the
         limit of every fairness constraint.
     **request
-        The fields that stay the same.
+        The fields common to all combinations.
 
     Returns
     -------

@@ -52,12 +52,12 @@ class RequestFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
-    """What to select, and how.
+    """Parameters of a selection.
 
     Attributes
     ----------
     k : int, optional
-        Most features to select; may be left out when the constraint bounds the rank.
+        Most features to select; optional if the constraint bounds their number.
     algorithm : str
         A name in ``ALGORITHMS``.
     objective : {"linear", "logistic", "poisson"}
@@ -75,31 +75,31 @@ class SelectionRequest:
     polish : {"pool", "none"}
         Whether to run the exact greedy over the gathered columns afterwards and keep the better set.
     skip_weak : bool
-        Pass over an element of FAST_OMP's sequence whose own score is below the threshold at its turn; outside Theorem 1.
+        Skip an element of FAST_OMP's sequence if its own score is below the threshold at its turn. Theorem 1 does not cover this.
     ridge : float, optional
-        Penalty on squared coefficients of standardised columns; the objective's default (linear 0, GLMs 1e-4) when left out.
+        Penalty on squared coefficients of standardised columns; by default 0 (linear) or 1e-4 (GLMs).
     standardize : bool
         False takes the columns as they are, without intercept.
     target : str, optional
-        Which of the store's targets; the first when left out.
+        Target or feature of the store that is the response; by default its first target.
     weights : (n_obs,) float64, optional
         Observation weights; zero leaves an observation out.
     test_fraction : float in (0, 1), optional
-        Share of the observations held out: neither standardisation nor fit sees them, ``test_score`` is taken on them. Which ones
-        depends on ``seed`` and the number of observations alone.
+        Share of the observations held out of standardisation and fit; ``test_score`` is computed on them. The draw depends on
+        ``seed`` and the number of observations only.
     exclude : sequence of str
         Names of features never to select.
     certificate : bool
         Bound the optimum by one more full pass at the selection; see ``fastomp_nvm.algorithms.certificate``.
     lambda_min : float, optional
-        What the certificate may take for granted: the smallest eigenvalue of the (negative) Hessian, penalty left out, on any
-        ``len(selection) + rank`` features; for the linear model that of the Gram matrix of their standardised columns.
+        Assumption of the certificate: a lower bound on the smallest eigenvalue of the negative Hessian without penalty, on any
+        ``len(selection) + rank`` features; for the linear model, of the Gram matrix of their standardised columns.
     gather_bytes : int, optional
-        Memory for gathered columns; what exceeds it is re-read when needed, with the same answer. Half the free memory, at most
-        2.75 GiB, when left out.
+        Memory for gathered columns; columns beyond it are read again when needed, with the same answer. By default half the free
+        memory, at most 2.75 GiB.
     tier : {"auto", "exact", "int8"}
         Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
-        where it pays (see ``worthwhile`` and ``TierAccount`` in ``fastomp_nvm.matrix.tier``).
+        where that is faster (see ``worthwhile`` and ``TierAccount`` in ``fastomp_nvm.matrix.tier``).
     """
 
     k: int | None = None
