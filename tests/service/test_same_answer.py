@@ -194,6 +194,10 @@ def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.Cap
     assert printed("resume", "shell.1", server.url, "--json") == sent
     (listed,) = [job for job in json.loads(printed("runs", key, "--json")) if job["job"] == "shell.1"]
     assert (listed["state"], listed["pool"], listed["key"]) == ("done", "lab", "same")
+    with server.connect("/lab") as client:
+        assert json.loads(printed("list", f"{server.url}/lab", "--json")) == list(client.list())
+    assert "same" in printed("list", f"{server.url}/lab")
+    assert "lab" in printed("list", server.url)
     shown = printed("runs", server.url).splitlines()
     assert "lab/same" in shown
     assert any("shell.1" in line and "done" in line for line in shown)
