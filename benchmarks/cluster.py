@@ -99,10 +99,10 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
         started = time.perf_counter()
         rows._connection.transport._ray.put(vectors)
         puts.append(time.perf_counter() - started)
-    each = max(int(found.details["bytes_received_columns"]) // seen["rounds"] // int(store.matrix[0].nbytes), 1)
+    each = max(int(found.bytes_received_columns) // seen["rounds"] // int(store.matrix[0].nbytes), 1)
     moving = [_gather_seconds(rows, each) - _gather_seconds(rows, 1) for _ in range(9)]
     extra = [1e3 * (shards - one) / seen["rounds"] for one, shards in zip(wall["one"], wall["shards"], strict=True)]
-    details, shards = found.details, len(rows.addresses)
+    details, shards = found.to_json(), len(rows.addresses)
     return {
         "same": same,
         "rounds": seen["rounds"],

@@ -17,8 +17,10 @@ from fastomp_nvm.version import __version__
 
 if TYPE_CHECKING:
     from fastomp_nvm import constraints
+    from fastomp_nvm.analysis.cross_validation import cross_validate
+    from fastomp_nvm.analysis.grid import grid
     from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
-    from fastomp_nvm.analysis.many import cross_validate, grid, stability
+    from fastomp_nvm.analysis.stability import stability
     from fastomp_nvm.errors import (
         CancelledError,
         ConstraintError,
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
         UploadLostError,
     )
     from fastomp_nvm.remote.client import Client, connect
-    from fastomp_nvm.runs.drive import list_runs, resume
+    from fastomp_nvm.runs.drive import forget, list_runs, resume
+    from fastomp_nvm.runs.select import select
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.result import Selection
-    from fastomp_nvm.selection.select import select, select_many
+    from fastomp_nvm.selection.select import select_many
     from fastomp_nvm.sklearn import FastOMPClassifier, FastOMPRegressor, FastOMPSelector
     from fastomp_nvm.stores.contract import FeatureStore
     from fastomp_nvm.stores.open import create_store, open_store
@@ -73,6 +76,7 @@ __all__ = [
     "create_store",
     "cross_validate",
     "fairness_report",
+    "forget",
     "grid",
     "list_runs",
     "open_store",
@@ -84,13 +88,16 @@ __all__ = [
 
 #: Module -> the public names it defines.
 _MODULES = {
+    "analysis.cross_validation": ("cross_validate",),
     "analysis.group_fairness": ("FairnessReport", "fairness_report"),
-    "analysis.many": ("cross_validate", "grid", "stability"),
+    "analysis.grid": ("grid",),
+    "analysis.stability": ("stability",),
     "remote.client": ("Client", "connect"),
-    "runs.drive": ("list_runs", "resume"),
+    "runs.drive": ("forget", "list_runs", "resume"),
+    "runs.select": ("select",),
     "selection.request": ("SelectionRequest",),
     "selection.result": ("Selection",),
-    "selection.select": ("select", "select_many"),
+    "selection.select": ("select_many",),
     "sklearn": ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"),
     "stores.contract": ("FeatureStore",),
     "stores.open": ("create_store", "open_store"),

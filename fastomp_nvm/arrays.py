@@ -1,4 +1,4 @@
-"""Type aliases of arrays, and missing values in arrays."""
+"""Type aliases of arrays and JSON objects, and missing values in arrays."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = [
     "Float32Array",
     "Float64Array",
     "IndexArray",
+    "JSONObject",
     "RowIndex",
     "first_missing",
     "is_missing",
@@ -25,6 +26,7 @@ BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
+JSONObject = dict[str, Any]
 
 DType = np.dtype[Any]
 

@@ -1,15 +1,16 @@
 """FAST_OMP as scikit-learn estimators: a selector for pipelines and searches, and two predictors with the refit model.
 
-``FastOMPSelector`` is the transformer; ``FastOMPRegressor`` and ``FastOMPClassifier`` are the same with ``predict``. They hold
-parameters, validate as scikit-learn wants it, and call :func:`fastomp_nvm.select`; nothing is computed before ``fit``.
+``FastOMPSelector`` is the transformer; ``FastOMPRegressor`` and ``FastOMPClassifier`` add ``predict``. They hold parameters,
+validate input as scikit-learn does, and call :func:`fastomp_nvm.select` in ``fit``.
 
-What scikit-learn calls a feature is a *column* here: ``n_features_in_``, ``support_`` and names count columns, so a feature of
-several columns comes out whole. Every method that takes ``X`` also takes a store or its URL, of which ``fit`` makes passes and the
-others read the selected columns only. This module alone imports scikit-learn; ``fastomp_nvm`` imports it on first use.
+scikit-learn's features are *columns* here: ``n_features_in_``, ``support_`` and names count columns, and a feature of several
+columns is selected as a whole. Every method that takes ``X`` also takes a store or its URL; ``fit`` sweeps it, the others read the
+selected columns only. Only this module imports scikit-learn; ``fastomp_nvm`` imports it on first use.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -24,35 +25,22 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.selection.select import select
+from fastomp_nvm.runs.select import select
+from fastomp_nvm.selection.request import RequestFields
+from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
 __all__ = ["FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"]
 
-#: Parameters handed on to ``SelectionRequest`` as they are.
-_REQUEST_PARAMETERS = (
-    "k",
-    "algorithm",
-    "constraint",
-    "epsilon",
-    "tau",
-    "seed",
-    "until",
-    "polish",
-    "skip_weak",
-    "ridge",
-    "standardize",
-    "exclude",
-    "certificate",
-    "lambda_min",
-    "tier",
-    "gather_bytes",
-)
+#: Parameters passed on to ``SelectionRequest`` as they are.
+_REQUEST_PARAMETERS = [
+    name for name in RequestFields.__annotations__ if name not in ("objective", "target", "weights", "test_fraction")
+]
 
 
 def _opened(source: str | FeatureStore) -> AbstractContextManager[FeatureStore]:
-    """Return a store, closed afterwards when it was opened here."""
+    """Return a context manager of the store that closes it only if it was opened here."""
     return open_store(source) if isinstance(source, str) else nullcontext(source)
 
 
@@ -62,12 +50,12 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
     Parameters
     ----------
     k : int or None
-        Most features to select; fewer where the data has fewer. None when the constraint bounds it. Keep it below the number
-        that fits the target perfectly: from there on nothing tells features apart.
+        Most features to select; None if the constraint bounds it. Keep it below the number that fits the target perfectly:
+        beyond it all features score alike.
     objective : {"auto", "linear", "logistic", "poisson"}
         ``auto``: logistic for a target of two classes, linear for other numbers.
-    constraint : Constraint, mapping or YAML text, optional
-        Further limits on the selection; mappings and texts refer to features by name (``f0, f1, ...`` for arrays).
+    constraint : Constraint, mapping, YAML text or path of a YAML file, optional
+        Further limits on the selection; descriptions refer to features by name (``f0, f1, ...`` for arrays).
     algorithm, epsilon, tau, seed, until, polish, skip_weak, ridge, standardize, exclude
         As in ``SelectionRequest``.
     certificate, lambda_min, gather_bytes
@@ -79,7 +67,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
     threads : int, optional
         Threads of a sweep; the answer does not depend on it.
     observer : callable, optional
-        Told a ``Progress`` at every round.
+        Called with a ``Progress`` at every round.
 
     Attributes
     ----------
@@ -106,7 +94,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         k: int | None = 5,
         *,
         objective: Literal["auto", "linear", "logistic", "poisson"] = "auto",
-        constraint: Constraint | Mapping[str, Any] | str | None = None,
+        constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None,
         algorithm: str = "fast_omp",
         epsilon: float = 0.1,
         tau: float | Literal["auto"] = 0.5,
@@ -204,14 +192,14 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self._select(store, given, y, sample_weight, store.layout.n_obs, None)
 
     def _select(self, data: Any, given: Any, y: Any, sample_weight: Any, n_obs: int, names: Sequence[str] | None) -> None:
-        """Run the selection; ``given`` is the target as labels or numbers, ``y`` None to let the store hand it over."""
+        """Run the selection; ``given`` is the target as labels or numbers, ``y`` is None for a target of the store."""
         self.objective_ = self._resolve_objective(given)
         weights = None if sample_weight is None else _checked_weights(sample_weight, n_obs)
         fields = {name: getattr(self, name) for name in _REQUEST_PARAMETERS}
         if isinstance(data, FeatureStore) and y is None:
             fields["target"] = self.target
         request = {**fields, "objective": self.objective_, "weights": weights}
-        self.selection_ = select(data, y, threads=self.threads, names=names, observer=self.observer, **request)
+        self.selection_: Selection = select(data, y, threads=self.threads, names=names, observer=self.observer, **request)
         self.support_ = np.zeros(self.n_features_in_, dtype=np.bool_)
         self.support_[self.selection_.column_positions] = True
 
@@ -220,7 +208,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         if self.objective != "auto":
             return self.objective
         kind = type_of_target(y)
-        if kind == "unknown":  # in the words that scikit-learn's checks look for
+        if kind == "unknown":  # the wording that scikit-learn's checks expect
             raise DataError("Unknown label type: expected a target of numbers or of two classes, found objects")
         if kind == "binary":
             return "logistic"
@@ -253,7 +241,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return self.selection_.linear_predictor(chosen)
 
     def _get_support_mask(self) -> BoolArray:
-        """Return the mask that ``SelectorMixin`` works with."""
+        """Return the mask of selected columns for ``SelectorMixin``."""
         validation.check_is_fitted(self)
         return self.support_
 
@@ -263,7 +251,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return tags
 
     def _more_tags(self) -> dict[str, Any]:
-        """Say the same to scikit-learn before 1.6."""
+        """Return the same tags for scikit-learn before 1.6."""
         return {"requires_y": True}
 
 
@@ -288,7 +276,7 @@ class FastOMPRegressor(RegressorMixin, FastOMPSelector):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Float64Array:
         """Return the expected response (n_samples,) of the observations ``X``, or of the store at the URL ``X``."""
-        eta = self._linear_predictor(X)  # first: it says so when there was no fit
+        eta = self._linear_predictor(X)  # first: it checks that the estimator is fitted
         return self.selection_.mean_response(eta)
 
     def _resolve_objective(self, y: Any) -> str:
@@ -299,7 +287,7 @@ class FastOMPRegressor(RegressorMixin, FastOMPSelector):  # type: ignore[misc]
 
 
 class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
-    """Select features and tell two classes apart with the logistic model refit on them.
+    """Select features and classify with the logistic model refit on them; two classes.
 
     Parameters and attributes are those of ``FastOMPSelector``, and the ones below. For more classes wrap it in scikit-learn's
     ``OneVsRestClassifier``.
@@ -313,7 +301,7 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
     """
 
     def _select(self, data: Any, given: Any, y: Any, sample_weight: Any, n_obs: int, names: Sequence[str] | None) -> None:
-        """Encode the labels as 0 and 1, which keeps their own type for ``predict``."""
+        """Encode the labels as 0 and 1 and keep ``classes_`` in their own type for ``predict``."""
         check_classification_targets(given)
         self.classes_, codes = np.unique(given, return_inverse=True)
         if len(self.classes_) > 2:
@@ -333,17 +321,17 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Float64Array:
         """Return the probability (n_samples, 2) of each class."""
-        eta = self._linear_predictor(X)  # first: it says so when there was no fit
+        eta = self._linear_predictor(X)  # first: it checks that the estimator is fitted
         positive = self.selection_.mean_response(eta)
         return np.column_stack((1.0 - positive, positive))
 
     def predict(self, X: Any) -> AnyArray:
         """Return the likelier class (n_samples,)."""
-        eta = self._linear_predictor(X)  # first: it says so when there was no fit
+        eta = self._linear_predictor(X)  # first: it checks that the estimator is fitted
         return np.asarray(self.classes_[(eta >= 0.0).astype(np.int64)])
 
     def _resolve_objective(self, y: Any) -> str:
-        """Return the only objective that classifies."""
+        """Return ``logistic``, the only objective of a classifier."""
         if self.objective not in ("auto", "logistic"):
             raise RequestError(f"a classifier has no {self.objective} objective: use FastOMPRegressor")
         return "logistic"
@@ -354,7 +342,7 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
         return tags
 
     def _more_tags(self) -> dict[str, Any]:
-        """Say the same to scikit-learn before 1.6."""
+        """Return the same tags for scikit-learn before 1.6."""
         return {"requires_y": True, "binary_only": True}
 
 
@@ -366,7 +354,7 @@ def _dense_coefficients(estimator: FastOMPSelector) -> Float64Array:
 
 
 def _checked_weights(sample_weight: Any, n_obs: int) -> Float64Array:
-    """Return sample weights as a vector; a number means the same for all."""
+    """Return sample weights as a vector (n_obs,); a number is repeated."""
     weights = np.asarray(sample_weight, dtype=np.float64)
     if weights.ndim == 0:
         return np.full(n_obs, float(weights))
@@ -376,6 +364,6 @@ def _checked_weights(sample_weight: Any, n_obs: int) -> Float64Array:
 
 
 def _validated(estimator: FastOMPSelector, *arguments: Any, **options: Any) -> Any:
-    """Validate as scikit-learn does, whose function was a method before 1.6."""
+    """Validate data by scikit-learn's ``validate_data``, a method before 1.6."""
     validate = getattr(validation, "validate_data", None)
     return validate(estimator, *arguments, **options) if validate else estimator._validate_data(*arguments, **options)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Unpack, get_type_hints
 
+import numpy as np
 import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm.registry import Lazy
+from fastomp_nvm.selection.request import RequestFields
 
 PUBLIC = {
     "CancelledError",
@@ -41,6 +47,7 @@ PUBLIC = {
     "create_store",
     "cross_validate",
     "fairness_report",
+    "forget",
     "grid",
     "list_runs",
     "open_store",
@@ -92,6 +99,75 @@ def test_importing_and_selecting_needs_numpy_and_scipy_only() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(json.loads(done.stdout)) == [3, 5]
+
+
+def test_importing_and_help_load_little() -> None:
+    """The package and ``fastomp --help`` load neither NumPy nor SciPy; a selection loads no library beyond these two."""
+    seen = "print(*sorted({name.partition('.')[0] for name in sys.modules} - before))"
+    for program in ("import fastomp_nvm", "from fastomp_nvm.cli.main import main; sys.argv[1:] = ['--help']; quiet(main)"):
+        done = run(
+            "import contextlib, io, sys\n"
+            "def quiet(main):\n"
+            "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()\n"
+            f"before = set()\n{program}\n{seen}"
+        )
+        assert not {"numpy", "scipy", "rich", "yaml", "storage_backends", "ado_plugin"} & set(done.stdout.split()), done.stderr
+        assert "fastomp_nvm" in done.stdout.split()
+    done = run(
+        "import sys, numpy, scipy.linalg, threadpoolctl\n"
+        "before = {name.partition('.')[0] for name in sys.modules} | set(sys.stdlib_module_names)\n"
+        f"import fastomp_nvm; fastomp_nvm.select\n{seen}"
+    )
+    assert not {*OPTIONAL, "storage_backends", "ado_plugin"} & set(done.stdout.split()), done.stdout + done.stderr
+    assert "fastomp_nvm" in done.stdout.split()
+
+
+def test_the_keyword_arguments_are_the_fields_of_a_request() -> None:
+    """``RequestFields`` and ``SelectionRequest`` have the same names and types; weights may be any array at first."""
+    arguments, fields = get_type_hints(RequestFields), get_type_hints(fo.SelectionRequest)
+    assert list(arguments) == list(fields)
+    del arguments["weights"], fields["weights"]
+    assert arguments == fields
+    for function in (fo.select, fo.grid, fo.cross_validate, fo.stability, fo.Client.select, fo.Client.submit):
+        assert get_type_hints(function, include_extras=True)["request"] == Unpack[RequestFields], function
+
+
+def test_misspelt_names_fail_before_they_run(tmp_path) -> None:
+    """Mypy refuses a field that a selection does not have and a parameter that a request does not have, and nothing else."""
+    pytest.importorskip("mypy")
+    (tmp_path / "snippet.py").write_text(
+        "import numpy as np\n"
+        "import fastomp_nvm as fo\n"
+        "X, y = np.eye(3), np.arange(3.0)\n"
+        "found = fo.select(X, y, k=3, tau='auto', weights=[1, 1, 0], verify=False)\n"
+        "score: float = found.score + found.full_passes + found.store.n_obs\n"
+        "print(found.scroe)\n"
+        "fo.select(X, y, kk=3)\n"
+        "fo.select(X, y, k='3')\n"
+        "fo.grid(X, y, over={'k': [1, 2]}, epsilonn=0.1)\n"
+    )
+    root = Path(fo.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", tmp_path / "cache", "snippet.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    found = re.findall(r"^snippet\.py:(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE)
+    assert found == [("6", "attr-defined"), ("7", "call-arg"), ("8", "arg-type"), ("9", "call-arg")], done.stdout + done.stderr
+
+
+def test_a_misspelt_field_of_a_selection_is_an_attribute_error() -> None:
+    """There is no attribute that is not declared."""
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    found = fo.select(X, X[:, 0], k=1)
+    with pytest.raises(AttributeError, match="scroe"):
+        _ = found.scroe
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.score = 1.0
 
 
 def test_without_scikit_learn_the_estimator_says_what_is_missing() -> None:

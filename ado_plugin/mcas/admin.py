@@ -19,8 +19,8 @@ import numpy as np
 from fastomp_nvm.errors import FastompError, InputError, ServerError, UnavailableError
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.client import Client, connect
+from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import select
 from fastomp_nvm.stores.open import create_store
 from fastomp_nvm.version import __version__
 

@@ -20,9 +20,7 @@ selected columns. All of this is up to the rounding of the sweep.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -120,17 +118,17 @@ def theorem1_factor(constraint: Constraint, epsilon: float, tau: float) -> float
     return (1.0 - math.exp(-((1.0 - epsilon) ** 2) * tau**3)) / (1.0 + constraint.p)
 
 
-def certificate_in_words(certificate: Mapping[str, Any], estimated_rank: int | None = None) -> str:
-    """Return a certificate, as stored in a result, in one or two sentences; Theorem 1 rests on an estimated rank, if any."""
-    condition = "" if certificate["unconditional"] else f", if {certificate['condition']}"
+def certificate_in_words(certificate: Certificate, estimated_rank: int | None = None) -> str:
+    """Return a certificate in one or two sentences; Theorem 1 rests on an estimated rank, if any."""
+    condition = "" if certificate.unconditional else f", if {certificate.condition}"
     words = (
-        f"certificate: f is {certificate['value']:.6g}, no feasible set has more than {certificate['upper_bound']:.6g}{condition}: "
-        f"at least {certificate['ratio']:.1%} of the optimum."
+        f"certificate: f is {certificate.value:.6g}, no feasible set has more than {certificate.upper_bound:.6g}{condition}: "
+        f"at least {certificate.ratio:.1%} of the optimum."
     )
-    if certificate["theorem1_factor"] is None:
+    if certificate.theorem1_factor is None:
         return words
     largest = "" if estimated_rank is None else f" and no feasible set has more than {estimated_rank} features"
-    return f"{words} Theorem 1 promises {certificate['theorem1_factor']:.1%} in expectation, if m/M is at least tau{largest}."
+    return f"{words} Theorem 1 promises {certificate.theorem1_factor:.1%} in expectation, if m/M is at least tau{largest}."
 
 
 def _bound(

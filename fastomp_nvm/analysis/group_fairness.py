@@ -1,4 +1,4 @@
-"""How a selection treats the groups of a protected attribute: error rates per group, and the fairness of outcome and of process.
+"""Fairness of a selection towards the groups of a protected attribute: error rates per group, outcome and process fairness.
 
 For a classifier (logistic objective, class 1 predicted from probability 1/2) each group gets its accuracy, false positive rate and
 false negative rate, and the whole the paper's *outcome fairness*, ``-|FPR_a - FPR_b| - |FNR_a - FNR_b|``: zero is perfectly even.
@@ -6,18 +6,20 @@ With more than two groups the gap of a rate is that between its largest and its 
 such rates: their groups get R^2 and the mean residual (observed minus predicted; positive means underestimated).
 
 *Process unfairness* is ``h`` of the selected features under a fairness constraint: the share of people who object to one of them.
-Observations count alike here, whatever weights the selection was given.
+All observations have the same weight here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, first_missing
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, JSONObject, first_missing
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import parts_of
@@ -25,20 +27,21 @@ from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import encode_response, labelled, resolve_response
+from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
+from fastomp_nvm.selection.result import Selection, Table
+from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
 __all__ = ["FairnessReport", "classification_figures", "fairness_report", "outcome_fairness"]
 
-#: More distinct values than this are taken for a measurement, not for groups.
+#: An attribute with more distinct values is a measurement, not groups.
 MOST_GROUPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class FairnessReport:
-    """What the groups get.
+    """Figures per group, and fairness of outcome and process.
 
     Attributes
     ----------
@@ -58,19 +61,19 @@ class FairnessReport:
     process_unfairness: float | None
     evaluated_on: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JSONObject:
         """Return the object under ``fairness`` in ``select --json``."""
         return asdict(self)
 
 
 def fairness_report(
     selection: Selection,
-    data: Any,
-    y: Any,
-    protected: Any,
-    rows: Any = None,
+    data: object,
+    y: object,
+    protected: object,
+    rows: object = None,
     *,
-    constraint: Constraint | None = None,
+    constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None,
 ) -> FairnessReport:
     """Report how the refit model of a selection treats the groups of a protected attribute.
 
@@ -78,15 +81,15 @@ def fairness_report(
     ----------
     selection : Selection
     data : FeatureStore, store URL, Dataset, or (n_obs, n_columns) array or DataFrame
-        What the selection was made from, or other observations with the same columns; of a store only selected columns are read.
+        The data of the selection, or other observations with the same columns; of a store only selected columns are read.
     y : (n_obs,) array or None
         The response; None takes the store's target that the selection was made for.
     protected : (n_obs,) array, or str
         The group of each observation, or the name of a store's target or feature that holds it.
     rows : (m,) int or (n_obs,) bool, optional
         Observations to evaluate on. By default those the selection held out, if it did, otherwise all.
-    constraint : Constraint, optional
-        Gives the process unfairness if it is, or contains, a ``Fairness``.
+    constraint : Constraint, mapping, YAML text or path of a YAML file, optional
+        As given to ``select``: gives the process unfairness if it contains a ``Fairness``. An array needs a ``Constraint``.
 
     Returns
     -------
@@ -115,9 +118,15 @@ def fairness_report(
     classifies = selection.objective == "logistic"
     figures = classification_figures if classifies else _regression_figures
     groups = {label: figures(predicted[codes == code], actual[codes == code]) for code, label in enumerate(labels)}
-    return FairnessReport(
-        groups, outcome_fairness(groups) if classifies else None, _unfairness(constraint, selection.indices), evaluated_on
-    )
+    unfairness = None
+    if constraint is not None:
+        if not isinstance(constraint, Constraint):
+            if dataset is None:
+                raise RequestError("a fairness report on an array needs a constraint object: its description names features")
+            constraint = bind_constraint(constraint, dataset, dataset.design().standardisation.usable())
+        fair = [part for part in parts_of(constraint) if isinstance(part, Fairness)]
+        unfairness = max((part.unfairness(selection.indices) for part in fair), default=None)
+    return FairnessReport(groups, outcome_fairness(groups) if classifies else None, unfairness, evaluated_on)
 
 
 def classification_figures(probability: Float64Array, actual: Float64Array) -> dict[str, float | None]:
@@ -167,37 +176,37 @@ def _regression_figures(predicted: Float64Array, actual: Float64Array) -> dict[s
     }
 
 
-def _predictions(selection: Selection, data: Any, dataset: Dataset | None) -> Float64Array:
+def _predictions(selection: Selection, data: object, dataset: Dataset | None) -> Float64Array:
     """Return the model's mean response (n_obs,), reading selected columns only."""
     if dataset is None:
-        return selection.predict(data)
-    if len(dataset.matrix) != selection.store["n_columns"]:
-        raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store['n_columns']}")
+        return selection.predict(cast("ArrayLike | Table", data))
+    if len(dataset.matrix) != selection.store.n_columns:
+        raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store.n_columns}")
     return selection.mean_response(selection.linear_predictor(dataset.matrix[selection.column_positions].T))
 
 
-def _actual(selection: Selection, dataset: Dataset | None, y: Any, n_obs: int) -> Float64Array:
+def _actual(selection: Selection, dataset: Dataset | None, y: object, n_obs: int) -> Float64Array:
     """Return the response (n_obs,), classes as the selection coded them."""
     if y is not None:
         values, classes = encode_response(y, selection.objective)
     elif dataset is not None:
         request = SelectionRequest(objective=selection.objective, target=selection.target)
-        values, target, _ = resolve_response(dataset, request, None)
-        classes = tuple(target.get("classes", ()))
+        response = resolve_response(dataset, request, None)
+        values, classes = response.values, response.classes
     else:
         raise RequestError("a fairness report on an array needs y, the response")
     if len(values) != n_obs:
         raise DataError(f"the response has {len(values)} values for {n_obs} observations")
     if selection.objective != "logistic":
         return values
-    known = list(selection.classes)
+    known = list(selection.classes or ())
     for label in classes:
         if label not in known:
             raise DataError(f"the response holds the class {label!r}, the model was fitted on {' and '.join(known)}")
     return np.array([known.index(label) for label in classes], dtype=np.float64)[values.astype(np.int64)]
 
 
-def _groups(protected: Any, dataset: Dataset | None, n_obs: int) -> tuple[tuple[str, ...], IndexArray]:
+def _groups(protected: object, dataset: Dataset | None, n_obs: int) -> tuple[tuple[str, ...], IndexArray]:
     """Return the labels of the groups and the code of each observation's group (n_obs,)."""
     if isinstance(protected, str):
         if dataset is None:
@@ -230,25 +239,18 @@ def _named_groups(dataset: Dataset, name: str) -> AnyArray:
     if len(block) == 1:
         return np.asarray(block[0], dtype=np.float64)
     if not (np.isin(block, (0, 1)).all() and (block.sum(axis=0, dtype=np.int64) == 1).all()):
-        raise DataError(f"the feature {name!r} spans {len(block)} columns that are not categories: it cannot tell groups")
+        raise DataError(f"the feature {name!r} spans {len(block)} columns that are not categories: it defines no groups")
     labels = [dataset.column_names[column].removeprefix(f"{name}=") for column in range(columns.start, columns.stop)]
     return np.asarray(np.array(labels)[block.argmax(axis=0)])
 
 
-def _rows(selection: Selection, rows: Any, n_obs: int) -> tuple[AnyArray, str]:
-    """Return an index of the observations to evaluate on, and what they are."""
+def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[AnyArray, str]:
+    """Return an index of the observations to evaluate on, and the value of ``evaluated_on``."""
     if rows is not None:
         given = np.asarray(rows)
         if given.ndim != 1 or given.dtype.kind not in "biu" or (given.dtype.kind == "b" and len(given) != n_obs):
             raise RequestError(f"rows has shape {given.shape} and type {given.dtype}: expected row numbers or {n_obs} booleans")
         return given, "given"
-    fraction = selection.details.get("test_fraction")
-    if fraction is None or n_obs != selection.store["n_obs"]:
+    if selection.test_fraction is None or n_obs != selection.store.n_obs:
         return np.ones(n_obs, dtype=np.bool_), "all"
-    return held_out_rows(n_obs, fraction, selection.seed), "test"
-
-
-def _unfairness(constraint: Constraint | None, indices: IndexArray) -> float | None:
-    """Return h of the selection, the largest if there are several fairness constraints."""
-    parts = () if constraint is None else parts_of(constraint)
-    return max((part.unfairness(indices) for part in parts if isinstance(part, Fairness)), default=None)
+    return held_out_rows(n_obs, selection.test_fraction, selection.seed), "test"

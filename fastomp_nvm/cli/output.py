@@ -1,4 +1,4 @@
-"""How the command line shows numbers, names and progress to a person. Progress goes to stderr, and only to a terminal."""
+"""Numbers, names and progress as text for people. Progress goes to stderr, and only to a terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def human_seconds(seconds: float) -> str:
 
 @contextmanager
 def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with rate and time left; yields ``told(done, total)``."""
+    """Show a bar with rate and time left; yields ``show(done, total)``."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield lambda done, total: None
@@ -58,7 +58,7 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def run_progress(label: str) -> Iterator[Observer | None]:
-    """Show where a selection stands: round, features, score, bytes, time left."""
+    """Show the progress of a selection: round, features, score, bytes, time left; yields its observer, None off a terminal."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield None

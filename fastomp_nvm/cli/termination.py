@@ -1,4 +1,4 @@
-"""What commands that build stores do about SIGTERM."""
+"""SIGTERM in commands that build stores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["terminating_cleanly"]
 
 @contextmanager
 def terminating_cleanly() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C, by way of every ``finally``: a draft of a store is then removed. The exit code is 143."""
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+    """End on SIGTERM through every ``finally``, as on Ctrl-C, so that drafts of stores are removed; the exit code is 143."""
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set there
         yield
         return
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -52,6 +52,8 @@ class Dataset:
         The int8 tier of the store.
     known : mapping of bytes to Standardisation
         Standardisations under observation weights, by the bytes of the weights; see ``knowing``.
+    verified : bool
+        Whether the checksums of the store were checked after it was opened.
     """
 
     matrix: Rows
@@ -64,6 +66,7 @@ class Dataset:
     fingerprint: str = ""
     tier: Tier | None = None
     known: Mapping[bytes, Standardisation] = field(default_factory=dict)
+    verified: bool = False
 
     @classmethod
     def of_store(cls, store: FeatureStore, io: str = "auto") -> Dataset:

@@ -1,4 +1,4 @@
-"""Addresses of servers: ``scheme://host:port/pool/key``, and whether a host is this machine."""
+"""Addresses of servers: ``scheme://host:port/pool/key``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServerURL:
         Without brackets.
     port : int
     pool, key : str or None
-        What follows, if anything.
+        The parts of the path.
     """
 
     scheme: str
@@ -59,12 +59,12 @@ class ServerURL:
 
 
 def is_remote(text: str) -> bool:
-    """Tell whether a store address names a server."""
+    """Return whether a store address names a server."""
     return isinstance(text, str) and text.partition("://")[0] in REMOTE_SCHEMES and "://" in text
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host can be reached from this machine alone."""
+    """Return whether a host is the loopback interface of this machine."""
     if host == "localhost":
         return True
     try:
@@ -78,5 +78,5 @@ def split_host_port(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise StoreURLError(f"{text!r} is no address to listen on: expected HOST:PORT, for example 127.0.0.1:7010")
+        raise StoreURLError(f"{text!r} is not an address to listen on: expected HOST:PORT, for example 127.0.0.1:7010")
     return host, int(port)

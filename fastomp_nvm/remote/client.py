@@ -1,9 +1,8 @@
 """A client of a pool server: the computation goes to the data, k indices and k floats come back.
 
-The same methods for every transport, which is found by the URL's scheme. A call is repeated after a lost connection only where
-doing it twice is the same as doing it once; so submitting carries a name chosen here, and an upload says how far it is before it
-goes on. No answer within ``timeout`` is an error that says so. A token is never sent in clear to another machine unless that was
-asked for.
+The methods are the same for every transport, which is chosen by the scheme of the URL. A call is repeated after a lost connection
+only if it is idempotent; a submission therefore carries a name chosen by the client, and an upload asks for its position before it
+continues. No answer within ``timeout`` is an error. A token is sent in clear to another machine only on request.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
+from fastomp_nvm.arrays import JSONObject
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
@@ -34,23 +34,22 @@ from fastomp_nvm.selection.codec import (
     encode_vector,
     raise_error,
 )
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import make_request
 from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
 
 __all__ = ["Client", "connect", "local_token"]
 
-#: Operations that may be repeated: doing them twice is doing them once.
+#: Idempotent operations, which may be repeated.
 _REPEATABLE = frozenset(
     {"ping", "list", "info", "put", "commit", "select", "select_many", "jobs", "progress", "result", "cancel", "resume"}
 )
 _UPLOAD_ATTEMPTS = 3
-#: Most seconds that one call waits for news.
+#: Most seconds that one call waits for a change.
 _POLL_SECONDS = 10.0
-#: Seconds between two calls when the server answers without news and without waiting: too many others wait.
-_IMPATIENT_SECONDS = 0.25
-#: Seconds for which a server that was never heard of is asked again, because it may just be starting.
+#: Seconds between two calls when the server answers at once without a change, because too many clients wait already.
+_BUSY_SECONDS = 0.25
+#: Seconds for which a server that has not answered yet is called again, because it may just be starting.
 _FIRST_CONTACT_SECONDS = 5.0
 
 
@@ -67,14 +66,14 @@ def connect(
     Parameters
     ----------
     url : str
-        ``grpc://host:port`` or ``grpc+tls://host:port`` of ``fastomp serve``, or ``mcas://host:port`` of an MCAS server, with
-        ``/pool`` and ``/key`` where all calls are about the same ones.
+        ``grpc://host:port`` or ``grpc+tls://host:port`` of ``fastomp serve``, or ``mcas://host:port`` of an MCAS server; with
+        ``/pool`` or ``/pool/key`` as the default of all calls.
     token : str, optional
-        Otherwise ``FASTOMP_TOKEN``, otherwise, for a server on this machine, the one that a server of this user left.
+        By default ``FASTOMP_TOKEN`` or, for a server on this machine, the token file of a server of this user.
     tls_ca : path, optional
-        PEM file of the authority that signed the server's certificate; otherwise ``FASTOMP_TLS_CA``, otherwise the system's.
+        PEM file of the authority that signed the server's certificate; by default ``FASTOMP_TLS_CA`` or the system's.
     timeout : float
-        Seconds without an answer after which the server counts as dead.
+        Seconds without an answer after which a call fails.
     insecure : bool
         Send the token in clear to another machine.
 
@@ -93,12 +92,12 @@ def connect(
     if not timeout > 0:
         raise InputError(f"timeout is {timeout!r}: expected seconds above 0")
     local = is_loopback(address.host)
-    if address.scheme != "mcas":  # which knows neither tokens nor certificates, and refuses those it is given
+    if address.scheme != "mcas":  # MCAS knows neither tokens nor certificates and refuses them
         token = token or os.environ.get("FASTOMP_TOKEN") or (local_token(address.port) if local else None)
         tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
     if token and not local and address.scheme == "grpc" and not insecure:
         raise InputError(
-            f"the token would travel to {address.host} in clear: use grpc+tls://, or insecure=True (--insecure) on a safe network"
+            f"the token would be sent to {address.host} in clear: use grpc+tls://, or allow insecure connections on a safe network"
         )
     try:
         certificates = None if tls_ca is None else Path(tls_ca).read_bytes()
@@ -109,7 +108,7 @@ def connect(
 
 
 def local_token(port: int) -> str | None:
-    """Return the token that a server of this user left for its clients, if any."""
+    """Return the token that a server of this user wrote for local clients, or None."""
     try:
         return local_token_file(port).read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -117,10 +116,9 @@ def local_token(port: int) -> str | None:
 
 
 class Client:
-    """A connection to a pool server; use ``connect`` to make one, and ``with`` to close it.
+    """A connection to a pool server, returned by ``connect``; a context manager that closes it.
 
-    Wherever ``key`` is left out the one in the client's URL is meant; it is given as ``pool/key``, or as ``key`` when the URL names
-    the pool.
+    ``key`` is ``pool/key``, or ``key`` alone if the URL names the pool; by default the one in the URL.
 
     Parameters
     ----------
@@ -133,7 +131,7 @@ class Client:
         self._address = address
         self._transport = transport
         self._timeout = timeout
-        self._heard = False
+        self._answered = False
 
     def __enter__(self) -> Client:
         return self
@@ -142,27 +140,27 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Release the connection; jobs go on."""
+        """Close the connection; jobs continue."""
         self._transport.close()
 
     @property
     def poll_seconds(self) -> float:
-        """Seconds that one call may wait for news at the server; short against the time limit, so that a dead one is noticed."""
+        """Most seconds that one call may wait at the server; half the time limit or less, so that a dead server is noticed."""
         return min(_POLL_SECONDS, self._timeout / 2)
 
-    def ping(self) -> dict[str, Any]:
-        """Return the server's version and who this client is to it."""
+    def ping(self) -> JSONObject:
+        """Return the server's version and the identity of this client."""
         return self._one("ping", {})
 
-    def list(self, pool: str | None = None) -> Sequence[dict[str, Any]]:
+    def list(self, pool: str | None = None) -> Sequence[JSONObject]:
         """Return the pools, or the keys of ``pool`` (or of the pool in the URL)."""
         pool = pool or self._address.pool
         reply = self._one("list", {} if pool is None else {"pool": check_name(pool, "pool")})
-        found: Sequence[dict[str, Any]] = reply["pools"] if pool is None else reply["keys"]
+        found: Sequence[JSONObject] = reply["pools"] if pool is None else reply["keys"]
         return found
 
-    def info(self, key: str | None = None, *, name: str | None = None) -> dict[str, Any]:
-        """Return what the store at ``key`` holds; with ``name`` also whether it has a target or feature called so."""
+    def info(self, key: str | None = None, *, name: str | None = None) -> JSONObject:
+        """Return the facts of the store at ``key``; with ``name`` also whether it has a target or feature of that name."""
         facts = self._one("info", {**self._place(key), **({} if name is None else {"name": name})})
         facts["url"] = f"{self._address.server}/{facts['url']}"
         return facts
@@ -173,24 +171,24 @@ class Client:
 
     def put(
         self,
-        X: Any,
-        y: Any = None,
+        X: object,
+        y: object = None,
         *,
         key: str | None = None,
-        names: Any = None,
+        names: Iterable[str] | None = None,
         dtype: str = "float32",
         rows: str = "observations",
         missing: str = "error",
         groups: Mapping[str, Sequence[str | int]] | None = None,
         tier: str = "int8",
         replace: bool = False,
-    ) -> dict[str, Any]:
+    ) -> JSONObject:
         """Build a store on the server from an array or a table; parameters as for ``create_store``.
 
         Returns
         -------
         dict
-            What became of the data: shape, dtype, fingerprint, what was imputed or dropped.
+            Shape, dtype and fingerprint of the store, and the columns that were imputed or dropped.
         """
         build = BUILD_FROM_ARRAYS.load()
 
@@ -223,13 +221,13 @@ class Client:
 
     def select(
         self,
-        y: Any = None,
+        y: object = None,
         *,
         key: str | None = None,
         run: str | None = None,
         verify: bool = False,
         observer: Observer | None = None,
-        **request: Any,
+        **request: Unpack[RequestFields],
     ) -> Selection:
         """Select features next to the data.
 
@@ -243,9 +241,9 @@ class Client:
         verify : bool
             Check the store's checksums first.
         observer : callable, optional
-            Told how the selection stands.
+            Called with a ``Progress`` at every round.
         **request
-            Fields of ``SelectionRequest``; a constraint is its description.
+            Fields of ``SelectionRequest``; the constraint is a description or a file, not an object.
 
         Returns
         -------
@@ -255,85 +253,97 @@ class Client:
 
     def select_many(
         self,
-        requests: Sequence[SelectionRequest | dict[str, Any]],
-        y: Any = None,
+        requests: Sequence[SelectionRequest | RequestFields],
+        y: object = None,
         *,
         key: str | None = None,
         run: str | None = None,
     ) -> Sequence[Selection]:
         """Answer several requests over the same data in shared sweeps, next to the data."""
-        wanted = [request if isinstance(request, SelectionRequest) else make_request(dict(request)) for request in requests]
+        wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
         body = self._job_body(y, key, run, False)
         return self.result(self._one("select_many", {**body, "requests": [encode_request(each) for each in wanted]})["job"])
 
-    def submit(self, y: Any = None, *, key: str | None = None, run: str | None = None, verify: bool = False, **request: Any) -> str:
-        """Queue a selection and return the name of its job at once; the job outlives this client. Parameters as for ``select``."""
+    def submit(
+        self,
+        y: object = None,
+        *,
+        key: str | None = None,
+        run: str | None = None,
+        verify: bool = False,
+        **request: Unpack[RequestFields],
+    ) -> str:
+        """Queue a selection and return the name of its job; the job outlives this client. Parameters as for ``select``."""
         body = {**self._job_body(y, key, run, verify), "request": encode_request(make_request(request))}
         job: str = self._one("select", body)["job"]
         return job
 
-    def jobs(self) -> Sequence[dict[str, Any]]:
-        """Return how the jobs of this caller stand, as ``progress`` does; those on the URL's pool and key where it names them."""
+    def jobs(self) -> Sequence[JSONObject]:
+        """Return the progress of this caller's jobs; of those on the pool and key of the URL if it names them."""
         place = {"pool": self._address.pool, "key": self._address.key}
-        found: Sequence[dict[str, Any]] = self._one("jobs", place)["jobs"]
+        found: Sequence[JSONObject] = self._one("jobs", place)["jobs"]
         return found
 
-    def progress(self, job: str) -> dict[str, Any]:
-        """Return how a job stands: its state, and per request the round, features, score and bytes read."""
+    def progress(self, job: str) -> JSONObject:
+        """Return the state of a job and, per request, the round, features, score and bytes read."""
         return self._one("progress", {"job": job})
 
-    def follow(self, job: str) -> Iterator[dict[str, Any]]:
-        """Yield how a job stands, at once and then at every change, until it has ended; survives lost connections."""
+    def follow(self, job: str) -> Iterator[JSONObject]:
+        """Yield the progress of a job, at once and at every change, until it has ended; survives lost connections."""
         version, silent_since = -1, time.monotonic()
         while True:
             asked, known = time.monotonic(), version
             try:
                 body = {"job": job, "since": version, "wait": self.poll_seconds}
-                for standing in self._calls("progress", body, self._timeout):
-                    silent_since, version = time.monotonic(), standing["version"]
-                    yield standing
-                    if standing["state"] in ("done", "failed", "cancelled"):
+                for progress in self._calls("progress", body, self._timeout):
+                    silent_since, version = time.monotonic(), progress["version"]
+                    yield progress
+                    if progress["state"] in ("done", "failed", "cancelled"):
                         return
                 if version == known and time.monotonic() - asked < self.poll_seconds / 2:
-                    time.sleep(_IMPATIENT_SECONDS)
+                    time.sleep(_BUSY_SECONDS)
             except UnreachableError as error:
                 if isinstance(error, UntrustedError) or time.monotonic() - silent_since > self._patience:
                     raise
-                version = -1  # a restarted server counts anew
+                version = -1  # a restarted server counts from the beginning
                 time.sleep(0.2)
 
     def result(self, job: str, *, observer: Observer | None = None) -> Sequence[Selection]:
-        """Wait for a job to end and return its answers, one per request; raises what went wrong."""
-        for standing in self.follow(job):
-            for step in standing["progress"]:
+        """Wait for a job to end and return its selections, one per request; raise its error if it failed."""
+        for progress in self.follow(job):
+            for step in progress["progress"]:
                 if observer is not None and step:
                     observer(Progress(**step))
-        found = [decode_selection(answer) for answer in self._one("result", {"job": job})["answers"]]
+        reply = self._one("result", {"job": job})
+        try:
+            found = [decode_selection(answer) for answer in reply["answers"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerError(f"the server's answer cannot be read ({error}): it may be of another version") from error
         for selection in found:
             if selection.violations:
                 warnings.warn(f"the answer breaks the constraint as written: {'; '.join(selection.violations)}", stacklevel=3)
         return found
 
-    def cancel(self, job: str) -> dict[str, Any]:
-        """End a job; return how it stands."""
+    def cancel(self, job: str) -> JSONObject:
+        """End a job and return its progress."""
         return self._one("cancel", {"job": job})
 
-    def resume(self, job: str) -> dict[str, Any]:
-        """Queue a job again that failed or was cancelled; return how it stands."""
+    def resume(self, job: str) -> JSONObject:
+        """Queue a failed or cancelled job again and return its progress."""
         return self._one("resume", {"job": job})
 
     @property
     def _patience(self) -> float:
-        """Seconds for which a server that cannot be reached is asked again."""
-        return self._timeout if self._heard else min(self._timeout, _FIRST_CONTACT_SECONDS)
+        """Seconds for which a server that cannot be reached is called again."""
+        return self._timeout if self._answered else min(self._timeout, _FIRST_CONTACT_SECONDS)
 
-    def _job_body(self, y: Any, key: str | None, run: str | None, verify: bool) -> dict[str, Any]:
-        """Return what every submission says; the name is chosen here, so that repeating it is harmless."""
+    def _job_body(self, y: object, key: str | None, run: str | None, verify: bool) -> JSONObject:
+        """Return the fields common to all submissions; the job is named here, so that a submission can be repeated."""
         name = secrets.token_hex(12) if run is None else check_name(run, "run")
         return {**self._place(key), "job": name, "verify": verify, **({} if y is None else {"y": encode_vector(y)})}
 
     def _place(self, key: str | None) -> dict[str, str]:
-        """Return the pool and key that are meant."""
+        """Return the pool and key that ``key`` or the URL names."""
         pool, name = self._address.pool, self._address.key
         if key is not None:
             *before, name = key.split("/")
@@ -341,16 +351,16 @@ class Client:
                 raise InputError(f"{key!r} is not a key: expected KEY or POOL/KEY")
             pool = before[0] if before else pool
         if pool is None or name is None:
-            raise InputError("which store is meant is not clear: name the pool and the key in the URL, or give key='POOL/KEY'")
+            raise InputError("the URL does not name a store: expected scheme://host:port/POOL/KEY")
         return {"pool": check_name(pool, "pool"), "key": check_name(name, "key")}
 
     def _name(self, key: str | None) -> str:
-        """Return the full address of a key."""
+        """Return the URL of a key."""
         place = self._place(key)
         return f"{self._address.server}/{place['pool']}/{place['key']}"
 
     def upload(self, schema: Any, *, key: str | None = None, **options: Any) -> Upload:
-        """Begin an upload whose tiles the caller writes itself; ``put`` and ``ingest`` are made of this.
+        """Begin an upload whose tiles the caller writes; the basis of ``put`` and ``ingest``.
 
         Parameters
         ----------
@@ -362,7 +372,7 @@ class Client:
         return Upload(self, ServerURL.parse(self._name(key)), schema, **options)
 
     def _upload(self, send: Callable[[Callable[..., Upload]], Any]) -> Any:
-        """Send data through uploads; begin again when the server has lost what it had."""
+        """Call ``send`` with a function that opens uploads; repeat if the server lost the upload."""
         for attempt in range(_UPLOAD_ATTEMPTS):
             try:
                 return send(lambda url, schema, **options: Upload(self, ServerURL.parse(url), schema, **options))
@@ -371,25 +381,25 @@ class Client:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> dict[str, Any]:
+    def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> JSONObject:
         """Send tiles once and return the server's reply; for ``Upload``."""
         reply = decode_message(self._transport.send(upload, tiles, self._timeout))
         if "error" in reply:
             raise_error(reply["error"])
         return reply
 
-    def call(self, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out an operation by name; the methods above are made of this."""
+    def call(self, operation: str, body: Mapping[str, object]) -> JSONObject:
+        """Carry out an operation by name and return its reply; for ``Upload``."""
         return self._one(operation, body)
 
-    def _one(self, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out an operation of one reply, again and again within the time limit where that is harmless."""
+    def _one(self, operation: str, body: Mapping[str, object]) -> JSONObject:
+        """Carry out an operation with one reply; an idempotent one is repeated within the time limit."""
         began, pause = time.monotonic(), 0.05
         while True:
             try:
                 for reply in self._calls(operation, body, max(began + self._timeout - time.monotonic(), 0.05)):
                     return reply
-                raise ServerError(f"the server gave no reply to {operation}: is it of another version?")
+                raise ServerError(f"the server gave no reply to {operation}: it may be of another version")
             except UnreachableError as error:
                 lasting = isinstance(error, UntrustedError) or operation not in _REPEATABLE
                 if lasting or time.monotonic() + pause >= began + self._patience:
@@ -397,10 +407,10 @@ class Client:
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
 
-    def _calls(self, operation: str, body: Mapping[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
-        """Carry out an operation once and yield its replies; an error among them is raised."""
+    def _calls(self, operation: str, body: Mapping[str, object], timeout: float) -> Iterator[JSONObject]:
+        """Carry out an operation once and yield its replies; raise an error among them."""
         for data in self._transport.call(operation, encode_message(body), timeout):
-            self._heard = True
+            self._answered = True
             reply = decode_message(data)
             if "error" in reply and set(reply) == {"error"}:
                 raise_error(reply["error"])

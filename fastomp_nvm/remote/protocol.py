@@ -1,4 +1,4 @@
-"""What travels between a client and a server beside JSON: numbered tiles of an upload."""
+"""The binary part of the protocol: numbered tiles of an upload."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class WireTile:
     Attributes
     ----------
     header : mapping
-        Everything about it, in JSON terms.
+        Number, checksum, position, shape and element type, in JSON terms.
     data : (n,) uint8
-        Its bytes.
+        The values as bytes.
     """
 
     header: Mapping[str, Any]

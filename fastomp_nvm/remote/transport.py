@@ -13,7 +13,7 @@ __all__ = ["TRANSPORTS", "Transport"]
 
 
 class Transport(Protocol):
-    """What carries calls to a server."""
+    """Carries calls to a server."""
 
     def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
         """Carry out an operation and yield its replies; ``UnreachableError`` when no answer comes in ``timeout`` seconds."""

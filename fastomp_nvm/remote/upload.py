@@ -1,23 +1,23 @@
 """The client's side of an upload: a builder like that of a local store, whose tiles go to a server.
 
-Tiles are cut to the size of a message, put into the element type of the store, numbered, and chained by one CRC-32 over all their
-bytes, each while the one before it is on its way. They leave in segments; a segment is what is sent again when the connection was
-lost, after asking how far the server came. If the server still has the beginning of an earlier attempt, tiles it has are only
-counted into the checksum, which tells whether they are the same. Knows neither sockets nor file formats.
+Tiles are cut to the size of a message, converted to the element type of the store, numbered, and chained by one CRC-32 over all
+bytes, each while its predecessor is being sent. They are sent in segments, the unit of repetition: after a lost connection the
+client asks for the number of tiles that arrived and sends the rest of the segment. If the server still has the beginning of an
+earlier attempt, those tiles are not sent again, only added to the checksum, which shows whether they are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.errors import DataError, FastompError, ServerError, UnreachableError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.remote.address import ServerURL
@@ -27,25 +27,39 @@ from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.reports import BuildReport
 
-if TYPE_CHECKING:
-    from fastomp_nvm.remote.client import Client
-
 __all__ = ["Upload"]
 
-#: Bytes of one tile: smaller ones cost more hand-overs between threads, larger ones leave the processor caches on their way.
+#: Bytes of one tile: smaller tiles cost more thread switches, larger ones do not stay in the processor caches.
 _TILE_BYTES = 4 << 20
-#: Bytes sent in one call, and kept to send them again; fewer than the smaller number are not worth a call.
+#: Most bytes of a segment, and the fewest that are worth a call.
 _SEGMENT_BYTES = 128 << 20
 _SMALL_SEGMENT_BYTES = 16 << 20
 _CHECK_POLL_SECONDS = 0.5
 _SEAL_POLL_SECONDS = 0.1
-#: How often a segment of which nothing arrives is sent again.
+#: Attempts to send a segment of which nothing arrives.
 _FRUITLESS_ATTEMPTS = 5
+
+
+class Connection(Protocol):
+    """The part of a ``Client`` that an upload uses."""
+
+    @property
+    def poll_seconds(self) -> float:
+        """Most seconds that a call may wait at the server."""
+        ...
+
+    def call(self, operation: str, body: Mapping[str, object]) -> JSONObject:
+        """Carry out an operation and return its reply."""
+        ...
+
+    def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> JSONObject:
+        """Send tiles once and return the reply."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """A tile that is still the caller's values, (rows, columns); its checksum is None until it was sent once."""
+    """A tile (rows, columns) of the caller's values; its checksum is None until it was sent once."""
 
     number: int
     first_obs: int
@@ -56,11 +70,11 @@ class _Piece:
 
 
 class Upload:
-    """A store being built on a server; a context manager that gives the upload up unless ``finish`` returned.
+    """A store being built on a server; a context manager that drops the upload after an error in the data.
 
     Parameters
     ----------
-    client : Client
+    client : Connection
     address : ServerURL
         With pool and key.
     schema : TableSchema
@@ -72,7 +86,7 @@ class Upload:
 
     def __init__(
         self,
-        client: Client,
+        client: Connection,
         address: ServerURL,
         schema: Any,
         *,
@@ -103,7 +117,7 @@ class Upload:
         self._name: str = begun["upload"]
         self._known, self._known_checksum = begun["next"], begun["crc"]
         self._number = 0
-        self._arrived = self._known  # tiles that need not be sent any more
+        self._arrived = self._known  # tiles that the server has
         self._checksum = 0
         self._segment: list[_Piece] = []
         self._segment_bytes = 0
@@ -113,26 +127,26 @@ class Upload:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A lost connection or an interrupt leaves the upload staged, to go on with; a mistake in the data does not.
+        # After a lost connection or an interrupt the upload stays on the server and can be continued.
         if self._open and isinstance(error, FastompError) and not isinstance(error, ServerError):
-            self._give_up()
+            self._drop()
 
     def write_tile(self, first_obs: int, first_column: int, values: AnyArray) -> None:
         """Send a rectangle of the table, (rows, columns); see ``StoreBuilder.write_tile``."""
         values = np.asarray(values)
         if values.ndim != 2 or values.dtype.kind not in "fiub":
-            raise DataError(f"a tile of shape {values.shape} and type {values.dtype} was given: a matrix of numbers is needed")
+            raise DataError(f"a tile of shape {values.shape} and type {values.dtype} was given: expected a matrix of numbers")
         waiting = len(self._segment)
         for top, left, piece, layout in _pieces(values, self._dtype):
             self._add(_Piece(self._number, first_obs + top, first_column + left, piece, layout))
         if self._segment_bytes >= _SMALL_SEGMENT_BYTES:
             self.flush()
-        # What waits is still the caller's memory, who may use it for other values from now on.
+        # The caller may overwrite its memory after this call.
         for piece_left in self._segment[min(waiting, len(self._segment)) :]:
             piece_left.values = piece_left.values.copy(order="K")
 
     def finish(self, targets: Mapping[str, Target] | None = None, provenance: Mapping[str, Any] | None = None) -> Any:
-        """Have the server seal and publish the store; return its ``BuildReport``."""
+        """Have the server seal and publish the store, and return the ``BuildReport``."""
         self.flush()
         described = {
             name: {"values": encode_vector(target.values), "classes": list(target.classes)}
@@ -150,15 +164,15 @@ class Upload:
             try:
                 reply = self._client.call("commit", body)
             except UploadLostError:
-                # A server that was restarted meanwhile may still have all of it; what it lacks is the caller's to send again.
-                if self._go_on()["next"] < self._number:
+                # A server restarted meanwhile may still have all tiles; if it has not, the caller must repeat the upload.
+                if self._position()["next"] < self._number:
                     raise
                 body["targets"] = described
                 continue
             if reply["state"] == "done":
                 break
-            body["targets"] = {}  # they were taken in; no need to send them with every question
-            time.sleep(_SEAL_POLL_SECONDS)  # a server on which too many wait answers without waiting
+            body["targets"] = {}  # the server has them
+            time.sleep(_SEAL_POLL_SECONDS)  # with too many clients waiting the server answers at once
         self._open = False
         report = reply["report"]
         report |= {field: tuple(report[field]) for field in ("dropped", "constant")}
@@ -178,11 +192,11 @@ class Upload:
             return
         self._tile(piece)
         if self._number == self._known and self._checksum != self._known_checksum:
-            self._give_up()
-            raise UploadLostError("what the server holds of this upload came from other data: it was dropped, send all again")
+            self._drop()
+            raise UploadLostError("the server holds the beginning of an upload of other data, which was dropped: send all again")
 
     def flush(self) -> None:
-        """Send what is waiting; after a lost connection ask how far the server came and send the rest."""
+        """Send the queued tiles; after a lost connection ask how many arrived and send the rest."""
         attempts = 0
         while self._segment:
             try:
@@ -192,7 +206,7 @@ class Upload:
                 if attempts > _FRUITLESS_ATTEMPTS:
                     raise
                 time.sleep(0.1 * 2**attempts)
-                reply = self._go_on()
+                reply = self._position()
             self._arrived = reply["next"]
             left = [piece for piece in self._segment if piece.number >= self._arrived]
             attempts = attempts if len(left) == len(self._segment) else 0
@@ -200,22 +214,22 @@ class Upload:
         self._segment_bytes = 0
 
     def _begin(self) -> dict[str, Any]:
-        """Begin the upload, or hear how far it is."""
+        """Begin or continue the upload; return its name and the number of tiles that the server has."""
         while True:
             reply = self._client.call("put", {**self._plan, "wait": self._client.poll_seconds})
             if not reply.get("checking"):
                 return reply
-            time.sleep(_CHECK_POLL_SECONDS)  # the server was restarted and reads what it had
+            time.sleep(_CHECK_POLL_SECONDS)  # the restarted server reads its tiles
 
-    def _go_on(self) -> dict[str, Any]:
-        """Ask how far this upload is; a server that has no more of it than its name must be sent all of it again."""
+    def _position(self) -> dict[str, Any]:
+        """Return how many tiles of this upload the server has; ``UploadLostError`` if it lost some."""
         reply = self._begin()
         if reply["upload"] != self._name or reply["next"] < self._arrived:
-            raise UploadLostError("the server lost what was uploaded, or part of it: all that it lacks is to be sent again")
+            raise UploadLostError("the server lost tiles of the upload: send all again")
         return reply
 
     def _tile(self, piece: _Piece) -> WireTile:
-        """Return a piece as it travels; the checksum goes on from that of the piece before it."""
+        """Return a piece as it is sent; its checksum continues that of the piece before it."""
         values = _converted(piece.values, self._dtype)
         data = np.ascontiguousarray(values.T if piece.layout == "columns" else values).reshape(-1)
         if piece.checksum is None:
@@ -232,22 +246,22 @@ class Upload:
         }
         return WireTile(header, data.view(np.uint8))
 
-    def _give_up(self) -> None:
-        """Tell the server to drop what it has; it reaps it by itself when it does not hear."""
+    def _drop(self) -> None:
+        """Tell the server to drop the upload; it does so by itself after a while."""
         self._open = False
         with contextlib.suppress(ServerError):
             self._client.call("abort", {"upload": self._name})
 
 
 def _names(names: Any) -> Any:
-    """Return names in JSON terms; numbered ones cost nothing."""
+    """Return names in JSON terms; numbered names as their count and prefix."""
     if isinstance(names, NumberedNames):
         return {"numbered": len(names), "prefix": names.prefix}
     return list(names)
 
 
 def _pieces(values: AnyArray, dtype: np.dtype[Any]) -> Iterator[tuple[int, int, AnyArray, Literal["columns", "rows"]]]:
-    """Cut a tile into views of the size of a message, along the axis on which it is contiguous."""
+    """Yield views of at most the size of a message, cut along the contiguous axis."""
     by_columns = abs(values.strides[0]) <= abs(values.strides[1])
     count, length = values.shape[::-1] if by_columns else values.shape
     itemsize = max(dtype.itemsize, values.dtype.itemsize)
@@ -262,7 +276,7 @@ def _pieces(values: AnyArray, dtype: np.dtype[Any]) -> Iterator[tuple[int, int, 
 
 
 def _converted(piece: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """Return a piece in the store's element type; where a value does not fit, as it is, so that the server can name the cell."""
+    """Return a piece in the store's element type; unconverted if a value does not fit, so that the server can name the cell."""
     if piece.dtype == dtype:
         return piece
     with np.errstate(over="ignore", invalid="ignore"):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -44,9 +43,9 @@ from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, drop_log, read_sta
 from fastomp_nvm.runs.registration import ConstraintFile, Registration, describe_request, describe_response
 from fastomp_nvm.runs.sealed import Json, seal, unseal
 from fastomp_nvm.selection.codec import decode_selection, encode_selection
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import make_request, select_shared
+from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
@@ -336,7 +335,7 @@ def drive(
             run.rounds = journal.rounds
         if selection is not None:
             seconds = selection.seconds + (0.0 if journal is None else journal.seconds_before)
-            run.selection = replace(selection, details={**selection.details, "verified": verified, "seconds": seconds})
+            run.selection = replace(selection, verified=verified, seconds=seconds)
         left -= 1
         if ended is not None:
             ended(place)
@@ -408,8 +407,8 @@ def _finish(run: Registration, store: FeatureStore, directory: Path, **options: 
     selection = journaled.selection
     assert selection is not None, "without a deadline a run ends with a result or an error"
     if others:
-        phrases = (phrase for other in others for phrase in _differences(run.build, other))
-        selection = replace(selection, details={**selection.details, "other_build": list(dict.fromkeys(phrases))})
+        phrases = dict.fromkeys(phrase for other in others for phrase in _differences(run.build, other))
+        selection = replace(selection, other_build=list(phrases))
     run_directory.write(directory / _RESULT, seal("fastomp-result", _result_content(selection, journaled.rounds)))
     with contextlib.suppress(FastompError):  # the result is durable; a log left behind only takes room
         _drop_logs(run, _own_regions(directory), store)
@@ -538,7 +537,7 @@ def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
 
 
 def _result_content(selection: Selection, rounds: int) -> dict[str, Json]:
-    """Return a result as JSON."""
+    """Return a selection as JSON, with the columns that ``to_json`` leaves out."""
     encoded = encode_selection(selection)
     return {"rounds": rounds, "result": encoded.pop("json"), **encoded}
 
@@ -548,19 +547,9 @@ def _read_result(directory: Path) -> tuple[Selection, int]:
     try:
         content = unseal("fastomp-result", (directory / _RESULT).read_bytes())
         rounds = content["rounds"]
-        selection = decode_selection({**content, "json": content["result"]})
-        names = [name for part in (selection.features, *selection.columns) for name in part]
-        widths = [len(part) for part in selection.columns]
-        if (
-            not isinstance(rounds, int)
-            or not all(isinstance(name, str) for name in names)
-            or widths != [len(part) for part in selection.coef]
-            or len(selection.indices) != len(selection.features)
-            or sum(widths) != len(selection.column_positions)
-        ):
-            raise StoreError("its parts do not fit together")
-        json.dumps(selection.to_json())
-        return selection, rounds
+        if not isinstance(rounds, int):
+            raise StoreError("its number of rounds is no number")
+        return decode_selection({**content, "json": content["result"]}), rounds
     except (OSError, FastompError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"the result {directory / _RESULT} cannot be used: {reason}; forget the run") from error

@@ -1,8 +1,8 @@
-"""Requests, selections and vectors as plain JSON: what crosses a socket and what a server writes down.
+"""Requests, selections, vectors and errors as JSON: the one format of messages to servers and of files on disk.
 
-A request on the wire is the fields of a ``SelectionRequest`` and nothing else: data, never code. Floats survive JSON bit for bit;
-vectors travel as base64 of their bytes with a type out of a short list. Everything read here came from someone else, so every
-shape and type is checked before it is used. Knows neither sockets nor servers.
+A request is an object of the fields of a ``SelectionRequest`` and nothing else: data, never code. Floats survive JSON bit for bit;
+vectors are base64 of their bytes with an element type out of a short list. Everything decoded here may come from someone else, so
+every shape and type is checked before it is used.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 from fastomp_nvm import errors
-from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.algorithms.certificate import Certificate
+from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
-from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.request import SelectionRequest, make_request
+from fastomp_nvm.selection.result import DataSize, Selection
 
 __all__ = [
     "LARGEST_MESSAGE",
@@ -37,15 +40,15 @@ __all__ = [
     "raise_error",
 ]
 
-#: Bytes of one JSON message, in either direction.
+#: Most bytes of one JSON message, in either direction.
 LARGEST_MESSAGE = 64 << 20
 
 _VECTOR_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
 _TEXT_FIELDS = ("algorithm", "objective", "until", "polish", "target")
 
 
-def encode_message(message: Mapping[str, Any]) -> bytes:
-    """Return a message as JSON; ``RequestError`` when it is too large or holds what JSON cannot."""
+def encode_message(message: Mapping[str, object]) -> bytes:
+    """Return a message as JSON; ``RequestError`` if it is too large or holds a value that JSON has not."""
     try:
         data = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -55,7 +58,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
     return data
 
 
-def decode_message(data: bytes | memoryview) -> dict[str, Any]:
+def decode_message(data: bytes | memoryview) -> JSONObject:
     """Return the JSON object in ``data``."""
     if len(data) > LARGEST_MESSAGE:
         raise RequestError(f"the message has {len(data)} bytes, at most {LARGEST_MESSAGE} are possible")
@@ -70,13 +73,8 @@ def decode_message(data: bytes | memoryview) -> dict[str, Any]:
     return message
 
 
-def encode_vector(values: Any) -> dict[str, str] | list[str]:
-    """Return a vector (n,) of numbers, truth values or text in JSON terms.
-
-    Parameters
-    ----------
-    values : (n,) array or sequence
-    """
+def encode_vector(values: object) -> dict[str, str] | list[str]:
+    """Return a vector (n,) of numbers, truth values or text in JSON terms."""
     array = np.asarray(values)
     if array.ndim == 2 and 1 in array.shape:
         array = array.ravel()
@@ -96,51 +94,73 @@ def encode_vector(values: Any) -> dict[str, str] | list[str]:
     return {"dtype": plain.dtype.str, "base64": base64.b64encode(np.ascontiguousarray(plain).tobytes()).decode("ascii")}
 
 
-def decode_vector(sent: object, what: str) -> AnyArray:
-    """Return the vector (n,) behind ``sent``; ``what`` names it in errors."""
+def decode_vector(sent: object, name: str) -> AnyArray:
+    """Return the vector (n,) that ``encode_vector`` encoded; ``name`` is used in errors."""
     if isinstance(sent, list) and all(isinstance(value, str) for value in sent):
         return np.array(sent, dtype=np.str_)
-    if not isinstance(sent, Mapping) or set(sent) != {"dtype", "base64"}:
-        raise RequestError(f"{what} is not a vector: expected a list of texts, or an object of dtype and base64")
+    if not isinstance(sent, Mapping) or set(sent) - {"shape"} != {"dtype", "base64"}:
+        raise RequestError(f"{name} is not a vector: expected a list of texts, or an object of dtype and base64")
     if sent["dtype"] not in _VECTOR_TYPES or not isinstance(sent["base64"], str):
-        raise RequestError(f"{what} has the type {str(sent['dtype'])[:20]!r}: expected one of {', '.join(_VECTOR_TYPES)}")
+        raise RequestError(f"{name} has the type {str(sent['dtype'])[:20]!r}: expected one of {', '.join(_VECTOR_TYPES)}")
     try:
-        data = base64.b64decode(sent["base64"], validate=True)
-        array = np.frombuffer(data, dtype=sent["dtype"])
+        array = np.frombuffer(base64.b64decode(sent["base64"], validate=True), dtype=sent["dtype"])
     except (binascii.Error, ValueError) as error:
-        raise RequestError(f"{what} is damaged ({error}): send it again") from error
+        raise RequestError(f"{name} is damaged ({error}): send it again") from error
+    if sent.get("shape", [len(array)]) not in ([len(array)], [len(array), 1], [1, len(array)]):  # older files state it
+        raise RequestError(f"{name} has the shape {str(sent['shape'])[:40]}: expected {len(array)} values in a row")
     return array.astype(array.dtype.newbyteorder("="))
 
 
-def encode_request(request: SelectionRequest) -> dict[str, Any]:
-    """Return the fields of a request that differ from their defaults.
+def encode_request(request: SelectionRequest, *, complete: bool = False) -> JSONObject:
+    """Return the fields of a request in JSON terms.
+
+    Parameters
+    ----------
+    request : SelectionRequest
+    complete : bool
+        Include fields at their defaults, which another release may change.
 
     Raises
     ------
     RequestError
-        The constraint is an object of this process: only its description can travel.
+        The constraint cannot be written as JSON.
     """
-    if isinstance(request.constraint, Constraint):
-        raise RequestError(
-            f"the constraint is a {type(request.constraint).__name__} object, which exists in this process only: servers and "
-            "durable runs need its description, a mapping or YAML text"
-        )
-    fields: dict[str, Any] = {}
+    fields: JSONObject = {}
     for name, field in SelectionRequest.__dataclass_fields__.items():
         value = getattr(request, name)
         if name == "weights":
-            if value is not None:
-                fields[name] = encode_vector(value)
+            if complete or value is not None:
+                fields[name] = None if value is None else encode_vector(value)
         elif name == "exclude":
-            if len(value):
+            if complete or len(value):
                 fields[name] = [str(feature) for feature in value]
-        elif value != field.default:
+        elif complete or (value is not field.default and value != field.default):
             fields[name] = value.item() if isinstance(value, np.generic) else value
+    if request.constraint is not None:
+        fields["constraint"] = _encode_constraint(request.constraint)
     return fields
 
 
+def _encode_constraint(given: Constraint | Mapping[str, object] | str | os.PathLike[str]) -> object:
+    """Return a constraint in JSON terms; a file with the files that it names written into it."""
+    if isinstance(given, Constraint):
+        raise RequestError(
+            f"the constraint is a {type(given).__name__} object, which cannot be written as JSON: "
+            "give its description, a mapping or YAML text"
+        )
+    if isinstance(given, os.PathLike):
+        from fastomp_nvm.constraints.written.side_files import read_inlined  # needs a YAML parser
+
+        return read_inlined(Path(given))
+    try:
+        plain: object = json.loads(json.dumps(given if isinstance(given, str) else dict(given), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the constraint cannot be written as JSON ({error}): expected plain, finite values") from error
+    return plain
+
+
 def decode_request(sent: object) -> SelectionRequest:
-    """Return the request that ``sent`` describes.
+    """Return the request that ``encode_request`` encoded.
 
     Raises
     ------
@@ -149,11 +169,8 @@ def decode_request(sent: object) -> SelectionRequest:
     """
     if not isinstance(sent, Mapping):
         raise RequestError(f"the request is a {type(sent).__name__}: expected an object of fields")
-    known = SelectionRequest.__dataclass_fields__
-    fields: dict[str, Any] = dict(sent)
+    fields: JSONObject = dict(sent)
     for name, value in fields.items():
-        if name not in known:
-            raise RequestError(f"a selection has no parameter {name[:100]!r}: expected one of {', '.join(known)}")
         if name == "weights":
             fields[name] = None if value is None else decode_vector(value, "weights")
         elif name == "exclude":
@@ -166,44 +183,58 @@ def decode_request(sent: object) -> SelectionRequest:
             if not (value is None or isinstance(value, str)):
                 raise RequestError(f"{name} is a {type(value).__name__}: expected text")
         elif not (value is None or isinstance(value, (bool, int, float, str))):
-            raise RequestError(f"{name} is a {type(value).__name__}: expected a single value")
+            raise RequestError(f"{name[:100]} is a {type(value).__name__}: expected a single value")
     if not isinstance(fields.get("standardize", True), bool):
         raise RequestError(f"standardize is {fields['standardize']!r}: expected true or false")
     try:
-        return SelectionRequest(**fields)
+        return make_request(fields)
     except FastompError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"the request cannot be understood ({error})") from error
 
 
-def encode_selection(selection: Selection) -> dict[str, Any]:
-    """Return an answer in JSON terms: what ``select --json`` prints, and which columns are behind it."""
+def encode_selection(selection: Selection) -> JSONObject:
+    """Return a selection in JSON terms: the object of ``to_json``, and the columns that it leaves out."""
     return {
         "json": selection.to_json(),
         "columns": [list(part) for part in selection.columns],
-        "column_positions": [int(column) for column in selection.column_positions],
+        "column_positions": selection.column_positions.tolist(),
     }
 
 
-def decode_selection(sent: Mapping[str, Any]) -> Selection:
-    """Return the answer that ``sent`` describes."""
+def decode_selection(sent: JSONObject) -> Selection:
+    """Return the selection that ``encode_selection`` encoded.
+
+    Raises
+    ------
+    ValueError
+        A field is missing, unknown or of the wrong type, or the parts do not fit together.
+    """
     try:
-        details = dict(sent["json"])
-        details.pop("columns", None)
-        coef = [np.array(part if isinstance(part, list) else [part], dtype=np.float64) for part in details.pop("coef")]
-        return Selection(
-            features=list(details.pop("features")),
-            indices=np.array(details.pop("indices"), dtype=np.int64),
-            columns=[list(part) for part in sent["columns"]],
-            coef=coef,
-            column_positions=np.array(sent["column_positions"], dtype=np.int64),
-            intercept=float(details.pop("intercept")),
-            score=float(details.pop("score")),
-            details=details,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise errors.ServerError(f"the answer cannot be read ({error!r}): was it made by another release?") from error
+        fields = {name: value for name, value in sent["json"].items() if name in Selection.__dataclass_fields__}
+        certificate, columns = fields.get("certificate"), [list(part) for part in sent["columns"]]
+        coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in fields["coef"]]
+        fields |= {
+            "indices": np.array(fields["indices"], dtype=np.int64),
+            "coef": coef,
+            "intercept": float(fields["intercept"]),
+            "score": float(fields["score"]),
+            "columns": columns,
+            "column_positions": np.array(sent["column_positions"], dtype=np.int64),
+            "certificate": None if certificate is None else Certificate(**certificate),
+            "store": DataSize(**fields["store"]),
+        }
+        selection = Selection(**fields)
+        names = [name for part in (selection.features, *columns) for name in part]
+        fits = all(isinstance(name, str) for name in names) and len(selection.indices) == len(selection.features)
+        if not (
+            fits and list(map(len, columns)) == list(map(len, coef)) and sum(map(len, coef)) == len(selection.column_positions)
+        ):
+            raise ValueError("its parts do not fit together")
+        return selection
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"a field is missing or of the wrong type ({error!r})") from error
 
 
 def encode_error(error: FastompError) -> dict[str, str]:
@@ -211,19 +242,19 @@ def encode_error(error: FastompError) -> dict[str, str]:
     return {"kind": type(error).__name__, "message": " ".join(str(error).split())}
 
 
-def raise_error(sent: Mapping[str, Any]) -> NoReturn:
-    """Raise the error that a server sent, as its own class where that is one of ours."""
+def raise_error(sent: Mapping[str, object]) -> NoReturn:
+    """Raise the error that ``encode_error`` encoded; as a ``ServerError`` if its class is unknown."""
     kind = getattr(errors, str(sent.get("kind")), None) if sent.get("kind") in errors.__all__ else None
     raise (kind or errors.ServerError)(str(sent.get("message", "the server failed and did not say why")))
 
 
 def _no_constant(text: str) -> NoReturn:
-    """Refuse NaN and infinity, which JSON does not have and Python's reader would let through."""
+    """Refuse NaN and infinity, which JSON does not have and Python's parser accepts."""
     raise ValueError(f"{text} is not a JSON value")
 
 
-def as_names(sent: object, what: str) -> Sequence[str]:
-    """Return a list of names that a client sent; ``what`` names it in errors."""
+def as_names(sent: object, kind: str) -> Sequence[str]:
+    """Return ``sent`` if it is a list of names; ``kind`` says of what, for the error."""
     if not isinstance(sent, list) or not all(isinstance(name, str) for name in sent):
-        raise RequestError(f"{what} are not a list of texts")
+        raise RequestError(f"{kind} are not a list of texts")
     return sent

@@ -1,4 +1,4 @@
-"""Which observations are held out: a function of the seed and of how many there are, so that it can be drawn again anywhere."""
+"""The observations held out for a test: a function of the seed and of their number, hence the same everywhere."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fastomp_nvm.random_keys import mix
 
 __all__ = ["held_out_rows", "split_weights"]
 
-#: First word of the draw: the same seed also draws permutations of features, which must have nothing to do with it.
+#: First word of the random keys, which keeps the draw independent of those of features under the same seed.
 _PURPOSE = 0x6865_6C64
 
 
 def held_out_rows(n_obs: int, fraction: float, seed: int) -> BoolArray:
-    """Draw the observations to hold out, at random and not stratified.
+    """Return the observations to hold out, drawn at random and not stratified.
 
     Parameters
     ----------
     n_obs : int
     fraction : float in (0, 1)
-        Their share; rounded to whole observations, at least one on either side.
+        Share to hold out, rounded to whole observations; at least one on either side.
     seed : int
 
     Returns
@@ -39,7 +39,7 @@ def held_out_rows(n_obs: int, fraction: float, seed: int) -> BoolArray:
 
 
 def split_weights(n_obs: int, fraction: float, seed: int, weights: Float64Array | None = None) -> tuple[Float64Array, Float64Array]:
-    """Split observation weights, ones when left out, into those of training and those of the test, both (n_obs,)."""
+    """Return the observation weights (n_obs,) of training and of test, each zero on the other side; weights default to one."""
     held_out = held_out_rows(n_obs, fraction, seed)
     every = np.ones(len(held_out)) if weights is None else weights
     training, test = np.where(held_out, 0.0, every), np.where(held_out, every, 0.0)

@@ -1,13 +1,15 @@
-"""The one input and the one output of a selection, the same for local and remote use, Python and shell."""
+"""The request of a selection: one typed object, the same for local and remote use, Python and shell."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import Float64Array
@@ -15,25 +17,52 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.objectives.table import OBJECTIVES
 
-__all__ = ["SelectionRequest"]
+__all__ = ["RequestFields", "SelectionRequest", "make_request"]
 
-#: A million passes are more than anybody waits for, and far smaller numbers have no inverse.
+#: More than a million passes are never useful, and much smaller numbers have no inverse.
 _SMALLEST_EPSILON = 1e-6
+_WHOLE = (int, np.integer)
+_REAL = (int, float, np.integer, np.floating)
+
+
+class RequestFields(TypedDict, total=False):
+    """The fields of a ``SelectionRequest`` as keyword arguments."""
+
+    k: int | None
+    algorithm: str
+    objective: str
+    constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None
+    epsilon: float
+    tau: float | Literal["auto"]
+    seed: int
+    until: Literal["paper", "full"]
+    polish: Literal["pool", "none"]
+    skip_weak: bool
+    ridge: float | None
+    standardize: bool
+    target: str | None
+    weights: ArrayLike | None
+    test_fraction: float | None
+    exclude: Sequence[str]
+    certificate: bool
+    lambda_min: float | None
+    gather_bytes: int | None
+    tier: Literal["auto", "exact", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
-    """What to select, and how.
+    """Parameters of a selection.
 
     Attributes
     ----------
     k : int, optional
-        Most features to select; may be left out when the constraint bounds the rank.
+        Most features to select; optional if the constraint bounds their number.
     algorithm : str
         A name in ``ALGORITHMS``.
     objective : {"linear", "logistic", "poisson"}
-    constraint : Constraint, mapping or YAML text, optional
-        Further limits on the selection.
+    constraint : Constraint, mapping, YAML text or path of a YAML file, optional
+        Further limits on the selection. Files that a YAML file names stand beside it.
     epsilon : float in [1e-6, 1)
         Accuracy: about ``1 / epsilon`` passes.
     tau : float in (0, 1] or "auto"
@@ -46,37 +75,37 @@ class SelectionRequest:
     polish : {"pool", "none"}
         Whether to run the exact greedy over the gathered columns afterwards and keep the better set.
     skip_weak : bool
-        Pass over an element of FAST_OMP's sequence whose own score is below the threshold at its turn; outside Theorem 1.
+        Skip an element of FAST_OMP's sequence if its own score is below the threshold at its turn. Theorem 1 does not cover this.
     ridge : float, optional
-        Penalty on squared coefficients of standardised columns; the objective's default (linear 0, GLMs 1e-4) when left out.
+        Penalty on squared coefficients of standardised columns; by default 0 (linear) or 1e-4 (GLMs).
     standardize : bool
         False takes the columns as they are, without intercept.
     target : str, optional
-        Which of the store's targets; the first when left out.
+        Target or feature of the store that is the response; by default its first target.
     weights : (n_obs,) float64, optional
         Observation weights; zero leaves an observation out.
     test_fraction : float in (0, 1), optional
-        Share of the observations held out: neither standardisation nor fit sees them, ``test_score`` is taken on them. Which ones
-        depends on ``seed`` and the number of observations alone.
+        Share of the observations held out of standardisation and fit; ``test_score`` is computed on them. The draw depends on
+        ``seed`` and the number of observations only.
     exclude : sequence of str
         Names of features never to select.
     certificate : bool
         Bound the optimum by one more full pass at the selection; see ``fastomp_nvm.algorithms.certificate``.
     lambda_min : float, optional
-        What the certificate may take for granted: the smallest eigenvalue of the (negative) Hessian, penalty left out, on any
-        ``len(selection) + rank`` features; for the linear model that of the Gram matrix of their standardised columns.
+        Assumption of the certificate: a lower bound on the smallest eigenvalue of the negative Hessian without penalty, on any
+        ``len(selection) + rank`` features; for the linear model, of the Gram matrix of their standardised columns.
     gather_bytes : int, optional
-        Memory for gathered columns; what exceeds it is re-read when needed, with the same answer. Half the free memory, at most
-        2.75 GiB, when left out.
+        Memory for gathered columns; columns beyond it are read again when needed, with the same answer. By default half the free
+        memory, at most 2.75 GiB.
     tier : {"auto", "exact", "int8"}
         Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
-        where it pays (see ``worthwhile`` and ``TierAccount`` in ``fastomp_nvm.matrix.tier``).
+        where that is faster (see ``worthwhile`` and ``TierAccount`` in ``fastomp_nvm.matrix.tier``).
     """
 
     k: int | None = None
     algorithm: str = "fast_omp"
     objective: str = "linear"
-    constraint: Constraint | Mapping[str, Any] | str | None = None
+    constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None
     epsilon: float = 0.1
     tau: float | Literal["auto"] = 0.5
     seed: int = 0
@@ -101,26 +130,26 @@ class SelectionRequest:
         for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
-        if self.k is not None and not (_is_integer(self.k) and self.k >= 1):
+        if self.k is not None and not (_is(self.k, _WHOLE) and self.k >= 1):
             raise RequestError(f"k is {self.k!r}: expected a whole number of at least 1")
-        if not (_is_real(self.epsilon) and _SMALLEST_EPSILON <= self.epsilon < 1):
+        if not (_is(self.epsilon, _REAL) and _SMALLEST_EPSILON <= self.epsilon < 1):
             raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
-        if self.tau != "auto" and not (_is_real(self.tau) and 0 < self.tau <= 1):
+        if self.tau != "auto" and not (_is(self.tau, _REAL) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
         for field in ("skip_weak", "certificate"):
             if not isinstance(getattr(self, field), (bool, np.bool_)):
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
-        if self.lambda_min is not None and not (_is_real(self.lambda_min) and 0 < self.lambda_min < math.inf):
+        if self.lambda_min is not None and not (_is(self.lambda_min, _REAL) and 0 < self.lambda_min < math.inf):
             raise RequestError(f"lambda_min is {self.lambda_min!r}: expected a number above 0")
-        if not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
+        if not (_is(self.seed, _WHOLE) and 0 <= self.seed < 2**64):
             raise RequestError(f"seed is {self.seed!r}: expected a whole number from 0 to 2^64 - 1")
-        if self.ridge is not None and not (_is_real(self.ridge) and 0 <= self.ridge < math.inf):
+        if self.ridge is not None and not (_is(self.ridge, _REAL) and 0 <= self.ridge < math.inf):
             raise RequestError(f"ridge is {self.ridge!r}: expected a number of at least 0")
-        if self.test_fraction is not None and not (_is_real(self.test_fraction) and 0 < self.test_fraction < 1):
+        if self.test_fraction is not None and not (_is(self.test_fraction, _REAL) and 0 < self.test_fraction < 1):
             raise RequestError(f"test_fraction is {self.test_fraction!r}: expected a number between 0 and 1, both excluded")
         if isinstance(self.exclude, str):
             raise RequestError(f"exclude is {self.exclude!r}: expected a list of feature names")
-        if self.gather_bytes is not None and not (_is_integer(self.gather_bytes) and self.gather_bytes >= 1):
+        if self.gather_bytes is not None and not (_is(self.gather_bytes, _WHOLE) and self.gather_bytes >= 1):
             raise RequestError(f"gather_bytes is {self.gather_bytes!r}: expected a whole number of at least 1")
         if self.weights is not None:
             weights = np.asarray(self.weights, dtype=np.float64)
@@ -129,11 +158,15 @@ class SelectionRequest:
             object.__setattr__(self, "weights", weights)
 
 
-def _is_integer(value: object) -> bool:
-    """Tell whether ``value`` is a whole number and not a truth value."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def make_request(fields: Mapping[str, object]) -> SelectionRequest:
+    """Return the request with these fields; a field that does not exist is named in the error."""
+    known = SelectionRequest.__dataclass_fields__
+    for field in fields:
+        if field not in known:
+            raise RequestError(f"a selection has no parameter {field!r}: expected one of {', '.join(known)}")
+    return SelectionRequest(**fields)  # type: ignore[arg-type]  # checked by SelectionRequest
 
 
-def _is_real(value: object) -> bool:
-    """Tell whether ``value`` is a real number and not a truth value."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+def _is(value: object, kinds: tuple[type, ...]) -> bool:
+    """Return whether ``value`` is a number of one of these kinds and not a truth value."""
+    return isinstance(value, kinds) and not isinstance(value, bool)

@@ -1,74 +1,185 @@
-"""The one output of a selection, the same for local and remote use, Python and shell."""
+"""The result of a selection: one typed object, the same for local and remote use, Python and shell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.algorithms.certificate import Certificate
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
 from fastomp_nvm.errors import DataError
 
-__all__ = ["Selection"]
+__all__ = ["DataSize", "Selection", "Table"]
+
+
+@runtime_checkable
+class Table(Protocol):
+    """A table with named columns: the part of a pandas DataFrame that ``predict`` uses."""
+
+    @property
+    def columns(self) -> Container[object]:
+        """Names of the columns."""
+        ...
+
+    def __getitem__(self, names: list[str]) -> Table: ...
+
+    def to_numpy(self, *, dtype: type[np.float64]) -> Float64Array:
+        """Return the values (n, n_columns)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
+class DataSize:
+    """Size and element type of the matrix that a selection was made from."""
+
+    n_features: int
+    n_columns: int
+    n_obs: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The answer to a request.
+    """The answer to a request. Fields that do not apply are None and are left out of the JSON object.
 
     Attributes
     ----------
-    features : list of str
+    features : sequence of str
         Names, in order of selection.
     indices : (s,) int64
         Feature indices, in order of selection.
-    columns : list of list of str
-        Column names of each selected feature.
-    coef : list of (d,) float64
+    coef : sequence of (d,) float64
         Coefficients in original units, one array per feature.
-    column_positions : (c,) int64
-        Columns of the matrix behind ``coef``, concatenated.
     intercept : float
     score : float
         R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
-    details : mapping
-        Every other field of the JSON object, in its order. ``rank`` is the paper's ``r``, for algorithms that need it: the
-        constraint's rank or, where that is but a loose bound and ``rank_estimated`` is true, the size of the largest of a few
-        feasible sets drawn at random.
+    columns : sequence of sequence of str
+        Column names of each selected feature; in the JSON object only when a feature has several.
+    column_positions : (c,) int64
+        Positions in the matrix of the columns behind ``coef``, concatenated. Not part of the JSON object.
+    pseudo_r2, null_score : float, optional
+        GLMs: McFadden's pseudo R^2, and the mean log-likelihood of the model without features.
+    test_score, test_fraction : float, optional
+        Score on the observations held out (None if undefined, as R^2 of a constant target), and their share.
+    test_rows : int, optional
+        Observations held out whose weight is not zero.
+    objective, algorithm : str
+    k, seed : int
+    epsilon : float
+    tau : float or "auto"
+    tau_chosen : float, optional
+        The best threshold ratio of those that ``tau="auto"`` tried.
+    rank : int, optional
+        The paper's r, for algorithms that need it: the rank of the constraint, or an estimate of it.
+    rank_estimated : bool, optional
+        Whether ``rank`` is the size of the largest of a few feasible sets drawn at random.
+    until, polish : str
+    score_unpolished : float
+    skip_weak : bool
+    certificate : Certificate, optional
+        An upper bound on the objective of every feasible set.
+    feasible : bool
+    violations : sequence of str
+        Parts of the constraint, as written, that the selection breaks.
+    gradient_rounds, gradient_calls, independence_rounds, independence_calls : int
+        Adaptivity and number of queries, as the paper counts them.
+    sweeps : int
+    full_passes : float
+        Features visited on any tier, divided by the number of features.
+    bytes_read, bytes_read_tier, bytes_read_exact : int
+        Bytes read from the medium: in all, from the int8 tier, and from the exact matrix.
+    bytes_sent, bytes_received, bytes_received_columns, shard_calls : int, optional
+        Traffic with the shards of a ``cluster://`` store.
+    seconds : float
+        Wall time from request to answer, refit included.
+    medium, durability : str
+    emulated : bool
+    tier, kernel : str
+    verified : bool
+        Whether the checksums of the store were checked first.
+    target : str
+    classes : sequence of str, optional
+        Labels of the classes 0 and 1 (logistic).
+    store : DataSize
+    other_build : sequence of str, optional
+        Differences between the numeric builds that had a part in a durable run.
     """
 
     features: Sequence[str]
     indices: IndexArray
-    columns: Sequence[Sequence[str]]
     coef: Sequence[Float64Array]
-    column_positions: IndexArray
     intercept: float
     score: float
-    details: Mapping[str, Any]
+    columns: Sequence[Sequence[str]]
+    column_positions: IndexArray
+    pseudo_r2: float | None = None
+    null_score: float | None = None
+    test_score: float | None = None
+    test_fraction: float | None = None
+    test_rows: int | None = None
+    objective: str
+    algorithm: str
+    k: int
+    seed: int
+    epsilon: float
+    tau: float | str
+    tau_chosen: float | None = None
+    rank: int | None = None
+    rank_estimated: bool | None = None
+    until: str
+    polish: str
+    score_unpolished: float
+    skip_weak: bool = False
+    certificate: Certificate | None = None
+    feasible: bool
+    violations: Sequence[str]
+    gradient_rounds: int
+    gradient_calls: int
+    independence_rounds: int
+    independence_calls: int
+    sweeps: int
+    full_passes: float
+    bytes_read: int
+    bytes_read_tier: int
+    bytes_read_exact: int
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+    bytes_received_columns: int | None = None
+    shard_calls: int | None = None
+    seconds: float
+    medium: str
+    durability: str
+    emulated: bool
+    tier: str
+    kernel: str
+    verified: bool = False
+    target: str
+    classes: Sequence[str] | None = None
+    store: DataSize
+    other_build: Sequence[str] | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "details" and name in self.details:  # "details" itself is absent while a copy is being unpickled
-            return self.details[name]
-        raise AttributeError(f"a selection has no field {name!r}")
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JSONObject:
         """Return the object that ``select --json`` prints."""
-        several = any(len(part) > 1 for part in self.coef)
-        out: dict[str, Any] = {
-            "features": list(self.features),
-            "indices": [int(index) for index in self.indices],
-            "coef": [float(part[0]) if len(part) == 1 else [float(value) for value in part] for part in self.coef],
-            "intercept": float(self.intercept),
-            "score": float(self.score),
-        }
-        if several:
-            out["columns"] = [list(part) for part in self.columns]
-        out.update(self.details)
+        out: JSONObject = {}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None or (name == "test_score" and self.test_fraction is not None):
+                out[name] = asdict(value) if name in ("certificate", "store") else value
+        out["features"] = list(self.features)
+        out["indices"] = self.indices.tolist()
+        out["coef"] = [part.tolist() if len(part) > 1 else float(part[0]) for part in self.coef]
+        del out["column_positions"]
+        if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
+            del out["columns"]
+        if not self.skip_weak:
+            del out["skip_weak"]
         return out
 
-    def predict(self, X: Any) -> Float64Array:
+    def predict(self, X: ArrayLike | Table) -> Float64Array:
         """Return predictions for new observations.
 
         Parameters
@@ -82,27 +193,26 @@ class Selection:
             The response (linear), the probability of class 1 (logistic) or the expected count (poisson).
         """
         names = [name for part in self.columns for name in part]
-        if hasattr(X, "columns"):
+        if isinstance(X, Table):
             missing = [name for name in names if name not in X.columns]
             if missing:
                 raise DataError(f"X lacks the column {missing[0]!r}, which the model uses")
-            chosen = X[names].to_numpy(dtype=np.float64) if names else np.empty((len(X), 0))
+            chosen: AnyArray = X[names].to_numpy(dtype=np.float64)
         else:
             array = np.asarray(X)
-            expected = int(self.details["store"]["n_columns"])
-            if array.ndim != 2 or array.shape[1] != expected:
-                raise DataError(f"X has shape {array.shape}: expected (n, {expected}), the columns of the store")
-            chosen = array[:, self.column_positions].astype(np.float64)
+            if array.ndim != 2 or array.shape[1] != self.store.n_columns:
+                raise DataError(f"X has shape {array.shape}: expected (n, {self.store.n_columns}), the columns of the store")
+            chosen = array[:, self.column_positions]
         return self.mean_response(self.linear_predictor(chosen))
 
     def linear_predictor(self, chosen: AnyArray) -> Float64Array:
         """Return the linear predictor (n,) of ``chosen`` (n, c), the selected columns alone, as ``column_positions`` has them."""
-        coef = np.concatenate(self.coef) if len(self.coef) else np.empty(0)
+        coef = np.concatenate([np.empty(0), *self.coef])
         # One layout, whatever the caller's: the last bits of BLAS depend on it.
         return np.asarray(np.ascontiguousarray(chosen, dtype=np.float64) @ coef + self.intercept)
 
     def mean_response(self, eta: Float64Array) -> Float64Array:
-        """Return what the model expects where the linear predictor is ``eta`` (n,), on the scale of ``predict``."""
-        if self.details["objective"] == "logistic":
+        """Return the mean response (n,) for linear predictors ``eta`` (n,), on the scale of ``predict``."""
+        if self.objective == "logistic":
             return np.asarray(1.0 / (1.0 + np.exp(-np.clip(eta, -700, 700))))
-        return np.exp(np.minimum(eta, 600.0)) if self.details["objective"] == "poisson" else np.asarray(eta)
+        return np.exp(np.minimum(eta, 600.0)) if self.objective == "poisson" else np.asarray(eta)

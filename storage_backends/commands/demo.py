@@ -16,7 +16,7 @@ from rich.table import Table
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.output import byte_progress, clean, human_bytes, human_seconds
 from fastomp_nvm.home import home
-from fastomp_nvm.selection.select import select
+from fastomp_nvm.runs.select import select
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.open import open_store
 from storage_backends.build.builder import StoreBuilder
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print("\nNext steps:")
     for command in (
         f"fastomp info {url}",
-        f"fastomp select {url} --constraints {constraint} --json",
+        f"fastomp select {url} --constraint {constraint} --json",
         "fastomp ingest YOUR.csv my-store --target COLUMN   then   fastomp select my-store --k 20",
         "fastomp doctor",
     ):

@@ -7,9 +7,8 @@ import json
 import urllib.parse
 from dataclasses import asdict
 
-from fastomp_nvm.cli.cluster_argument import shard_counts
+from fastomp_nvm.cli.arguments import add_connection_arguments, connected, shard_counts
 from fastomp_nvm.cli.output import byte_progress, clean
-from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import StoreURLError
 from fastomp_nvm.remote.address import is_remote

@@ -6,7 +6,7 @@ import argparse
 import json
 import urllib.parse
 
-from fastomp_nvm.cli.cluster_argument import shard_counts
+from fastomp_nvm.cli.arguments import shard_counts
 from fastomp_nvm.cli.output import byte_progress
 from fastomp_nvm.cli.termination import terminating_cleanly
 from storage_backends.build.manifest import read_manifest

@@ -111,13 +111,13 @@ def test_constraints_come_from_a_file(store: str, tmp_path: Path, capsys: pytest
     rules.write_text(
         "all:\n  - cardinality: 4\n  - partition: {groups: {first: [a, b], rest: [c, d, town]}, caps: {first: 1, rest: 2}}\n"
     )
-    assert main(["select", store, "--constraints", str(rules), "--until", "full", "--json"]) == 0
+    assert main(["select", store, "--constraint", str(rules), "--until", "full", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["feasible"] is True
     assert len(found["features"]) == 3
     assert sum(name in ("a", "b") for name in found["features"]) == 1
     rules.write_text("partition: {groups: {first: [a, nosuch]}, caps: {first: 1}}\n")
-    assert main(["select", store, "--constraints", str(rules), "--k", "2"]) == 2
+    assert main(["select", store, "--constraint", str(rules), "--k", "2"]) == 2
     assert "nosuch" in capsys.readouterr().err
 
 
@@ -143,8 +143,8 @@ def test_people_get_a_readable_answer(store: str, capsys: pytest.CaptureFixture[
         (["select", "STORE", "--k", "2", "--epsilon", "2"], 2, "epsilon"),
         (["select", "STORE", "--k", "2", "--objective", "logistic"], 2, "two"),
         (["select", "STORE", "--k", "2", "--target", "sold"], 2, "logistic"),
-        (["select", "STORE", "--k", "2", "--constraints", "missing.yaml"], 2, "missing.yaml"),
-        (["verify", "grpc://host:1/pool/key"], 2, "connect"),
+        (["select", "STORE", "--k", "2", "--constraint", "missing.yaml"], 2, "missing.yaml"),
+        (["verify", "grpc://host:1/pool/key"], 2, "is on a server"),
         (["select", "floppy:///a", "--k", "2"], 2, "unknown medium"),
         (["info", "TABLE"], 2, "houses.csv"),
         (["ingest", "missing.csv", "new"], 2, "missing.csv"),
@@ -250,7 +250,7 @@ def test_deep_text_does_not_end_the_process(store: str, tmp_path: Path) -> None:
     """A constraint and a result nested 25,000 levels deep are one sentence each and exit code 2."""
     deep = tmp_path / "deep.yaml"
     deep.write_text("[" * 25_000)
-    for words in (["select", store, "--k", "2", "--constraints", str(deep)], ["export", str(deep), "x.csv", "--store", store]):
+    for words in (["select", store, "--k", "2", "--constraint", str(deep)], ["export", str(deep), "x.csv", "--store", store]):
         done = subprocess.run(
             [sys.executable, "-m", "fastomp_nvm", *words], capture_output=True, text=True, check=False, cwd=tmp_path
         )

@@ -47,7 +47,7 @@ def test_grid_varies_ridge_and_the_limit_of_fairness(store: str, tmp_path: Path,
     rows += [",".join(str(int(value)) for value in row) for row in judgements]
     (tmp_path / "survey.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "fair.yaml").write_text("fairness: {judgements: survey.csv, lambda: 0}\n")
-    words = ["grid", store, "--k", "6", "--constraints", str(tmp_path / "fair.yaml"), "--lambda", "0.1,0.5,1", "--ridge", "0,0.5"]
+    words = ["grid", store, "--k", "6", "--constraint", str(tmp_path / "fair.yaml"), "--lambda", "0.1,0.5,1", "--ridge", "0,0.5"]
     found = printed(words, capsys)
     sizes = {(cell["settings"]["lambda"], cell["settings"]["ridge"]): len(cell["indices"]) for cell in found["cells"]}
     assert len(sizes) == 6

@@ -29,4 +29,4 @@ def same(one: fo.Selection, other: fo.Selection) -> None:
     assert one.indices.tolist() == other.indices.tolist()
     assert [part.tobytes() for part in one.coef] == [part.tobytes() for part in other.coef]
     assert (one.intercept, one.score) == (other.intercept, other.score)
-    assert one.details["gradient_rounds"] == other.details["gradient_rounds"]
+    assert one.gradient_rounds == other.gradient_rounds

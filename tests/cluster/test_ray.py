@@ -89,8 +89,8 @@ def test_actors_answer_as_the_one_store_does(store: FeatureStore, uneven: Featur
     """Every algorithm that takes general constraints, exact and with the tier."""
     found = fo.select(uneven, **REQUEST, algorithm=algorithm, tier=tier)
     same(fo.select(store, **REQUEST, algorithm=algorithm, tier=tier), found)
-    assert found.details["medium"] == "cluster"
-    assert found.details["bytes_sent"] > 0 < found.details["bytes_received"]
+    assert found.medium == "cluster"
+    assert found.bytes_sent > 0 < found.bytes_received
 
 
 @pytest.mark.parametrize("fields", [{"test_fraction": 0.3}, {"tau": "auto"}, {"standardize": False}], ids=str)

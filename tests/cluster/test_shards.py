@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
+from fastomp_nvm import cross_validate, stability
 from fastomp_nvm.algorithms.table import ALGORITHMS
-from fastomp_nvm.analysis.many import cross_validate, stability
 from fastomp_nvm.cli.main import COMMANDS as COMMAND_LINE
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.cluster import shard
@@ -232,7 +232,7 @@ def test_a_sharded_store_counts_what_the_one_store_counts(store: FeatureStore, m
     """Without the tier the bytes read are the same; with it shards may read more columns exactly, r each instead of r."""
     with open_in_process(manifest) as sharded:
         for tier in ("exact", "int8"):
-            one, other = (fo.select(data, k=10, target="y", tier=tier).details for data in (store, sharded))
+            one, other = (fo.select(data, k=10, target="y", tier=tier).to_json() for data in (store, sharded))
             if tier == "exact":
                 assert [one[name] for name in ("sweeps", "bytes_read", "full_passes")] == [
                     other[name] for name in ("sweeps", "bytes_read", "full_passes")
@@ -245,8 +245,8 @@ def test_survivors_come_with_the_largest_scores(store: FeatureStore, manifest: P
     """A round of FAST_OMP takes two calls: scores with survivors, and columns. Only the first one asks for the survivors apart."""
     request: dict[str, Any] = {"k": 10, "target": "y", "tier": "exact", "tau": 0.9, "polish": "none"}
     with open_in_process(manifest) as sharded:
-        rounds = fo.select(store, **request).details["full_passes"] // 1
-        first, again = (fo.select(sharded, **request).details["shard_calls"] for _ in range(2))
+        rounds = fo.select(store, **request).full_passes // 1
+        first, again = (fo.select(sharded, **request).shard_calls for _ in range(2))
     assert rounds > 3
     assert first <= 2 * rounds + 1
     assert again <= 2 * rounds
@@ -267,7 +267,7 @@ def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -
                 "algorithm": "sds_omp",
                 "constraint": {"partition": {"groups": {"a": ["f1*"]}, "caps": {"a": 2}}},
             }
-            found = fo.select(sharded, **request).details
+            found = fo.select(sharded, **request).to_json()
         crossed.append(found["bytes_sent"] + found["bytes_received"] - found["bytes_received_columns"])
     assert crossed[1] < 2 * crossed[0]
     assert crossed[1] < 8 * 25600  # less than one number per feature, over twenty rounds
@@ -285,7 +285,7 @@ def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> No
             manifest = cut(whole, f"{place}/full-cut-{n_columns}", 2)
         constraint = fo.constraints.Partition(n_columns, scattered, [2, 20])
         with open_in_process(manifest) as sharded:
-            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", constraint=constraint).details["bytes_sent"])
+            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", constraint=constraint).bytes_sent)
     assert sent[1] - sent[0] < 1.5 * (sizes[1] - sizes[0]) / 8  # a bit per feature once, over twenty rounds
 
 

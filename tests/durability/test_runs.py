@@ -154,8 +154,8 @@ def test_a_part_done_by_another_build_is_told_whoever_finishes(stopped: str, mon
         with pytest.raises(fo.CancelledError):
             fo.resume("half", other_build=True, cancelled=lambda: True)
     finished = fo.resume("half")
-    assert [phrase.endswith("then, 0.1 now") for phrase in finished.details["other_build"]] == [True]
-    assert fo.resume("half").details["other_build"] == finished.details["other_build"]
+    assert [phrase.endswith("then, 0.1 now") for phrase in finished.other_build] == [True]
+    assert fo.resume("half").other_build == finished.other_build
 
 
 def test_fits_by_another_implementation_are_another_build(stopped: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: 
     assert command("runs").returncode == 0
     with pytest.raises(fo.StoreError, match=r"run\.json"):
         fo.resume("half")
-    assert command("runs", "--forget", "half").returncode == 0
+    assert command("forget", "half").returncode == 0
     assert [info.name for info in fo.list_runs()] == ["sound"]
 
 
@@ -255,7 +255,7 @@ def test_the_command_line(store_url: str, tmp_path: Path) -> None:
     with fo.open_store(store_url) as store:
         (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},1\n" for name in store.names))
     np.save(tmp_path / "target.npy", np.random.default_rng(5).normal(size=120))
-    words = ("select", store_url, "--constraints", str(tmp_path / "c.yaml"), "--target", str(tmp_path / "target.npy"), "--json")
+    words = ("select", store_url, "--constraint", str(tmp_path / "c.yaml"), "--target", str(tmp_path / "target.npy"), "--json")
     plain, durable = command(*words), command(*words, "--run", "shell", "--verify")
     assert plain.returncode == durable.returncode == 0, durable.stderr
     printed = json.loads(durable.stdout)

@@ -23,7 +23,6 @@ from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.logistic import Logistic
 from fastomp_nvm.objectives.newton import curvature_at
 from fastomp_nvm.objectives.table import OBJECTIVES
-from fastomp_nvm.selection.select import as_dataset
 
 pytestmark = pytest.mark.numerics
 
@@ -214,7 +213,7 @@ def test_candidates_advance_as_fits_from_scratch_decide(name, grouped, dtype, bu
         store = fo.create_store(
             "dram:advance", X, case.y, dtype=dtype, groups={"two": [4, 5]} if grouped else None, tier="none", replace=True
         )
-        design = as_dataset(store, None).design(centred, case.weights)
+        design = Dataset.of_store(store).design(centred, case.weights)
         columns = ColumnPool(design, Sweeper(1), Traffic(), budget).columns(np.arange(9 - grouped))
         objective = case.objective()
         model = objective.null()
@@ -270,7 +269,7 @@ def test_growing_is_adding_the_best_again_and_again(name, grouped) -> None:
     """``grow`` adds what ``best`` and ``add`` do one by one, with the same gains and value; it ends with candidates or gains."""
     case = make(name, 0.3, True, True)
     store = fo.create_store("dram:grow", case.X, case.y, groups={"two": [4, 5]} if grouped else None, tier="none", replace=True)
-    columns = ColumnPool(as_dataset(store, None).design(True, case.weights), Sweeper(1), Traffic(), 1 << 30).columns(
+    columns = ColumnPool(Dataset.of_store(store).design(True, case.weights), Sweeper(1), Traffic(), 1 << 30).columns(
         np.arange(8 - grouped)
     )
     for closed, count, least in (([], 3, 0.0), ([1, 6], 8, -1.0), ([], 8, 1e9), (list(range(8 - grouped)), 2, -1.0)):
@@ -334,8 +333,8 @@ def test_glm_gains_follow_the_quadratic_model_between_fits(monkeypatch, name, gr
     monkeypatch.setattr("fastomp_nvm.objectives.glm_gains.LONGEST", 9)
     monkeypatch.setattr("fastomp_nvm.objectives.glm_gains.TRUST", 9.0)
     case = make(name, 0.3, True, centred)
-    dataset = as_dataset(
-        fo.create_store("dram:gains", case.X, case.y, groups={"two": [4, 5]} if grouped else None, replace=True), None
+    dataset = Dataset.of_store(
+        fo.create_store("dram:gains", case.X, case.y, groups={"two": [4, 5]} if grouped else None, replace=True)
     )
     columns = ColumnPool(dataset.design(centred, case.weights), Sweeper(1), Traffic(), 1 << 30).columns(np.arange(8 - grouped))
     members = [[0], [1], [2], [3], [4, 5], [6], [7]] if grouped else [[column] for column in range(8)]
@@ -524,8 +523,7 @@ def test_the_polish_finds_what_a_constraint_admits_among_many(monkeypatch, name,
     few, all_ = found[least], found[1000]
     assert len(few.indices) == len(all_.indices) == 12
     assert few.score >= all_.score - 0.02 * abs(all_.score)
-    unpolished = few.details["score_unpolished"]
-    assert few.score >= unpolished - 1e-9 * abs(unpolished)
+    assert few.score >= few.score_unpolished - 1e-9 * abs(few.score_unpolished)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastomp_nvm import select
 from fastomp_nvm.algorithms.draws import permutation
 from fastomp_nvm.constraints import Cardinality, Constraint, Intersection, Partition
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.selection.select import select
 from fastomp_nvm.stores.open import create_store
 from tests import oracles
 

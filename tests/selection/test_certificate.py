@@ -78,20 +78,20 @@ def test_linear_bound_holds_against_brute_force(family: str, ridge: float) -> No
             maximal.add(is_maximal(constraint, found.indices))
             wanted = oracles.certificate_bound(X, y, None, asked(constraint), found.indices.tolist(), **model)
             certificate = found.certificate
-            assert certificate["value"] == pytest.approx(oracles.Model(X, y, **model).value(found.indices), abs=1e-10)
-            assert certificate["unconditional"]
-            assert certificate["upper_bound"] >= optimum - 1e-10
-            assert certificate["upper_bound"] >= wanted.bound - 1e-10  # the oracle minimises over the supports that can occur
-            assert certificate["ratio"] == pytest.approx(certificate["value"] / certificate["upper_bound"])
+            assert certificate.value == pytest.approx(oracles.Model(X, y, **model).value(found.indices), abs=1e-10)
+            assert certificate.unconditional
+            assert certificate.upper_bound >= optimum - 1e-10
+            assert certificate.upper_bound >= wanted.bound - 1e-10  # the oracle minimises over the supports that can occur
+            assert certificate.ratio == pytest.approx(certificate.value / certificate.upper_bound)
             if constraint.p == 1:
-                assert certificate["score_sum"] == pytest.approx(wanted.score_sum, abs=1e-12)
+                assert certificate.score_sum == pytest.approx(wanted.score_sum, abs=1e-12)
             else:
-                assert certificate["score_sum"] >= wanted.score_sum - 1e-12
+                assert certificate.score_sum >= wanted.score_sum - 1e-12
             if ridge:
                 alone = fo.select(X, y, seed=seed, **request, **model).certificate
-                assert alone["unconditional"]
-                assert alone["curvature"] == ridge
-                assert alone["upper_bound"] >= certificate["upper_bound"] >= optimum - 1e-10
+                assert alone.unconditional
+                assert alone.curvature == ridge
+                assert alone.upper_bound >= certificate.upper_bound >= optimum - 1e-10
     assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
 
 
@@ -109,12 +109,12 @@ def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float)
         wanted = oracles.certificate_bound(X, y, None, asked(constraint), found.indices.tolist(), **model)
         perfect = -len(y) * found.null_score
         certificate = found.certificate
-        assert certificate["unconditional"]
-        assert certificate["condition"] is None
-        assert optimum - 1e-8 <= certificate["upper_bound"]
+        assert certificate.unconditional
+        assert certificate.condition is None
+        assert optimum - 1e-8 <= certificate.upper_bound
         if constraint.p == 1:
-            assert certificate["upper_bound"] == pytest.approx(min(wanted.bound, perfect), rel=1e-6)
-        informative += certificate["upper_bound"] < perfect
+            assert certificate.upper_bound == pytest.approx(min(wanted.bound, perfect), rel=1e-6)
+        informative += certificate.upper_bound < perfect
         maximal.add(is_maximal(constraint, found.indices))
     assert informative == (3 if ridge > 1 else 0)
     assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
@@ -128,8 +128,8 @@ def test_a_poisson_bound_stops_at_the_perfect_model() -> None:
     certificate = fo.select(X, y, k=2, objective="poisson", certificate=True).certificate
     mean = float(y.mean())
     perfect = sum(count * (math.log(count / mean) if count else 0.0) - count + mean for count in y)  # half the null deviance
-    assert certificate["upper_bound"] == pytest.approx(perfect)
-    assert certificate["ratio"] > 0.5
+    assert certificate.upper_bound == pytest.approx(perfect)
+    assert certificate.ratio > 0.5
 
 
 def test_a_maximal_selection_does_not_certify_itself() -> None:
@@ -141,8 +141,8 @@ def test_a_maximal_selection_does_not_certify_itself() -> None:
     found = fo.select(X, y, k=1, tau=1e-9, until="full", polish="none", seed=2, certificate=True)
     assert len(found.indices) == 1
     assert found.indices[0] != 5
-    assert found.certificate["score_sum"] > 0.5
-    assert found.certificate["ratio"] < 0.5
+    assert found.certificate.score_sum > 0.5
+    assert found.certificate.ratio < 0.5
 
 
 @pytest.mark.parametrize(("objective", "ridge"), [("linear", 0.3), ("logistic", 1.0)])
@@ -160,10 +160,10 @@ def test_features_of_several_columns_keep_the_bound(objective: str, ridge: float
         only = Partition(5, np.isin(np.arange(5), pair).astype(np.int64), [0, 2])
         forced = fo.select(store, y, constraint=only, until="full", **common)
         assert set(forced.indices.tolist()) == set(pair)
-        values.append(forced.certificate["value"])
+        values.append(forced.certificate.value)
     for seed in range(4):
         found = fo.select(store, y, k=2, tau=1e-6, epsilon=0.9, polish="none", seed=seed, **common)
-        assert found.certificate["upper_bound"] >= max(values) - 1e-10
+        assert found.certificate.upper_bound >= max(values) - 1e-10
 
 
 def test_without_ridge_the_bound_names_its_condition() -> None:
@@ -172,9 +172,9 @@ def test_without_ridge_the_bound_names_its_condition() -> None:
     X = rng.normal(size=(400, 300))
     y = X[:, :10].sum(axis=1) + rng.normal(size=400)
     found = fo.select(X, y, k=8, certificate=True).certificate
-    assert not found["unconditional"]
-    assert f"lambda_min is at least {found['curvature']:.4g} on any 16 features" == found["condition"]
-    assert found["upper_bound"] == pytest.approx(found["value"] + found["score_sum"] / found["curvature"])
+    assert not found.unconditional
+    assert f"lambda_min is at least {found.curvature:.4g} on any 16 features" == found.condition
+    assert found.upper_bound == pytest.approx(found.value + found.score_sum / found.curvature)
 
 
 def test_the_certificate_costs_one_pass_and_changes_nothing_else() -> None:
@@ -191,7 +191,7 @@ def test_the_certificate_costs_one_pass_and_changes_nothing_else() -> None:
         assert found.gradient_rounds == plain.gradient_rounds + 1
         in_company = fo.select_many(X, [{"k": 3}, {**request, "certificate": True}], y)[1]
         assert in_company.certificate == found.certificate
-        assert "certificate" not in plain.details
+        assert plain.certificate is None
 
 
 def test_theorem_1_factor() -> None:
@@ -202,6 +202,6 @@ def test_theorem_1_factor() -> None:
     assert theorem1_factor(fo.constraints.Oracle(9, lambda features: True), 0.1, 0.5) is None
     X, y = instance(0, "linear")
     asked_for = {"k": 3, "certificate": True}
-    assert fo.select(X, y, tau=1, **asked_for).certificate["theorem1_factor"] == theorem1_factor(cardinality, 0.1, 1)
-    assert fo.select(X, y, skip_weak=True, **asked_for).certificate["theorem1_factor"] is None
-    assert fo.select(X, y, algorithm="sds_omp", **asked_for).certificate["theorem1_factor"] is None
+    assert fo.select(X, y, tau=1, **asked_for).certificate.theorem1_factor == theorem1_factor(cardinality, 0.1, 1)
+    assert fo.select(X, y, skip_weak=True, **asked_for).certificate.theorem1_factor is None
+    assert fo.select(X, y, algorithm="sds_omp", **asked_for).certificate.theorem1_factor is None

@@ -234,7 +234,7 @@ def answer(capsys, *words: str) -> dict:
 @pytest.mark.parametrize("protected", ["minority", "kind", "./groups.csv"])
 def test_the_command_reports_groups_of_a_feature_a_category_or_a_file(folder, capsys, protected) -> None:
     """The three ways to name the same groups give the same figures, and a protected feature is not selected."""
-    found = answer(capsys, "--protected", protected, "--test-fraction", "0.3", "--constraints", "fair.yaml")
+    found = answer(capsys, "--protected", protected, "--test-fraction", "0.3", "--constraint", "fair.yaml")
     fairness = found["fairness"]
     assert found["test_rows"] == 120
     assert sum(figures["rows"] for figures in fairness["groups"].values()) == 120
@@ -257,7 +257,7 @@ def test_a_protected_feature_may_be_kept(folder, capsys) -> None:
 
 def test_the_command_shows_groups_to_a_person(folder, capsys) -> None:
     """The readable output has the groups, both kinds of fairness and the score on held-out rows."""
-    words = ["--protected", "kind", "--test-fraction", "0.3", "--constraints", "fair.yaml"]
+    words = ["--protected", "kind", "--test-fraction", "0.3", "--constraint", "fair.yaml"]
     assert main(["select", "store", "--k", "3", "--objective", "logistic", *words]) == 0
     shown = capsys.readouterr().out
     for phrase in ("minority", "majority", "outcome fairness", "process unfairness", "120 observations held out"):

@@ -118,12 +118,12 @@ def test_merged_runs_share_their_passes() -> None:
     from fastomp_nvm.engine.engine import Engine, Run
     from fastomp_nvm.matrix.sweeper import Sweeper
     from fastomp_nvm.selection.request import SelectionRequest
-    from fastomp_nvm.selection.select import _prepare
+    from fastomp_nvm.selection.select import prepare
 
     design = PaperDesign(200, 2000, seed=1)
     dataset = Dataset.of_array(design.matrix().T)
     sweeper = Sweeper(1)
-    runs: list[Run] = [_prepare(dataset, SelectionRequest(k=20, seed=seed), design.response(), sweeper)[0] for seed in range(8)]
+    runs: list[Run] = [prepare(dataset, SelectionRequest(k=20, seed=seed), design.response(), sweeper).run for seed in range(8)]
     engine = Engine(dataset.matrix, sweeper)
     engine.drive(runs)
     alone = [run.problem.counters.traffic.features_visited / 2000 for run in runs]

@@ -23,7 +23,7 @@ def within(predicted: float, real: float, factor: float) -> bool:
 def test_it_predicts_runs_on_the_papers_design(tau: float, k: int) -> None:
     """Passes within a factor of 1.4; columns gathered and rounds, which vary more from run to run, within 1.6 and 2."""
     design = PaperDesign(400, 10_000, seed=1)
-    real = fo.select(design.matrix().T, design.response(), k=k, tau=tau).details
+    real = fo.select(design.matrix().T, design.response(), k=k, tau=tau).to_json()
     predicted = rehearse(10_000, 400, k, kind=KINDS["paper"], tau=tau)
     passes = math.floor(real["full_passes"])
     assert within(len(predicted.passes), passes, 1.4)
@@ -35,7 +35,7 @@ def test_it_predicts_runs_on_the_papers_design(tau: float, k: int) -> None:
 def test_it_predicts_runs_on_sparse_data(tau: float, k: int) -> None:
     """The same for independent features of which a hundred make up the response."""
     X, y = sparse_design(500, 10_000, true=100, noise=0.3, seed=1)
-    real = fo.select(X, y, k=k, tau=tau).details
+    real = fo.select(X, y, k=k, tau=tau).to_json()
     predicted = rehearse(10_000, 500, k, kind=KINDS["sparse"], tau=tau)
     passes = math.floor(real["full_passes"])
     assert abs(len(predicted.passes) - passes) <= 1

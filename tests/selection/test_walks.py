@@ -42,7 +42,7 @@ def problem(objective: str, n_obs: int, n_features: int, seed: int) -> tuple[np.
 def outcome(found: Any) -> tuple[Any, ...]:
     """Return the fields in which two selections must agree."""
     coef = [np.asarray(each).tolist() for each in found.coef]
-    return found.indices.tolist(), coef, found.score, [found.details[name] for name in COUNTS]
+    return found.indices.tolist(), coef, found.score, [found.to_json()[name] for name in COUNTS]
 
 
 @pytest.mark.parametrize("objective", KINDS)

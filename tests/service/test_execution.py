@@ -18,7 +18,7 @@ from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.log import StateLog, read_state
 from fastomp_nvm.selection.codec import encode_request
-from fastomp_nvm.selection.select import make_request
+from fastomp_nvm.selection.request import make_request
 from fastomp_nvm.stores.contract import FeatureStore
 from storage_backends.files.regions import DirectoryRegions
 from tests.service.running import small_data

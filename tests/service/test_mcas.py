@@ -144,7 +144,7 @@ def test_python_command_line_and_mcas_give_the_same_bits(url, data, tmp_path, ca
     (tmp_path / "c.yaml").write_text(json.dumps(request["constraint"]))
     from fastomp_nvm.cli.main import main
 
-    assert main(["select", url, "--k", "10", "--constraints", str(tmp_path / "c.yaml"), "--json"]) == 0
+    assert main(["select", url, "--k", "10", "--constraint", str(tmp_path / "c.yaml"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["features"], printed["coef"]) == (local.features, [float(part[0]) for part in local.coef])
 

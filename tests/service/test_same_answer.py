@@ -92,7 +92,7 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
     assert {name: facts[0][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")} == {
         name: facts[1][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")
     }
-    for words in (["--k", "5"], ["--constraints", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
+    for words in (["--k", "5"], ["--constraint", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
         found = []
         for store in (remote, here):
             assert main(["select", store, *words, "--json"]) == 0
@@ -194,12 +194,16 @@ def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.Cap
     assert printed("resume", "shell.1", server.url, "--json") == sent
     (listed,) = [job for job in json.loads(printed("runs", key, "--json")) if job["job"] == "shell.1"]
     assert (listed["state"], listed["pool"], listed["key"]) == ("done", "lab", "same")
+    with server.connect("/lab") as client:
+        assert json.loads(printed("list", f"{server.url}/lab", "--json")) == list(client.list())
+    assert "same" in printed("list", f"{server.url}/lab")
+    assert "lab" in printed("list", server.url)
     shown = printed("runs", server.url).splitlines()
     assert "lab/same" in shown
     assert any("shell.1" in line and "done" in line for line in shown)
     with server.connect("/lab/same") as client:
         many = client.submit(k=40, algorithm="sds_omp", run="shell.2")
-        printed("runs", server.url, "--cancel", many)
+        printed("cancel", many, server.url)
         assert json.loads(printed("resume", many, server.url, "--json"))["features"] == list(client.result(many)[0].features)
         client.select_many([{"k": 2}, {"k": 3}], run="shell.3")
     assert [len(found["features"]) for found in json.loads(printed("resume", "shell.3", server.url, "--json"))] == [2, 3]
@@ -208,8 +212,8 @@ def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.Cap
         ("resume", "shell.1", server.url, "--threads", "2"),
         ("resume", "shell.1", "somewhere"),
         ("runs", "somewhere"),
-        ("runs", server.url, "--forget", "shell.1"),
-        ("runs", "--cancel", "shell.1"),
+        ("cancel", "shell.1", "somewhere"),
+        ("list", "somewhere"),
         ("delete", "somewhere"),
     ):
         assert "server" in printed(*words, code=2)

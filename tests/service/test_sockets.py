@@ -352,7 +352,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch: pytest.Mon
             with pytest.raises(fo.UnreachableError, match="refused"):
                 ask()
             assert 1 < sum(slept) < 10
-        client._heard = True
+        client._answered = True
         slept.clear()
         with pytest.raises(fo.UnreachableError, match="refused"):
             client.ping()

@@ -1,4 +1,4 @@
-"""``fastomp check-constraint FILE STORE``: read a constraint against a store, show what it is, test that it is downward closed."""
+"""``fastomp check-constraint FILE STORE``: show rank and p of a constraint over a store, test that it is downward closed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.constraints import check_downward_closed
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import ConstraintError, RequestError
-from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.selection.select import bind_constraint
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,11 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
     if arguments.samples < 0:
         raise RequestError(f"--samples is {arguments.samples}: expected a whole number of at least 0")
-    with open_store(arguments.store) as store:
+    with open_local(arguments.store) as store:
         dataset = Dataset.of_store(store)
-        from fastomp_nvm.constraints.written.description import read_constraint as read
-
-        constraint = read(Path(arguments.file), dataset.names, usable=dataset.design().standardisation.usable())
+        constraint = bind_constraint(Path(arguments.file), dataset, dataset.design().standardisation.usable())
         found = check_downward_closed(constraint, samples=arguments.samples, seed=arguments.seed)
         if found is not None:
             allowed, refused = (
@@ -59,6 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     p = "unknown" if constraint.p is None else f"{constraint.p:g}{' (a matroid)' if constraint.p == 1 else ''}"
     print(f"at most {constraint.rank:,} of {constraint.n_features:,} features can be selected; p is {p}")
     if constraint.needs_base:
-        print("lower bounds: a selection goes on until nothing more fits")
+        print("lower bounds: a selection continues until nothing more fits")
     print(f"no counterexample to downward closure in {arguments.samples:,} samples")
     return 0

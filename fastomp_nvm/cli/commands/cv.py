@@ -9,16 +9,10 @@ import warnings
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.analysis.many import cross_validate
-from fastomp_nvm.cli.commands.grid import sharing_in_words
-from fastomp_nvm.cli.commands.select import (
-    add_request_arguments,
-    add_store_arguments,
-    opened_dataset,
-    request_fields,
-    show_selection,
-)
+from fastomp_nvm.analysis.cross_validation import cross_validate
+from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
 from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.cli.results import sharing_in_words, show_selection
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,20 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Cross-validate and print."""
-    with opened_dataset(arguments) as dataset, run_progress("cv") as observer, warnings.catch_warnings():
+    ks, arguments.k = arguments.k, None
+    with opened_request(arguments) as request, run_progress("cv") as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fields, values = request_fields(arguments, dataset)
-        ks = fields.pop("k")
         found = cross_validate(
-            dataset,
-            values,
+            request.store,
+            request.response,
             folds=arguments.folds,
             ks=ks,
             k_max=arguments.k_max,
             rule=arguments.rule,
-            threads=arguments.threads,
             observer=observer,
-            **fields,
+            **request.reading,
+            **request.fields,
         )
     if arguments.json:
         print(json.dumps(found.to_json(), allow_nan=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, connected
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.remote.address import is_remote
 
@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Delete it."""
+    """Delete the store."""
     if not is_remote(arguments.store):
-        raise InputError(f"{arguments.store!r} is on no server: a store of this machine is a directory, remove that")
+        raise InputError(f"{arguments.store!r} is not on a server: a store of this machine is a directory, remove that")
     with connected(arguments) as client:
         client.delete()
     return 0

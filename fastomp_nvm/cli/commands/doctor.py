@@ -1,4 +1,4 @@
-"""``fastomp doctor``: what this machine has, and how to get what is missing."""
+"""``fastomp doctor``: optional libraries and devices of this machine, and how to get missing ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMPILER = "install a C compiler, then reinstall fastomp-nvm"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked for: whether it is there, what was seen, how to get it."""
+    """One library or device: whether it is present, details, how to get it."""
 
     name: str
     present: bool
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> list[Finding]:
-    """Look at everything fastomp can use."""
+    """Return the findings."""
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0))
     findings = [
@@ -84,7 +84,7 @@ def examine() -> list[Finding]:
 
 
 def _kernels() -> list[Finding]:
-    """Say which sweep kernels there are."""
+    """Return the sweep kernels."""
     chosen = kernels.kernel().id
     found = []
     for name, seen in kernels.available().items():
@@ -95,7 +95,7 @@ def _kernels() -> list[Finding]:
 
 
 def _compiled() -> list[Finding]:
-    """Report the compiled parts; Python computes the same without them, slower."""
+    """Return the compiled parts; Python computes the same without them, slower."""
     parts = {
         "extension": (bool(native.extension), "sweeps, inner iterations, GLM fits, reads of single columns, the server's guard"),
     }
@@ -106,7 +106,7 @@ def _compiled() -> list[Finding]:
 
 
 def _memory_limit() -> Finding:
-    """Say which cgroup limits the memory of this process."""
+    """Return the memory limit of the cgroup of this process."""
     for version, path in (("v2", "/sys/fs/cgroup/memory.max"), ("v1", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         try:
             text = Path(path).read_text().strip()
@@ -146,10 +146,10 @@ def _package(module: str, purpose: str, remedy: str) -> Finding:
 
 
 def _border(module: str, attribute: str, remedy: str) -> Finding:
-    """Look for a package whose name another one bears on PyPI."""
+    """Look for a package whose name belongs to another package on PyPI."""
     if importlib.util.find_spec(module) is None:
         return Finding(module, False, "not installed", remedy)
-    # Importing the real ones prints and may load native code that aborts: ask a child process.
+    # Importing the real ones prints and may load native code that aborts: import in a child process.
     script = f"import {module}, sys; sys.exit(0 if hasattr({module}, {attribute!r}) else 3)"
     command = [sys.executable, "-c", script]
     try:

@@ -1,4 +1,4 @@
-"""``fastomp export RUN OUT``: the selected columns alone, with their names and the target, as a file for other programs."""
+"""``fastomp export RUN OUT``: write the selected columns, their names and the target to a file for other programs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import MediumError, RequestError, UnavailableError
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.runs.drive import list_runs, registration, resume
 from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.selection.select import resolve_response
-from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.selection.response import resolve_response
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,7 +32,7 @@ _ROWS_AT_ONCE = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with what 'select --json' printed")
+    parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with the output of 'select --json'")
     parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_WRITERS)}")
     parser.add_argument("--store", metavar="STORE", help="the store of the selection; needed for a file, known for a run")
     add_ray_argument(parser)
@@ -43,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the reduced matrix."""
     out = Path(arguments.out)
     if out.suffix not in _WRITERS:
-        raise RequestError(f"{arguments.out} has no ending we write: expected one of {', '.join(_WRITERS)}")
+        raise RequestError(f"{arguments.out} has an unknown extension: expected one of {', '.join(_WRITERS)}")
     url, indices, objective, target, response = _source(arguments)
-    with open_store(url) as store:
+    with open_local(url) as store:
         dataset = Dataset.of_store(store)
         if indices.size and not (indices.min() >= 0 and indices.max() < dataset.n_features):
             raise RequestError(
@@ -55,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         sweeper = Sweeper(1)
         values = sweeper.gather(dataset.matrix, columns).T
         names = [dataset.column_names[column] for column in columns.tolist()]
-        y, facts, _ = resolve_response(dataset, SelectionRequest(k=1, objective=objective, target=target), response)
-    label = facts["target"]
+        found = resolve_response(dataset, SelectionRequest(k=1, objective=objective, target=target), response)
+    y, label = found.values, found.name
     while label in names:
         label += "_target"
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | None, Any]:
-    """Return store, selected features, objective, target and, if the run was given one, the response."""
+    """Return store, selected features, objective, target and the response of the run, if it was given one."""
     name = arguments.run_name
     states = {info.name: info.status for info in list_runs()}
     if name in states:
@@ -97,7 +96,7 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
         target = result["target"]
         return arguments.store, np.array(result["indices"], dtype=np.int64), result["objective"], target, None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise RequestError(f"{name} is not what 'select --json' prints ({error!r})") from error
+        raise RequestError(f"{name} is not the output of 'select --json' ({error!r})") from error
 
 
 def _write_csv(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.analysis.many import Sharing, grid
-from fastomp_nvm.cli.commands.select import add_request_arguments, add_store_arguments, opened_dataset, request_fields
-from fastomp_nvm.cli.output import human_bytes, run_progress
+from fastomp_nvm.analysis.grid import grid
+from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
+from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.cli.results import sharing_in_words
 from fastomp_nvm.errors import RequestError
 
-__all__ = ["add_arguments", "run", "sharing_in_words"]
+__all__ = ["add_arguments", "run"]
 
 #: Options that take comma-separated values.
 SEVERAL = ("k", "tau", "epsilon", "ridge")
@@ -36,21 +37,21 @@ def run(arguments: argparse.Namespace) -> int:
     for field in SEVERAL:
         if isinstance(values := getattr(arguments, field), list):
             over[field] = values
-            setattr(arguments, field, values[0])
+            setattr(arguments, field, None)
     if arguments.seeds < 1:
         raise RequestError(f"--seeds is {arguments.seeds}: expected a whole number of at least 1")
     if arguments.seeds > 1:
-        over["seed"] = list(range(arguments.seed, arguments.seed + arguments.seeds))
+        first = arguments.seed or 0
+        over["seed"] = list(range(first, first + arguments.seeds))
     if arguments.limits is not None:
         try:
             over["lambda"] = [float(part) for part in arguments.limits.split(",")]
         except ValueError:
             raise RequestError(f"--lambda is {arguments.limits!r}: expected comma-separated numbers") from None
-    with opened_dataset(arguments) as dataset, run_progress("grid") as observer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whether an answer is feasible stands in the table
-        fields, values = request_fields(arguments, dataset)
-        fixed = {name: value for name, value in fields.items() if name not in over}
-        found = grid(dataset, values, over=over, threads=arguments.threads, observer=observer, **fixed)
+        arguments.seed = None
+    with opened_request(arguments) as request, run_progress("grid") as observer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the table shows which answers are feasible
+        found = grid(request.store, request.response, over=over, observer=observer, **request.reading, **request.fields)
     if arguments.json:
         print(json.dumps(found.to_json(), allow_nan=False))
         return 0
@@ -74,13 +75,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _described(settings: Mapping[str, Any]) -> str:
-    """Name a point of the grid."""
+    """Return the settings of a cell as text."""
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "the only selection"
-
-
-def sharing_in_words(sharing: Sharing) -> str:
-    """Say what sharing the scans saved."""
-    return (
-        f"{human_bytes(sharing.bytes_read)} read in {sharing.full_passes:.1f} passes; one by one it would have been "
-        f"{human_bytes(sharing.bytes_read_alone)} in {sharing.full_passes_alone:.1f}"
-    )

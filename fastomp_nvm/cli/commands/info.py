@@ -1,4 +1,4 @@
-"""``fastomp info STORE``: what a store holds and what its medium promises."""
+"""``fastomp info STORE``: contents of a store and durability of its medium."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected
 from fastomp_nvm.cli.output import clean, human_bytes
-from fastomp_nvm.cli.remote_arguments import add_connection_arguments, connected
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.open import open_store
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the facts."""
     if is_remote(arguments.store):
         with connected(arguments) as client:
             facts = client.info()

@@ -9,10 +9,10 @@ import warnings
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.analysis.many import stability
-from fastomp_nvm.cli.commands.grid import sharing_in_words
-from fastomp_nvm.cli.commands.select import add_request_arguments, add_store_arguments, opened_dataset, request_fields
+from fastomp_nvm.analysis.stability import stability
+from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
 from fastomp_nvm.cli.output import clean, run_progress
+from fastomp_nvm.cli.results import sharing_in_words
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,18 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Select on subsamples and print."""
-    with opened_dataset(arguments) as dataset, run_progress("stability") as observer, warnings.catch_warnings():
+    with opened_request(arguments) as request, run_progress("stability") as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fields, values = request_fields(arguments, dataset)
         found = stability(
-            dataset,
-            values,
+            request.store,
+            request.response,
             subsamples=arguments.subsamples,
             fraction=arguments.fraction,
             threshold=arguments.threshold,
-            threads=arguments.threads,
             observer=observer,
-            **fields,
+            **request.reading,
+            **request.fields,
         )
     if arguments.json:
         print(json.dumps(found.to_json(), allow_nan=False))

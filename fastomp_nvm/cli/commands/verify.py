@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fastomp_nvm.cli.cluster_argument import add_ray_argument
+from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.cli.output import human_bytes
-from fastomp_nvm.stores.open import open_store
 
 __all__ = ["add_arguments", "run"]
 
@@ -18,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify and say so."""
-    with open_store(arguments.store) as store:
+    """Verify the store and print its size."""
+    with open_local(arguments.store) as store:
         store.verify()
         blocks, size = len(store.layout.blocks) - 1, store.matrix.nbytes
     print(f"all {blocks:,} blocks ({human_bytes(size)}) match their checksums")

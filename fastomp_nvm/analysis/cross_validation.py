@@ -1,0 +1,197 @@
+"""Choice of k by cross-validation, all folds and all k in shared sweeps.
+
+Folds are observation weights of 0 and 1 on the one stored matrix: means, norms and fits of a fold see its training observations
+only, and the data is not copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, Unpack
+
+import numpy as np
+
+from fastomp_nvm.analysis.sharing import Sharing
+from fastomp_nvm.analysis.splits import checked_request, draw_folds
+from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.sweeper import Sweeper
+from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.response import resolve_response
+from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.select import select_shared
+from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+__all__ = ["CrossValidation", "cross_validate"]
+
+
+@dataclass(frozen=True, slots=True)
+class CrossValidation:
+    """The result of a cross-validation over k.
+
+    Attributes
+    ----------
+    ks : (m,) int64
+        Ascending.
+    scores : (m, n_folds) float64
+        On the held-out observations of each fold: R^2, or mean log-likelihood.
+    mean, standard_error : (m,) float64
+        Over the folds.
+    best_k : int
+        The k with the highest mean; the smallest among equals.
+    one_standard_error_k : int
+        The smallest k whose mean is within one standard error of the best.
+    k : int
+        The k chosen by the rule.
+    selection : Selection
+        With this k, on all observations.
+    fold_of : (n_obs,) int64
+        The fold in which each observation is held out.
+    fold_selections : sequence of sequence of Selection
+        By k and fold.
+    sharing : Sharing
+    """
+
+    ks: IndexArray
+    scores: Float64Array
+    mean: Float64Array
+    standard_error: Float64Array
+    best_k: int
+    one_standard_error_k: int
+    k: int
+    selection: Selection
+    fold_of: IndexArray
+    fold_selections: Sequence[Sequence[Selection]]
+    sharing: Sharing
+
+    def to_json(self) -> JSONObject:
+        """Return the object that ``cv --json`` prints."""
+        return {
+            "ks": self.ks.tolist(),
+            "mean": self.mean.tolist(),
+            "standard_error": self.standard_error.tolist(),
+            "scores": self.scores.tolist(),
+            "folds": self.scores.shape[1],
+            "best_k": self.best_k,
+            "one_standard_error_k": self.one_standard_error_k,
+            "k": self.k,
+            "selection": self.selection.to_json(),
+            **asdict(self.sharing),
+        }
+
+
+def cross_validate(
+    data: object,
+    y: object = None,
+    *,
+    folds: int | Sequence[int] | IndexArray = 5,
+    ks: Sequence[int] | None = None,
+    k_max: int | None = None,
+    rule: Literal["best", "one-standard-error"] = "best",
+    threads: int | None = None,
+    names: Sequence[str] | None = None,
+    observer: Observer | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    verify: bool = False,
+    load: Load | None = None,
+    io: Way | None = None,
+    **request: Unpack[RequestFields],
+) -> CrossValidation:
+    """Choose k by cross-validation, all folds and all k in shared sweeps.
+
+    For each k and each fold a selection of at most k features is standardised and fitted on the training observations alone, and
+    scored on the held-out ones. The selections on all observations are part of the same sweeps, so that the final one needs no
+    further pass.
+
+    Parameters
+    ----------
+    data, y, threads, names, observer, cancelled, verify, load, io
+        As for ``select``.
+    folds : int or (n_obs,) int64
+        How many, drawn by the request's ``seed`` with classes spread evenly; or the fold of each observation, from 0.
+    ks : sequence of int, optional
+        Values of k to try.
+    k_max : int, optional
+        Try 1 to ``k_max`` instead.
+    rule : {"best", "one-standard-error"}
+        How k is chosen.
+    **request
+        The other fields of ``SelectionRequest``. Observation weights apply to training and scores.
+
+    Returns
+    -------
+    CrossValidation
+    """
+    tried = _tried(ks, k_max)
+    if rule not in ("best", "one-standard-error"):
+        raise RequestError(f"rule is {rule!r}: expected best or one-standard-error")
+    if request.get("k") is not None:
+        raise RequestError("cross-validation chooses k itself: give ks or k_max instead")
+    common = checked_request(request)
+    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+        response = resolve_response(dataset, common, y).values
+        fold_of = draw_folds(folds, common, response)
+        every = np.ones(dataset.n_obs) if common.weights is None else common.weights
+        n_folds = int(fold_of.max()) + 1
+        training = [np.where(fold_of == fold, 0.0, every) for fold in range(n_folds)]
+        held_out = [np.where(fold_of == fold, every, 0.0) for fold in range(n_folds)]
+        if not all(weights.any() for weights in (*training, *held_out)):
+            raise RequestError("a fold holds no observation with weight, or all of them: choose fewer folds")
+        requests = [make_request({**request, "k": k, "weights": weights}) for k in tried for weights in training]
+        requests += [make_request({**request, "k": k}) for k in tried]
+        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        objective = OBJECTIVES.load(common.objective)(response, common.weights, centred=common.standardize)
+        by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
+        scoring = Traffic()
+        scores = np.array(
+            [
+                [objective.score(_predictor(dataset, selection, scoring), held_out[fold]) for fold, selection in enumerate(row)]
+                for row in by_k
+            ]
+        )
+        if not np.isfinite(scores).all():
+            raise DataError("the target is constant on the held-out observations of a fold: choose fewer folds")
+        traffic.include(scoring)
+        sharing = Sharing.of(traffic, selections, dataset.n_features, scoring)
+    mean, error = scores.mean(axis=1), scores.std(axis=1, ddof=1) / math.sqrt(n_folds)
+    best = int(np.argmax(mean))
+    within = int(np.flatnonzero(mean >= mean[best] - error[best])[0])
+    chosen = best if rule == "best" else within
+    return CrossValidation(
+        ks=np.array(tried, dtype=np.int64),
+        scores=scores,
+        mean=mean,
+        standard_error=error,
+        best_k=tried[best],
+        one_standard_error_k=tried[within],
+        k=tried[chosen],
+        selection=selections[len(tried) * n_folds + chosen],
+        fold_of=fold_of,
+        fold_selections=by_k,
+        sharing=sharing,
+    )
+
+
+def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
+    """Return the sizes to try, ascending, each once."""
+    if (ks is None) == (k_max is None):
+        raise RequestError("give either ks, a list of sizes to try, or k_max")
+    given = list(ks) if ks is not None else list(range(1, (k_max or 0) + 1))
+    if not given:
+        raise RequestError("there is no size to try: expected at least one k")
+    for k in given:
+        make_request({"k": k})
+    return sorted({int(k) for k in given})
+
+
+def _predictor(dataset: Dataset, selection: Selection, traffic: Traffic) -> Float64Array:
+    """Return the linear predictor (n_obs,) of a selection; its columns are read again and added to ``traffic``."""
+    rows = Sweeper(1).gather(dataset.matrix, selection.column_positions)
+    traffic.add(len(selection.indices), rows.nbytes)
+    return selection.linear_predictor(rows.T)

@@ -1,0 +1,38 @@
+"""Traffic of selections that share their sweeps, compared with that of the same selections one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.selection.result import Selection
+
+__all__ = ["Sharing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Traffic of selections in shared sweeps, and of the same selections one by one.
+
+    Attributes
+    ----------
+    bytes_read, bytes_read_alone : int
+    full_passes, full_passes_alone : float
+    """
+
+    bytes_read: int
+    bytes_read_alone: int
+    full_passes: float
+    full_passes_alone: float
+
+    @classmethod
+    def of(cls, traffic: Traffic, selections: Sequence[Selection], n_features: int, scoring: Traffic | None = None) -> Sharing:
+        """Return the comparison of ``traffic`` with the selections one by one; ``scoring`` is traffic that cannot be shared."""
+        extra = Traffic() if scoring is None else scoring
+        return cls(
+            bytes_read=traffic.bytes_read,
+            bytes_read_alone=sum(selection.bytes_read for selection in selections) + extra.bytes_read,
+            full_passes=traffic.features_visited / n_features,
+            full_passes_alone=sum(selection.full_passes for selection in selections) + extra.features_visited / n_features,
+        )

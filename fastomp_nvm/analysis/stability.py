@@ -1,0 +1,146 @@
+"""Stability selection: how often each feature is selected on random subsamples, all in shared sweeps.
+
+Subsamples are observation weights of 0 and 1 on the one stored matrix; the data is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Unpack
+
+import numpy as np
+
+from fastomp_nvm.analysis.sharing import Sharing
+from fastomp_nvm.analysis.splits import checked_request, draw_subsample
+from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
+from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.errors import RequestError
+from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.response import resolve_response
+from fastomp_nvm.selection.select import select_shared
+from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+__all__ = ["Stability", "stability"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """Frequencies of selection over random subsamples (Meinshausen and Buhlmann 2010).
+
+    Attributes
+    ----------
+    frequencies : (n_features,) float64
+        Share of the subsamples in which the feature was selected.
+    indices : (s,) int64
+        Features selected at least once, the most frequent first, the lower index first among equals.
+    features : list of str
+        Their names.
+    stable : list of str
+        Those selected in at least the share ``threshold`` of the subsamples.
+    threshold, fraction : float
+    subsamples : int
+    average_size : float
+        Features selected per subsample, on average.
+    expected_false : float or None
+        Bound ``q^2 / ((2 threshold - 1) n_features)`` on the expected number of irrelevant features among the stable ones,
+        q the average size, if irrelevant features are exchangeable; None unless ``fraction`` is 0.5 and ``threshold`` above it.
+    sharing : Sharing
+    """
+
+    frequencies: Float64Array
+    indices: IndexArray
+    features: Sequence[str]
+    stable: Sequence[str]
+    threshold: float
+    fraction: float
+    subsamples: int
+    average_size: float
+    expected_false: float | None
+    sharing: Sharing
+
+    def to_json(self) -> JSONObject:
+        """Return the object that ``stability --json`` prints; features that were never selected are left out."""
+        return {
+            "features": list(self.features),
+            "indices": self.indices.tolist(),
+            "frequencies": self.frequencies[self.indices].tolist(),
+            "stable": list(self.stable),
+            "threshold": self.threshold,
+            "fraction": self.fraction,
+            "subsamples": self.subsamples,
+            "average_size": self.average_size,
+            "expected_false": self.expected_false,
+            **asdict(self.sharing),
+        }
+
+
+def stability(
+    data: object,
+    y: object = None,
+    *,
+    subsamples: int = 50,
+    fraction: float = 0.5,
+    threshold: float = 0.6,
+    threads: int | None = None,
+    names: Sequence[str] | None = None,
+    observer: Observer | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    verify: bool = False,
+    load: Load | None = None,
+    io: Way | None = None,
+    **request: Unpack[RequestFields],
+) -> Stability:
+    """Select on random subsamples of the observations, all in shared sweeps, and count how often each feature is selected.
+
+    Parameters
+    ----------
+    data, y, threads, names, observer, cancelled, verify, load, io
+        As for ``select``.
+    subsamples : int
+        How many, drawn by the request's ``seed`` without replacement, classes in proportion.
+    fraction : float in (0, 1)
+        Share of the observations in each.
+    threshold : float in (0, 1]
+        Share of the subsamples in which a stable feature is selected.
+    **request
+        Fields of ``SelectionRequest``.
+
+    Returns
+    -------
+    Stability
+    """
+    if isinstance(subsamples, bool) or not isinstance(subsamples, (int, np.integer)) or subsamples < 1:
+        raise RequestError(f"subsamples is {subsamples!r}: expected a whole number of at least 1")
+    if not 0 < fraction < 1:
+        raise RequestError(f"fraction is {fraction!r}: expected a number between 0 and 1, both excluded")
+    if not 0 < threshold <= 1:
+        raise RequestError(f"threshold is {threshold!r}: expected a number above 0 and at most 1")
+    common = checked_request(request)
+    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+        response = resolve_response(dataset, common, y).values
+        every = np.ones(dataset.n_obs) if common.weights is None else common.weights
+        drawn = [draw_subsample(fraction, common, response, draw) for draw in range(subsamples)]
+        if not all(every[rows].any() for rows in drawn):
+            raise RequestError(f"a subsample of {fraction:g} of the observations holds none with weight: take a larger fraction")
+        requests = [make_request({**request, "weights": np.where(rows, every, 0.0)}) for rows in drawn]
+        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        sharing = Sharing.of(traffic, selections, dataset.n_features)
+        counts = np.bincount(np.concatenate([found.indices for found in selections]), minlength=dataset.n_features)
+        indices = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+        features = [dataset.names[index] for index in indices.tolist()]
+    frequencies = counts / subsamples
+    size = float(counts.sum()) / subsamples
+    bounded = threshold > 0.5 and fraction == 0.5
+    return Stability(
+        frequencies=frequencies,
+        indices=indices,
+        features=features,
+        stable=[name for name, index in zip(features, indices, strict=True) if frequencies[index] >= threshold],
+        threshold=threshold,
+        fraction=fraction,
+        subsamples=subsamples,
+        average_size=size,
+        expected_false=size**2 / ((2 * threshold - 1) * len(counts)) if bounded else None,
+        sharing=sharing,
+    )

@@ -1,0 +1,250 @@
+"""Arguments that several commands share, and the objects that they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import urllib.parse
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.errors import InputError, RequestError
+from fastomp_nvm.matrix.reader import WAYS
+from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.remote.address import is_remote
+from fastomp_nvm.selection.request import RequestFields
+from fastomp_nvm.selection.source import Load, Way
+from fastomp_nvm.stores.builders import READ_TARGET
+from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.stores.url import StoreURL
+
+if TYPE_CHECKING:
+    from fastomp_nvm.remote.client import Client
+
+__all__ = [
+    "LocalRequest",
+    "Reading",
+    "add_connection_arguments",
+    "add_ray_argument",
+    "add_request_arguments",
+    "add_store_arguments",
+    "connected",
+    "open_local",
+    "opened_request",
+    "refuse_sweep_settings",
+    "request_fields",
+    "shard_counts",
+]
+
+
+class Reading(TypedDict):
+    """Keyword arguments of ``select``, ``grid`` and the like that say how to read the store."""
+
+    threads: int | None
+    verify: bool
+    load: Load | None
+    io: Way | None
+
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the store and how to read it."""
+    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
+    parser.add_argument("--load", choices=("dram",), help="copy the store into memory first")
+    parser.add_argument(
+        "--tier-load",
+        metavar="dram|DIR",
+        help="copy the int8 tier alone into memory first, or into a file in DIR that later commands use again",
+    )
+    parser.add_argument(
+        "--io",
+        choices=WAYS,
+        help="how to read files that are not in the page cache: direct (bypassing it), mmap, or auto; the answer is the same",
+    )
+    parser.add_argument("--verify", action="store_true", help="check every block against its checksum first")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_ray_argument(parser)
+
+
+def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[str] = ()) -> None:
+    """Declare the fields of ``SelectionRequest``, one option each; those named in ``several`` take comma-separated values."""
+    kinds: dict[str, Callable[[str], Any]] = {"k": int, "epsilon": float, "tau": _tau, "ridge": float}
+    for name in several:
+        kinds[name] = _listed(kinds[name])
+    add = parser.add_argument
+    add("--k", type=kinds["k"], metavar="K", help="most features to select (may be left out if the constraint bounds it)")
+    add("--algorithm", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
+    add("--objective", help=f"one of {', '.join(OBJECTIVES)} (default linear)")
+    add("--constraint", type=Path, metavar="FILE.yaml", help="constraint file; see the published schema")
+    add("--target", metavar="NAME|FILE", help="target, feature or file that is the response; ./FILE forces a file")
+    add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves an observation out")
+    add("--exclude", action="append", metavar="NAME", help="feature never to select; may be repeated")
+    add("--epsilon", type=kinds["epsilon"], help="accuracy: about 1/epsilon passes (default 0.1)")
+    add(
+        "--tau",
+        type=kinds["tau"],
+        help="the m/M of the threshold: higher is choosier (default 0.5); auto tries several in the same sweeps, keeps the best",
+    )
+    add("--seed", type=int, help="seed of the random sequences (default 0)")
+    add("--until", help="paper: at most ceil(1/epsilon) outer iterations (default); full: until maximal")
+    add("--polish", help="pool: exact greedy over the gathered columns, better set kept (default); none")
+    add("--skip-weak", action="store_true", help="skip sequence elements that fell below the threshold (variant)")
+    add("--certificate", action="store_true", help="bound the distance from the optimum by one more pass")
+    add("--lambda-min", type=float, metavar="X", help="smallest eigenvalue that the certificate may assume")
+    add("--ridge", type=kinds["ridge"], help="penalty on squared standardised coefficients (default linear 0, GLMs 1e-4)")
+    add("--test-fraction", type=float, metavar="F", help="hold out this share of observations and score on them")
+    add("--tier", help="what full passes read: int8, exact, or auto (default); the answer is the same")
+    add(
+        "--gather-bytes", type=int, metavar="N", help="memory for gathered columns (default half of what is free, at most 2.75 GiB)"
+    )
+    add(
+        "--standardize",
+        action=argparse.BooleanOptionalAction,
+        help="standardise columns and fit an intercept (default), or take the columns as they are",
+    )
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of a connection to a server."""
+    group = parser.add_argument_group("stores on a server (grpc://host:port/pool/key, grpc+tls://..., mcas://...)")
+    group.add_argument("--token-file", type=Path, metavar="F", help="file with the token; otherwise FASTOMP_TOKEN")
+    group.add_argument(
+        "--tls-ca", type=Path, metavar="F", help="authority of the server's certificate, PEM; otherwise FASTOMP_TLS_CA"
+    )
+    group.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for an answer (default 30)")
+    group.add_argument("--insecure", action="store_true", help="send the token in clear to another machine")
+
+
+def add_ray_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the Ray cluster of a ``cluster://`` store."""
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="Ray cluster of the shards of a cluster:// store (HOST:PORT, or auto); otherwise Ray is started on this machine",
+    )
+
+
+def connected(arguments: argparse.Namespace) -> Client:
+    """Connect to the server that ``arguments.store`` names."""
+    from fastomp_nvm.remote.client import connect
+
+    if not is_remote(arguments.store):
+        raise InputError(f"{arguments.store!r} is not a server: expected grpc://host:port or the like")
+    token = None
+    if arguments.token_file is not None:
+        try:
+            token = arguments.token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"the token file {arguments.token_file} cannot be read: {error}") from error
+    return connect(arguments.store, token=token, tls_ca=arguments.tls_ca, timeout=arguments.timeout, insecure=arguments.insecure)
+
+
+def open_local(url: str, tier_folder: str | None = None) -> FeatureStore:
+    """Open a store of this machine; its int8 tier is kept in ``tier_folder`` if that is given."""
+    if is_remote(url):
+        raise InputError(f"{url} is on a server, and this command reads stores of this machine: run it where the store is")
+    if tier_folder is not None:
+        if "://" not in url:
+            url = f"mmap://{urllib.parse.quote(os.path.abspath(url))}"
+        url += f"{'&' if '?' in url else '?'}tier={urllib.parse.quote(os.path.abspath(tier_folder))}"
+    return open_store(url)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalRequest:
+    """A request on a store of this machine.
+
+    Attributes
+    ----------
+    store : FeatureStore
+    fields : RequestFields
+    response : object
+        Values of ``--target FILE``, otherwise None.
+    reading : Reading
+    """
+
+    store: FeatureStore
+    fields: RequestFields
+    response: object
+    reading: Reading
+
+
+@contextmanager
+def opened_request(arguments: argparse.Namespace) -> Iterator[LocalRequest]:
+    """Open the store of this machine that a command names and yield the request on it."""
+    if arguments.threads is not None or arguments.io is not None:
+        refuse_sweep_settings(arguments.store, arguments)
+    load: Load | None = arguments.load or ("tier" if arguments.tier_load == "dram" else None)
+    reading: Reading = {"threads": arguments.threads, "verify": arguments.verify, "load": load, "io": arguments.io}
+    with open_local(arguments.store, None if arguments.tier_load == "dram" else arguments.tier_load) as store:
+        fields, response = request_fields(
+            arguments, lambda name: name in store.targets or name in store.names, lambda: store.layout.n_obs
+        )
+        yield LocalRequest(store, fields, response, reading)
+
+
+def refuse_sweep_settings(store: str, arguments: argparse.Namespace) -> None:
+    """Refuse settings of this machine's sweeps for a ``cluster://`` store, whose shards sweep on their own machines."""
+    if StoreURL.parse(store).scheme == "cluster":
+        for option in ("threads", "io"):
+            if getattr(arguments, option, None) is not None:
+                raise RequestError(
+                    f"--{option} is for sweeps of this machine, and the shards of {store} are swept by their own: leave it out"
+                )
+
+
+def request_fields(
+    arguments: argparse.Namespace, has_name: Callable[[str], bool], n_obs: Callable[[], int]
+) -> tuple[RequestFields, object]:
+    """Return the fields of the request, and the response if it is in a file.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+    has_name : callable
+        Returns whether the store has a target or feature of that name, which wins over a file; ``./FILE`` forces the file.
+    n_obs : callable
+        Returns the number of observations.
+    """
+    fields: RequestFields = {}
+    for name in RequestFields.__annotations__:
+        if getattr(arguments, name) is not None:
+            fields[name] = getattr(arguments, name)  # type: ignore[literal-required]
+    if arguments.weights is not None:
+        fields["weights"] = READ_TARGET.load()(arguments.weights, n_obs())[1]
+    target = arguments.target
+    if target is not None and os.path.isfile(target) and not has_name(target):
+        del fields["target"]
+        return fields, READ_TARGET.load()(target, n_obs())[1]
+    return fields, None
+
+
+def shard_counts(text: str) -> int | list[float]:
+    """Return the number of shards to make, or the share of each."""
+    try:
+        return [float(part) for part in text.split(",")] if "," in text else int(text)
+    except ValueError as error:
+        raise RequestError(f"{text!r} does not say how many shards to make: expected a number, or shares such as 2,1,1") from error
+
+
+def _tau(text: str) -> float | str:
+    """Return a number or ``auto``."""
+    return "auto" if text == "auto" else float(text)
+
+
+_tau.__name__ = "number or auto"  # argparse names it in its error
+
+
+def _listed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a function that reads comma-separated values, each by ``convert``."""
+
+    def values(text: str) -> list[Any]:
+        return [convert(part) for part in text.split(",")]
+
+    values.__name__ = f"comma-separated {convert.__name__.strip('_')}"  # argparse names it in its error
+    return values

@@ -1,0 +1,37 @@
+"""``fastomp list URL``: the pools of a server, or the stores of a pool."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from fastomp_nvm.cli.arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.output import clean
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("store", metavar="URL", help="grpc://host:port for its pools, grpc://host:port/pool for the stores there")
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    add_connection_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list."""
+    with connected(arguments) as client:
+        found = client.list()
+    if arguments.json:
+        print(json.dumps(found))
+    elif not found:
+        print(f"there is nothing at {arguments.store}")
+    else:
+        table = Table(*found[0])
+        for entry in found:
+            table.add_row(*(clean(str(value)) for value in entry.values()))
+        Console(highlight=False, markup=False).print(table)
+    return 0

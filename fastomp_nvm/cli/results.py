@@ -1,0 +1,86 @@
+"""Selections and reports as text for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from fastomp_nvm.algorithms.certificate import certificate_in_words
+from fastomp_nvm.analysis.group_fairness import FairnessReport
+from fastomp_nvm.analysis.sharing import Sharing
+from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
+from fastomp_nvm.errors import InfeasibleError
+from fastomp_nvm.selection.result import Selection
+
+__all__ = ["infeasible", "sharing_in_words", "show_fairness", "show_selection"]
+
+
+def infeasible(violations: Sequence[str]) -> int:
+    """Print the violations of an infeasible answer and return the exit code."""
+    print(f"fastomp: the answer breaks the constraint: {'; '.join(violations)}", file=sys.stderr)
+    return InfeasibleError.exit_code
+
+
+def show_selection(selection: Selection) -> None:
+    """Print a selection for a person."""
+    console = Console(highlight=False, markup=False)
+    table = Table(title=f"{len(selection.features)} features selected")
+    table.add_column("#", justify="right")
+    table.add_column("feature", overflow="fold")
+    table.add_column("coefficient", justify="right")
+    for place, (name, coef) in enumerate(zip(selection.features, selection.coef, strict=True)):
+        shown = f"{coef[0]:.6g}" if len(coef) == 1 else f"{len(coef)} columns"
+        table.add_row(str(place + 1), clean(name), shown)
+    console.print(table)
+    scale = "R^2" if selection.objective == "linear" else "mean log-likelihood"
+    polished = f" ({selection.score_unpolished:.6g} before the polish)" if selection.polish != "none" else ""
+    console.print(f"{scale} {selection.score:.6g}{polished}, intercept {selection.intercept:.6g}")
+    if selection.test_score is not None:
+        console.print(f"{scale} {selection.test_score:.6g} on {selection.test_rows:,} observations held out")
+    console.print(
+        f"{selection.algorithm} on {selection.medium}: {selection.full_passes:.2f} passes over "
+        f"{selection.store.n_features:,} features, {human_bytes(selection.bytes_read)} read, "
+        f"{selection.gradient_rounds} rounds, {human_seconds(selection.seconds)}"
+    )
+    estimated = selection.rank if selection.rank_estimated else None
+    if estimated is not None:
+        console.print(
+            f"rank of the constraint estimated by random draws: its largest sets are taken to have {estimated:,} features"
+        )
+    if selection.tau_chosen is not None:
+        console.print(f"tau {selection.tau_chosen:g} was the best of those tried")
+    if selection.certificate is not None:
+        console.print(certificate_in_words(selection.certificate, estimated))
+    if selection.bytes_sent is not None and selection.bytes_received is not None:
+        console.print(f"{human_bytes(selection.bytes_sent)} sent to the shards, {human_bytes(selection.bytes_received)} received")
+    if selection.medium == "pmem" and selection.emulated:
+        console.print("persistent memory is emulated on this machine")
+
+
+def show_fairness(report: FairnessReport) -> None:
+    """Print a fairness report for a person."""
+    console = Console(highlight=False, markup=False)
+    observations = {"test": "observations held out", "all": "all observations", "given": "given observations"}
+    table = Table(title=f"groups of the protected attribute, {observations[report.evaluated_on]}")
+    table.add_column("group", overflow="fold")
+    for column in next(iter(report.groups.values())):
+        table.add_column(column.replace("_", " "), justify="right")
+    for label, figures in report.groups.items():
+        shown = ("-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in figures.values())
+        table.add_row(clean(label), *shown)
+    console.print(table)
+    if report.outcome_fairness is not None:
+        console.print(f"outcome fairness {report.outcome_fairness:.4g} (0 is even)")
+    if report.process_unfairness is not None:
+        console.print(f"process unfairness {report.process_unfairness:.4g} (share of people who object to a selected feature)")
+
+
+def sharing_in_words(sharing: Sharing) -> str:
+    """Return in one sentence what sharing the sweeps saved."""
+    return (
+        f"{human_bytes(sharing.bytes_read)} read in {sharing.full_passes:.1f} passes; one by one it would have been "
+        f"{human_bytes(sharing.bytes_read_alone)} in {sharing.full_passes_alone:.1f}"
+    )

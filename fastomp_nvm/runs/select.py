@@ -1,0 +1,107 @@
+"""``select``: one selection, on the spot or as a durable run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Unpack, cast
+
+from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.errors import RequestError
+from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.select import select_shared
+from fastomp_nvm.selection.source import Load, Way
+from fastomp_nvm.stores.contract import FeatureStore
+
+__all__ = ["select"]
+
+
+def select(
+    data: object,
+    y: object = None,
+    *,
+    threads: int | None = None,
+    names: Sequence[str] | None = None,
+    observer: Observer | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    verify: bool = False,
+    load: Load | None = None,
+    io: Way | None = None,
+    run: str | None = None,
+    **request: Unpack[RequestFields],
+) -> Selection:
+    """Select features and refit a model on them.
+
+    Parameters
+    ----------
+    data : FeatureStore, store URL, or (n_obs, n_features) array
+        The features. A table of mixed columns goes through ``create_store`` first.
+    y : (n_obs,) array, optional
+        The response; by default a target of the store. Two distinct labels become classes 0 and 1 for the logistic objective.
+    threads : int, optional
+        Threads of a sweep; the answer does not depend on it.
+    names : sequence of str, optional
+        Feature names of an array.
+    observer : callable, optional
+        Called with a ``Progress`` at every round.
+    cancelled : callable, optional
+        Called at every round; the selection ends with ``CancelledError`` once it returns True.
+    verify : bool
+        Check every block of the store against its checksum first.
+    load : {"dram", "tier"}, optional
+        Copy the store, or its int8 tier alone, into memory first.
+    io : {"auto", "mmap", "direct"}, optional
+        How to read files that are not in the page cache: ``direct`` bypasses it. The answer does not depend on it.
+    run : str, optional
+        Name of a durable run: registered before the first sweep, continued with ``resume`` after a crash. Needs a store.
+    **request
+        Fields of ``SelectionRequest``: ``k``, ``objective``, ``constraint``, ``algorithm``, ``epsilon``, ``tau``, ``seed``, ...
+
+    Returns
+    -------
+    Selection
+
+    Examples
+    --------
+    >>> import numpy as np, fastomp_nvm as fo
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 50))
+    >>> y = 3 * X[:, 7] - 2 * X[:, 21] + 0.1 * rng.normal(size=200)
+    >>> sorted(fo.select(X, y, k=2).indices.tolist())
+    [7, 21]
+    """
+    if run is None:
+        ((selection,), _) = select_shared(
+            data,
+            [make_request(request)],
+            y,
+            threads=threads,
+            names=names,
+            observer=observer,
+            cancelled=cancelled,
+            verify=verify,
+            load=load,
+            io=io,
+        )
+        return selection
+    if io is not None:
+        raise RequestError(f"a durable run reads as io auto does, so that it can be resumed anywhere: leave io {io} out")
+    from fastomp_nvm.runs.drive import start
+
+    file = request.get("constraint")
+    if isinstance(file, os.PathLike):
+        del request["constraint"]  # the run keeps the text of the file
+    return start(
+        run,
+        cast("FeatureStore | str", data),  # checked there
+        y,
+        constraint_file=Path(file) if isinstance(file, os.PathLike) else None,
+        load=load,
+        verify=verify,
+        threads=threads,
+        observer=observer,
+        cancelled=cancelled,
+        **request,
+    )
