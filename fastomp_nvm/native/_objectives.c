@@ -1,4 +1,4 @@
-/* The module fastomp_nvm.native._native: the method tables of gram.c and glm.c. */
+/* The module fastomp_nvm.native._native: the method tables of gram.c, glm.c and greedy.c. */
 
 #include "objectives.h"
 
@@ -6,7 +6,9 @@ static int fill(PyObject *module)
 {
     if (find_blas() < 0)
         return -1;
-    return PyModule_AddFunctions(module, gram_methods) < 0 ? -1 : PyModule_AddFunctions(module, glm_methods);
+    if (PyModule_AddFunctions(module, gram_methods) < 0 || PyModule_AddFunctions(module, glm_methods) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, greedy_methods);
 }
 
 static PyModuleDef_Slot SLOTS[] = {

@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.numerics, pytest.mark.skipif(not native.extension, rea
 def grown(monkeypatch) -> list[tuple[int, int]]:
     """Return where it is noted how many features compiled code was to add, and how many it did."""
     calls: list[tuple[int, int]] = []
-    grow = GLMGains._grow_in_c
+    grow = GLMGains._grow_compiled
 
     def watched(self: GLMGains, open_: np.ndarray, count: int, least: float) -> list[tuple[int, float]]:
         found = grow(self, open_, count, least)
         calls.append((count, len(found)))
         return found
 
-    monkeypatch.setattr(GLMGains, "_grow_in_c", watched)
+    monkeypatch.setattr(GLMGains, "_grow_compiled", watched)
     return calls
 
 
@@ -65,7 +65,7 @@ def test_at_once_is_step_by_step(objective, dtype, seed, n_features, k, until, r
         request: dict[str, Any] = {"k": k, "objective": objective, "seed": seed, "ridge": ridge, "until": until, "weights": weights}
         at_once = outcome(fo.select(store, **request))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GLMGains, "_grow_in_c", one_by_one)
+            patch.setattr(GLMGains, "_grow_compiled", one_by_one)
             assert outcome(fo.select(store, **request)) == at_once
 
 
@@ -91,7 +91,7 @@ def test_what_is_not_near_is_left_to_who_called(grown, monkeypatch) -> None:
     ((count, added),) = grown
     assert count == len(found[0]) == 12
     assert 0 < added < 12
-    monkeypatch.setattr(GLMGains, "_grow_in_c", one_by_one)
+    monkeypatch.setattr(GLMGains, "_grow_compiled", one_by_one)
     assert outcome(fo.select(X, y, **request)) == found
 
 
@@ -134,7 +134,7 @@ def test_the_factor_handed_over_is_that_of_the_curvature(monkeypatch) -> None:
         return grow(family, design, start, left)
 
     monkeypatch.setattr("fastomp_nvm.objectives.glm.maximise", watched)
-    monkeypatch.setattr(GLMGains, "_grow_in_c", one_by_one)
+    monkeypatch.setattr(GLMGains, "_grow_compiled", one_by_one)
     fo.select(X, y, k=15, objective="logistic", ridge=0.05)
     assert len(errors) > 1
     assert max(errors) < 1e-5
