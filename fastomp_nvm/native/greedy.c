@@ -4,7 +4,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- The quadratic model ---------------------------------------------------------------------------------------------------- */
@@ -140,18 +139,17 @@ static double *part(double **next, size_t count)
     return here;
 }
 
-/* Allocates everything in one block; returns it, or NULL. */
-static void *make_room(struct room *r, size_t n, size_t candidates, size_t near, size_t size, size_t count)
+/* Allocates the work space of `count` additions to `size` columns. */
+static void make_room(struct arguments *a, struct room *r, size_t n, size_t candidates, size_t near, size_t size, size_t count)
 {
     const size_t most = size + count, all = most + near;
     const size_t doubles = 3 * candidates + 2 * n + near * near + 2 * most * most + near * most + count * near + 4 * near + count;
     const size_t words = near + count, singles = all * n + all * all;
-    /* Twice the size: glibc keeps freed memory up to twice the largest block it ever returned to the system. Otherwise the pages would
-     * be mapped again in every selection, which takes longer than writing them. */
-    double *block = malloc(2 * (doubles * sizeof(double) + words * sizeof(int64_t) + singles * sizeof(float) + near + 1));
-    double *next = block;
-    if (!block)
-        return NULL;
+    /* One block of twice the size: glibc keeps freed memory up to twice the largest block it ever returned to the system. Otherwise the
+     * pages would be mapped again in every selection, which takes longer than writing them. */
+    double *next = space(a, 2 * (doubles * sizeof(double) + words * sizeof(int64_t) + singles * sizeof(float) + near), 1);
+    if (!next)
+        return;
     r->gradient = part(&next, candidates);
     r->scores = part(&next, candidates);
     r->sorted = part(&next, candidates);
@@ -172,7 +170,6 @@ static void *make_room(struct room *r, size_t n, size_t candidates, size_t near,
     r->scaled = (float *)(r->places + count);
     r->gram = r->scaled + all * n;
     r->open = (char *)(r->gram + all * all);
-    return block;
 }
 
 /* Returns the `rank`-th largest value, from 0, and reorders the values. */
@@ -290,6 +287,8 @@ static void judge(struct greedy *x, const struct problem *p, const struct room *
     x->reached = value;
 }
 
+/* Adds the best candidates to a fit of p->d coefficients and refits. Stops early where the next candidate may be one that the quadratic
+ * model does not have, or the columns are nearly dependent: the caller continues from there. Returns a status code. */
 static int grow(struct greedy *x, struct problem *p, int has_factor, const struct room *r)
 {
     x->total = 0, x->ahead = x->by.first;
@@ -328,23 +327,6 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
             judge(x, p, r, promised);
     }
     return has_factor;
-}
-
-/* Adds the best candidates to a fit of p->d coefficients and refits. Stops early where the next candidate may be one that the quadratic
- * model does not have, or the columns are nearly dependent: the caller continues from there. Returns a status code, or NO_MEMORY. */
-enum { NO_MEMORY = -2 };
-static int greedy_fits(struct greedy *x, struct problem *p, int has_factor)
-{
-    struct room r;
-    const size_t all = (size_t)x->candidates.count, count = (size_t)x->count;
-    const size_t wanted = (size_t)x->by.least_near + (size_t)x->by.near_per_addition * (size_t)larger(x->count, x->by.first);
-    const size_t near = wanted < all ? wanted : all;
-    void *block = make_room(&r, (size_t)p->n, all, near, (size_t)p->d, count);
-    if (!block)
-        return NO_MEMORY;
-    const int found = grow(x, p, has_factor, &r);
-    free(block);
-    return found;
 }
 
 /* ---- For Python ------------------------------------------------------------------------------------------------------------- */
@@ -411,6 +393,7 @@ static PyObject *greedy(PyObject *module, PyObject *arguments)
     struct arguments a = {0};
     struct problem p;
     struct greedy x;
+    struct room r = {0};
     struct schedule *by = &x.by;
     PyObject *fit, *columns, *open, *taken, *gains, *result = NULL;
     int has_factor;
@@ -429,12 +412,16 @@ static PyObject *greedy(PyObject *module, PyObject *arguments)
     require(&a, by->first > 0 && by->longest > 0 && by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 &&
                     by->most_near >= 0, "the schedule has negative counts");
     if (!a.failed) {
-        int status;
+        const int64_t all = x.candidates.count, wanted = by->least_near + (int64_t)by->near_per_addition * larger(x.count, by->first);
         p.d -= x.count;
+        make_room(&a, &r, (size_t)p.n, (size_t)all, (size_t)(wanted < all ? wanted : all), (size_t)p.d, (size_t)x.count);
+    }
+    if (!a.failed) {
+        int status;
         Py_BEGIN_ALLOW_THREADS
-        status = greedy_fits(&x, &p, has_factor);
+        status = grow(&x, &p, has_factor, &r);
         Py_END_ALLOW_THREADS
-        result = status == NO_MEMORY ? PyErr_NoMemory() : Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
+        result = Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
     }
     release(&a);
     return result;
