@@ -93,7 +93,7 @@ class GLMGains(GainTracker):
         return self._model.value
 
     def gains(self) -> Float64Array:
-        """Return the second-order gain of each feature; tiny gains, ordered by score, for those outside the quadratic model."""
+        """Return the second-order gain of each feature; tiny gains, ordered by score, outside the quadratic model."""
         self._fit_when_due()
         gains = self._others.copy()
         gains[self._near] = 0.5 * self._quadratic.gains()
