@@ -226,7 +226,7 @@ class _RefittedGains(Gains):
         return self.problem.pool.columns(features).dense(np.arange(len(features)))
 
     def _fit(self, columns: Float64Array) -> tuple[Coefficients, float]:
-        """Fit ``columns``, which begin with those of this model; return the coefficients and f."""
+        """Fit ``columns``, which begin with the columns of this model; return the coefficients and f."""
         at = self.objective.newton(columns, self.at)
         likelihood = self.objective.likelihood(self.objective.predictor(columns, at), at.coef)
         return at, likelihood - self.objective.null_likelihood

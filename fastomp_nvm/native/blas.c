@@ -1,18 +1,9 @@
 /* BLAS and LAPACK through the function pointers that SciPy publishes for Cython: nothing is linked. */
 
+#define BLAS /* the pointers of objectives.h are defined here */
 #include "objectives.h"
 
 #include <string.h>
-
-void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *, const int *,
-              const double *, double *, const int *);
-void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *, const double *,
-              double *, const int *);
-void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *, float *,
-              const int *);
-void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
-              const int *, double *, const int *);
-void (*dpotrf)(const char *, const int *, double *, const int *, int *);
 
 /* Stores the address of a routine where `pointer` points. Returns 0, or -1 with ImportError set. */
 static int find(const char *library, const char *name, void *pointer)

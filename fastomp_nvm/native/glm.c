@@ -1,5 +1,5 @@
-/* GLMs for Python: fits, candidates of Algorithm 1, the quadratic model and the greedy of the polish. The modules newton.py, glm.py,
- * glm_candidates.py and glm_gains.py are the reference. The GIL is released while fits run. */
+/* GLM fits, and the candidates of Algorithm 1 with a fit per addition. newton.py and glm_candidates.py are the reference. The GIL is
+ * released while fits run. */
 
 #include "objectives.h"
 
@@ -177,109 +177,10 @@ static PyObject *likelihood(PyObject *module, PyObject *arguments)
 PyDoc_STRVAR(likelihood_doc, "likelihood(family, eta, response, weights, coef, ridge, /)\n--\n\n"
                              "Return the penalised log-likelihood, up to a constant of the data.");
 
-/* ---- The quadratic model and the greedy ------------------------------------------------------------------------------------- */
-
-static PyObject *roots(PyObject *module, PyObject *arguments)
-{
-    struct arguments a = {0};
-    PyObject *eta, *weights, *out, *result = NULL;
-    const char *name;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "sOOO", &name, &eta, &weights, &out))
-        return NULL;
-    const int n = length_of(&a, eta);
-    const struct family *family = family_named(&a, name);
-    const double *predictor = DOUBLES(&a, eta, n, READ), *w = DOUBLES(&a, weights, n, READ);
-    double *found = DOUBLES(&a, out, n, WRITE), *mean = space(&a, (size_t)n, sizeof(double));
-    if (!a.failed)
-        result = PyFloat_FromDouble(take_roots(family, n, predictor, w, mean, found));
-    release(&a);
-    return result;
-}
-
-PyDoc_STRVAR(roots_doc, "roots(family, eta, weights, out, /)\n--\n\n"
-                        "Fill out with the square roots of the weighted variances at eta; return the largest weighted variance.");
-
-static PyObject *curvature(PyObject *module, PyObject *arguments)
-{
-    struct arguments a = {0};
-    struct quadratic q;
-    PyObject *design, *roots, *scaled, *out, *factor, *above, *result = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOO(ddp)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor, &above))
-        return NULL;
-    const int n = q.n = length_of(&a, roots), size = q.size = length_of(&a, design), near = q.near = length_of(&a, out);
-    const Py_ssize_t all = (Py_ssize_t)size + near;
-    q.design = DOUBLES(&a, design, (Py_ssize_t)size * n, READ);
-    q.roots = DOUBLES(&a, roots, n, READ);
-    q.scaled = array(&a, scaled, "scaled", all * n, sizeof(float), WRITE);
-    q.out = DOUBLES(&a, out, (Py_ssize_t)near * near, WRITE);
-    q.factor = DOUBLES(&a, factor, (Py_ssize_t)size * size, WRITE);
-    q.above = DOUBLES(&a, above, (Py_ssize_t)near * size, WRITE);
-    require(&a, n > 0, "there are no observations");
-    float *gram = space(&a, (size_t)(all * all), sizeof(float));
-    if (!a.failed) {
-        int failed = 0;
-        Py_BEGIN_ALLOW_THREADS
-        if (near)
-            failed = curvature_left(&q, gram);
-        Py_END_ALLOW_THREADS
-        result = PyBool_FromLong(!failed);
-    }
-    release(&a);
-    return result;
-}
-
-PyDoc_STRVAR(curvature_doc,
-             "curvature(design, roots, scaled, units, out, factor, above, /)\n--\n\n"
-             "Fill out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge, unit, intercept).\n\n"
-             "Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both "
-             "transposed. The first rows of scaled are work space. Return False where the rows of design are nearly dependent.");
-
-static PyObject *greedy(PyObject *module, PyObject *arguments)
-{
-    struct arguments a = {0};
-    struct problem p;
-    struct greedy x;
-    struct schedule *by = &x.by;
-    PyObject *fit, *columns, *open, *taken, *gains, *result = NULL;
-    int has_factor;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "O!pO!OOO(dddd)(diiiiiidd)", &PyTuple_Type, &fit, &has_factor, &PyTuple_Type, &columns, &open,
-                          &taken, &gains, &x.least, &x.left, &x.passing, &x.exact, &by->trust, &by->first, &by->longest, &by->fewest,
-                          &by->least_near, &by->near_per_addition, &by->most_near, &by->not_near, &by->smallest_pivot))
-        return NULL;
-    open_fit(&a, fit, &p);
-    open_columns(&a, columns, &x.candidates);
-    x.count = length_of(&a, taken);
-    x.taken = WORDS(&a, taken, x.count, WRITE);
-    x.gains = DOUBLES(&a, gains, x.count, WRITE);
-    x.open = BOOLS(&a, open, a.failed ? 0 : x.candidates.count, WRITE);
-    require(&a, !a.failed && x.candidates.n == p.n && x.count < p.d, "the fit has no room for the additions");
-    require(&a, by->first > 0 && by->longest > 0 && by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 &&
-                    by->most_near >= 0, "the schedule has negative counts");
-    if (!a.failed) {
-        int status;
-        p.d -= x.count;
-        Py_BEGIN_ALLOW_THREADS
-        status = greedy_fits(&x, &p, has_factor);
-        Py_END_ALLOW_THREADS
-        result = status == NO_MEMORY ? PyErr_NoMemory() : Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
-    }
-    release(&a);
-    return result;
-}
-
-PyDoc_STRVAR(greedy_doc,
-             "greedy(fit, has_factor, columns, open, taken, gains, tolerances, schedule, /)\n--\n\n"
-             "Add the best open candidates to a fit, as many as taken has room for; return the additions, the additions before the next "
-             "fit, the status of the last fit, and the likelihood.\n\n"
-             "All additions are fitted, the last of them exactly. With fewer than wanted the caller continues from there. Tolerances are\n"
-             "(least, left, passing, exact); the schedule is that of glm_gains.py: trust, first, longest, fewest, least_near, near_per_addition, most_near, not_near, smallest_pivot.");
-
 PyMethodDef glm_methods[] = {
-    {"glm_rounds", glm_rounds, METH_VARARGS, glm_rounds_doc}, {"maximise", maximise, METH_VARARGS, maximise_doc},
-    {"gradients", gradients, METH_VARARGS, gradients_doc},    {"likelihood", likelihood, METH_VARARGS, likelihood_doc},
-    {"roots", roots, METH_VARARGS, roots_doc},                {"curvature", curvature, METH_VARARGS, curvature_doc},
-    {"greedy", greedy, METH_VARARGS, greedy_doc},             {NULL, NULL, 0, NULL},
+    {"glm_rounds", glm_rounds, METH_VARARGS, glm_rounds_doc},
+    {"maximise", maximise, METH_VARARGS, maximise_doc},
+    {"gradients", gradients, METH_VARARGS, gradients_doc},
+    {"likelihood", likelihood, METH_VARARGS, likelihood_doc},
+    {NULL, NULL, 0, NULL},
 };

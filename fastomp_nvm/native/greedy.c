@@ -4,10 +4,22 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- The quadratic model ---------------------------------------------------------------------------------------------------- */
+
+/* The curvature of a fit and of columns that may be added to it. */
+struct quadratic {
+    int n, size, near;    /* observations; columns of the fit; columns that may be added */
+    const double *design; /* n x size */
+    const double *roots;  /* n: square roots of the weighted variances at the fit */
+    float *scaled;        /* n x (size + near): work space, then the columns that may be added, each observation times its root */
+    double ridge, unit;
+    int intercept;        /* 1 where the first column is not penalised */
+    double *out;          /* near x near: penalised curvature after projecting out the fit, divided by `unit` */
+    double *factor;       /* size x size: upper factor of the curvature of the fit */
+    double *above;        /* size x near: the block beside it in the factor of all columns */
+};
 
 /* Square roots of weighted variances, in place; returns the largest weighted variance. */
 WIDE static double roots_of(int n, const double *restrict weights, double *restrict variances)
@@ -21,7 +33,8 @@ WIDE static double roots_of(int n, const double *restrict weights, double *restr
     return most;
 }
 
-double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots)
+/* Fills roots (n) with the square roots of the weighted variances at eta; returns the largest weighted variance. */
+static double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots)
 {
     moments_at(family, n, eta, mean, roots);
     return roots_of(n, weights, roots);
@@ -33,7 +46,9 @@ WIDE static void scale_row(int n, const double *restrict row, const double *rest
         out[i] = (float)(row[i] * roots[i]);
 }
 
-int curvature_left(const struct quadratic *q, float *gram)
+/* Fills out, factor and above; products are taken in float32, `gram` has room for (size + near)^2. Returns 0, or -1 where the columns
+ * of the fit are nearly dependent. */
+static int curvature_left(const struct quadratic *q, float *gram)
 {
     const float one = 1.0f, nothing = 0.0f;
     const double whole = 1.0, minus = -1.0;
@@ -72,6 +87,28 @@ int curvature_left(const struct quadratic *q, float *gram)
 
 /* ---- The greedy ------------------------------------------------------------------------------------------------------------- */
 
+/* Constants of glm_gains.py, by their names there. */
+struct schedule {
+    double trust;
+    int first, longest, fewest, least_near, near_per_addition, most_near;
+    double not_near, smallest_pivot;
+};
+
+struct greedy {
+    struct columns candidates;
+    struct schedule by;
+    char *open;            /* candidates that may be added */
+    int count;             /* additions wanted */
+    double least;          /* gains up to this end the greedy */
+    double left;           /* tolerance of the fit at the start, then of the last one */
+    double passing, exact; /* tolerances of intermediate fits, and of the last */
+    int64_t *taken;        /* result: positions added */
+    double *gains;         /* result: the gain of each */
+    int total;             /* result: additions, all of them fitted */
+    int ahead;             /* result: additions before the next fit */
+    double reached;        /* result: penalised likelihood of the fit */
+};
+
 /* Work space, for the largest quadratic model. */
 struct room {
     double *gradient, *scores, *sorted; /* of all candidates */
@@ -102,18 +139,17 @@ static double *part(double **next, size_t count)
     return here;
 }
 
-/* Allocates everything in one block; returns it, or NULL. */
-static void *make_room(struct room *r, size_t n, size_t candidates, size_t near, size_t size, size_t count)
+/* Allocates the work space of `count` additions to `size` columns. */
+static void make_room(struct arguments *a, struct room *r, size_t n, size_t candidates, size_t near, size_t size, size_t count)
 {
     const size_t most = size + count, all = most + near;
     const size_t doubles = 3 * candidates + 2 * n + near * near + 2 * most * most + near * most + count * near + 4 * near + count;
     const size_t words = near + count, singles = all * n + all * all;
-    /* Twice the size: glibc keeps freed memory up to twice the largest block it ever returned to the system. Otherwise the pages would
-     * be mapped again in every selection, which takes longer than writing them. */
-    double *block = malloc(2 * (doubles * sizeof(double) + words * sizeof(int64_t) + singles * sizeof(float) + near + 1));
-    double *next = block;
-    if (!block)
-        return NULL;
+    /* One block of twice the size: glibc keeps freed memory up to twice the largest block it ever returned to the system. Otherwise the
+     * pages would be mapped again in every selection, which takes longer than writing them. */
+    double *next = space(a, 2 * (doubles * sizeof(double) + words * sizeof(int64_t) + singles * sizeof(float) + near), 1);
+    if (!next)
+        return;
     r->gradient = part(&next, candidates);
     r->scores = part(&next, candidates);
     r->sorted = part(&next, candidates);
@@ -134,7 +170,6 @@ static void *make_room(struct room *r, size_t n, size_t candidates, size_t near,
     r->scaled = (float *)(r->places + count);
     r->gram = r->scaled + all * n;
     r->open = (char *)(r->gram + all * all);
-    return block;
 }
 
 /* Returns the `rank`-th largest value, from 0, and reorders the values. */
@@ -252,6 +287,8 @@ static void judge(struct greedy *x, const struct problem *p, const struct room *
     x->reached = value;
 }
 
+/* Adds the best candidates to a fit of p->d coefficients and refits. Stops early where the next candidate may be one that the quadratic
+ * model does not have, or the columns are nearly dependent: the caller continues from there. Returns a status code. */
 static int grow(struct greedy *x, struct problem *p, int has_factor, const struct room *r)
 {
     x->total = 0, x->ahead = x->by.first;
@@ -292,16 +329,114 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
     return has_factor;
 }
 
-int greedy_fits(struct greedy *x, struct problem *p, int has_factor)
+/* ---- For Python ------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *roots(PyObject *module, PyObject *arguments)
 {
-    struct room r;
-    const size_t all = (size_t)x->candidates.count, count = (size_t)x->count;
-    const size_t wanted = (size_t)x->by.least_near + (size_t)x->by.near_per_addition * (size_t)larger(x->count, x->by.first);
-    const size_t near = wanted < all ? wanted : all;
-    void *block = make_room(&r, (size_t)p->n, all, near, (size_t)p->d, count);
-    if (!block)
-        return NO_MEMORY;
-    const int found = grow(x, p, has_factor, &r);
-    free(block);
-    return found;
+    struct arguments a = {0};
+    PyObject *eta, *weights, *out, *result = NULL;
+    const char *name;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "sOOO", &name, &eta, &weights, &out))
+        return NULL;
+    const int n = length_of(&a, eta);
+    const struct family *family = family_named(&a, name);
+    const double *predictor = DOUBLES(&a, eta, n, READ), *w = DOUBLES(&a, weights, n, READ);
+    double *found = DOUBLES(&a, out, n, WRITE), *mean = space(&a, (size_t)n, sizeof(double));
+    if (!a.failed)
+        result = PyFloat_FromDouble(take_roots(family, n, predictor, w, mean, found));
+    release(&a);
+    return result;
 }
+
+PyDoc_STRVAR(roots_doc, "roots(family, eta, weights, out, /)\n--\n\n"
+                        "Fill out with the square roots of the weighted variances at eta; return the largest weighted variance.");
+
+static PyObject *curvature(PyObject *module, PyObject *arguments)
+{
+    struct arguments a = {0};
+    struct quadratic q;
+    PyObject *design, *roots, *scaled, *out, *factor, *above, *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOO(ddp)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor, &above))
+        return NULL;
+    const int n = q.n = length_of(&a, roots), size = q.size = length_of(&a, design), near = q.near = length_of(&a, out);
+    const Py_ssize_t all = (Py_ssize_t)size + near;
+    q.design = DOUBLES(&a, design, (Py_ssize_t)size * n, READ);
+    q.roots = DOUBLES(&a, roots, n, READ);
+    q.scaled = array(&a, scaled, "scaled", all * n, sizeof(float), WRITE);
+    q.out = DOUBLES(&a, out, (Py_ssize_t)near * near, WRITE);
+    q.factor = DOUBLES(&a, factor, (Py_ssize_t)size * size, WRITE);
+    q.above = DOUBLES(&a, above, (Py_ssize_t)near * size, WRITE);
+    require(&a, n > 0, "there are no observations");
+    float *gram = space(&a, (size_t)(all * all), sizeof(float));
+    if (!a.failed) {
+        int failed = 0;
+        Py_BEGIN_ALLOW_THREADS
+        if (near)
+            failed = curvature_left(&q, gram);
+        Py_END_ALLOW_THREADS
+        result = PyBool_FromLong(!failed);
+    }
+    release(&a);
+    return result;
+}
+
+PyDoc_STRVAR(curvature_doc,
+             "curvature(design, roots, scaled, units, out, factor, above, /)\n--\n\n"
+             "Fill out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge, unit, intercept).\n\n"
+             "Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both "
+             "transposed. The first rows of scaled are work space. Return False where the rows of design are nearly dependent.");
+
+static PyObject *greedy(PyObject *module, PyObject *arguments)
+{
+    struct arguments a = {0};
+    struct problem p;
+    struct greedy x;
+    struct room r = {0};
+    struct schedule *by = &x.by;
+    PyObject *fit, *columns, *open, *taken, *gains, *result = NULL;
+    int has_factor;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "O!pO!OOO(dddd)(diiiiiidd)", &PyTuple_Type, &fit, &has_factor, &PyTuple_Type, &columns, &open,
+                          &taken, &gains, &x.least, &x.left, &x.passing, &x.exact, &by->trust, &by->first, &by->longest, &by->fewest,
+                          &by->least_near, &by->near_per_addition, &by->most_near, &by->not_near, &by->smallest_pivot))
+        return NULL;
+    open_fit(&a, fit, &p);
+    open_columns(&a, columns, &x.candidates);
+    x.count = length_of(&a, taken);
+    x.taken = WORDS(&a, taken, x.count, WRITE);
+    x.gains = DOUBLES(&a, gains, x.count, WRITE);
+    x.open = BOOLS(&a, open, a.failed ? 0 : x.candidates.count, WRITE);
+    require(&a, !a.failed && x.candidates.n == p.n && x.count < p.d, "the fit has no room for the additions");
+    require(&a, by->first > 0 && by->longest > 0 && by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 &&
+                    by->most_near >= 0, "the schedule has negative counts");
+    if (!a.failed) {
+        const int64_t all = x.candidates.count, wanted = by->least_near + (int64_t)by->near_per_addition * larger(x.count, by->first);
+        p.d -= x.count;
+        make_room(&a, &r, (size_t)p.n, (size_t)all, (size_t)(wanted < all ? wanted : all), (size_t)p.d, (size_t)x.count);
+    }
+    if (!a.failed) {
+        int status;
+        Py_BEGIN_ALLOW_THREADS
+        status = grow(&x, &p, has_factor, &r);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
+    }
+    release(&a);
+    return result;
+}
+
+PyDoc_STRVAR(greedy_doc,
+             "greedy(fit, has_factor, columns, open, taken, gains, tolerances, schedule, /)\n--\n\n"
+             "Add the best open candidates to a fit, as many as taken has room for; return the additions, the additions before the next "
+             "fit, the status of the last fit, and the likelihood.\n\n"
+             "All additions are fitted, the last of them exactly. With fewer than wanted the caller continues from there. Tolerances are\n"
+             "(least, left, passing, exact); the schedule is that of glm_gains.py: trust, first, longest, fewest, least_near, near_per_addition, most_near, not_near, smallest_pivot.");
+
+PyMethodDef greedy_methods[] = {
+    {"roots", roots, METH_VARARGS, roots_doc},
+    {"curvature", curvature, METH_VARARGS, curvature_doc},
+    {"greedy", greedy, METH_VARARGS, greedy_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -116,55 +116,6 @@ void moments_at(const struct family *family, int n, const double *eta, double *m
 /* Penalised log-likelihood, up to a constant of the data. `room` has n entries. */
 double penalised_likelihood(const struct problem *p, double *room);
 
-/* ---- The greedy behind the GLM polish (greedy.c) ---------------------------------------------------------------------------- */
-
-/* Constants of glm_gains.py, by their names there. */
-struct schedule {
-    double trust;
-    int first, longest, fewest, least_near, near_per_addition, most_near;
-    double not_near, smallest_pivot;
-};
-
-struct greedy {
-    struct columns candidates;
-    struct schedule by;
-    char *open;            /* candidates that may be added */
-    int count;             /* additions wanted */
-    double least;          /* gains up to this end the greedy */
-    double left;           /* tolerance of the fit at the start, then of the last one */
-    double passing, exact; /* tolerances of intermediate fits, and of the last */
-    int64_t *taken;        /* result: positions added */
-    double *gains;         /* result: the gain of each */
-    int total;             /* result: additions, all of them fitted */
-    int ahead;             /* result: additions before the next fit */
-    double reached;        /* result: penalised likelihood of the fit */
-};
-
-/* Adds the best candidates to a fit of p->d coefficients and refits. Stops early where the next candidate may be one that the quadratic
- * model does not have, or the columns are nearly dependent: the caller continues from there. Returns a status code, or NO_MEMORY. */
-enum { NO_MEMORY = -2 };
-int greedy_fits(struct greedy *x, struct problem *p, int has_factor);
-
-/* The curvature of a fit and of columns that may be added to it. */
-struct quadratic {
-    int n, size, near;    /* observations; columns of the fit; columns that may be added */
-    const double *design; /* n x size */
-    const double *roots;  /* n: square roots of the weighted variances at the fit */
-    float *scaled;        /* n x (size + near): work space, then the columns that may be added, each observation times its root */
-    double ridge, unit;
-    int intercept;        /* 1 where the first column is not penalised */
-    double *out;          /* near x near: penalised curvature after projecting out the fit, divided by `unit` */
-    double *factor;       /* size x size: upper factor of the curvature of the fit */
-    double *above;        /* size x near: the block beside it in the factor of all columns */
-};
-
-/* Fills out, factor and above; products are taken in float32, `gram` has room for (size + near)^2. Returns 0, or -1 where the columns
- * of the fit are nearly dependent. */
-int curvature_left(const struct quadratic *q, float *gram);
-
-/* Fills roots (n) with the square roots of the weighted variances at eta; returns the largest weighted variance. */
-double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots);
-
 /* ---- Gains over a Gram matrix (gram.c) -------------------------------------------------------------------------------------- */
 
 /* Fills gains g^2 / d; returns the first open column with the largest, -1 where none is open. */
@@ -218,18 +169,21 @@ int run_rounds(struct candidates *x, struct rounds *r);
 /* Finds the routines; called once when the module loads. Returns 0, or -1 with ImportError set. */
 int find_blas(void);
 
-extern void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *,
-                     const int *, const double *, double *, const int *);
-extern void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *,
-                     const double *, double *, const int *);
-extern void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *,
-                     float *, const int *);
-extern void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
-                     const int *, double *, const int *);
-extern void (*dpotrf)(const char *, const int *, double *, const int *, int *);
+#ifndef BLAS
+#define BLAS extern
+#endif
+BLAS void (*dgemv)(const char *, const int *, const int *, const double *, const double *, const int *, const double *, const int *,
+                   const double *, double *, const int *);
+BLAS void (*dsyrk)(const char *, const char *, const int *, const int *, const double *, const double *, const int *, const double *,
+                   double *, const int *);
+BLAS void (*ssyrk)(const char *, const char *, const int *, const int *, const float *, const float *, const int *, const float *,
+                   float *, const int *);
+BLAS void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
+                   const int *, double *, const int *);
+BLAS void (*dpotrf)(const char *, const int *, double *, const int *, int *);
 
 /* ---- Method tables ---------------------------------------------------------------------------------------------------------- */
 
-extern PyMethodDef gram_methods[], glm_methods[];
+extern PyMethodDef glm_methods[], gram_methods[], greedy_methods[];
 
 #endif

@@ -161,7 +161,7 @@ class Model(ABC):
 class Objective(ABC):
     """A goodness of fit bound to a response.
 
-    Parameters are those of the constructor of each subclass: ``response`` (n_obs,), ``weights`` (n_obs,) or None, ``ridge``,
+    Parameters of the constructors of subclasses: ``response`` (n_obs,), ``weights`` (n_obs,) or None, ``ridge``,
     ``centred`` (False when the columns are neither centred nor scaled: then there is no intercept).
     """
 

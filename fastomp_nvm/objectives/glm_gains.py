@@ -93,7 +93,7 @@ class GLMGains(GainTracker):
         return self._model.value
 
     def gains(self) -> Float64Array:
-        """Return the second-order gain of each feature; tiny gains, ordered by score, for those outside the quadratic model."""
+        """Return the second-order gain of each feature; tiny gains, ordered by score, outside the quadratic model."""
         self._fit_when_due()
         gains = self._others.copy()
         gains[self._near] = 0.5 * self._quadratic.gains()
@@ -129,13 +129,13 @@ class GLMGains(GainTracker):
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
         """Add the best of the open features ``count`` times, refits included; the first ones in compiled code."""
-        taken = self._grow_in_c(open_, count, least) if last and not self._added else []
+        taken = self._grow_compiled(open_, count, least) if last and not self._added else []
         self._wanted = len(self._added) + count - len(taken)
         taken += super().grow(open_, count - len(taken), least)
         self._wanted = sys.maxsize
         return taken
 
-    def _grow_in_c(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+    def _grow_compiled(self, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
         """Add the first features in compiled code; fewer than ``count``, or none, where it cannot continue."""
         columns, n_obs = self._columns, len(self._objective.response)
         here = columns.located() if newton.can_multiply(self._objective, columns) and self._objective.centred else None

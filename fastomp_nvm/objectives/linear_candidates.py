@@ -98,7 +98,7 @@ class LinearCandidates(Candidates):
 
     @abstractmethod
     def _products(self, positions: IndexArray, rows: IndexArray) -> tuple[Float64Array, Float64Array | None]:
-        """Return the products of the candidates with their columns ``rows``, those of the features at ``positions``.
+        """Return the products of the candidates with the columns ``rows`` of the features at ``positions``.
 
         Products are (n_columns, d), after projecting out the model; the second result is the length of each column, None for
         standardised columns.

@@ -1,4 +1,4 @@
-"""What C computes for the objectives: as NumPy does, and nothing for arrays that do not fit each other."""
+"""Compiled objectives compute the same as NumPy, and refuse arrays that do not fit each other."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_compiled_gains_refuse_arrays_that_do_not_fit() -> None:
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
 @pytest.mark.parametrize("apart", [1e-1, 1e-3, 1e-5, 1e-7])
 def test_fits_of_all_but_dependent_columns_reach_the_maximum(monkeypatch, name, compiled, apart) -> None:
-    """Curvatures in single precision serve as long as they are of use; where columns are nearly the same, float64 takes over."""
+    """Fits start with curvatures in float32 and fall back to float64 where columns are nearly equal."""
     if not compiled:
         monkeypatch.setattr(native, "extension", None)
     n = 300

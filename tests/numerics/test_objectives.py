@@ -55,7 +55,7 @@ class Case:
         return ColumnPool(design, Sweeper(1), Traffic(), 1 << 30).columns(np.arange(self.X.shape[1]))
 
     def likelihood(self, A: np.ndarray, beta: np.ndarray, intercept: float) -> float:
-        """Return what is maximised, over ``A`` (n_obs, d); the linear one in units of the response's spread."""
+        """Return the objective over ``A`` (n_obs, d); for the linear model in units of the response's spread."""
         if self.name == "linear":
             y = self.y - (self.w @ self.y / self.w.sum() if self.centred else 0.0)
             y = y / np.sqrt(self.w @ y**2)
@@ -180,7 +180,7 @@ def advanced_slowly(
     enough: float,
     skip_weak: bool,
 ) -> tuple[int, list[int] | None]:
-    """Return what ``advance`` must: how many are added, and which are left once these are too few, by fits from scratch."""
+    """Return the expected result of ``advance``, from fits from scratch: additions, and the candidates left once too few are."""
     for added in range(len(sequence) + 1):
         model = objective.null()
         if added:
@@ -200,7 +200,7 @@ def advanced_slowly(
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(("dtype", "budget"), [("float64", 1 << 30), ("float32", 1 << 30), ("float32", 2000), ("float16", 1 << 30)])
 def test_candidates_advance_as_fits_from_scratch_decide(name, grouped, dtype, budget) -> None:
-    """How many are added, who is left and how good the model is follow from fits of every prefix from scratch; twice in a row."""
+    """Additions, candidates left and the value of the model agree with fits of every prefix from scratch; twice in a row."""
     rng, found = np.random.default_rng(11), set()
     for trial in range(12):
         centred = trial % 3 > 0
@@ -507,7 +507,7 @@ def test_a_family_without_compiled_fits_is_fitted_in_python() -> None:
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
 @pytest.mark.parametrize("least", [32, 0])
 def test_the_polish_finds_what_a_constraint_admits_among_many(monkeypatch, name, least) -> None:
-    """Where the features with the largest scores are not admitted any more, those that are get their turn, and are as good."""
+    """Where the features with the largest scores are infeasible, feasible ones enter the quadratic model, with the same gains."""
     rng = np.random.default_rng(8)
     X = rng.normal(size=(150, 400))
     eta = X[:, :300] @ np.where(np.arange(300) < 40, 0.5, 0.0) + 0.2 * X[:, 300:320].sum(axis=1)

@@ -1,4 +1,4 @@
-"""The polish of a GLM, all of it at once, in C, where a constraint only says how many features there may be."""
+"""The polish of a GLM in one compiled call, where only the number of features is constrained."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ pytestmark = [pytest.mark.numerics, pytest.mark.skipif(not native.extension, rea
 
 @pytest.fixture
 def grown(monkeypatch) -> list[tuple[int, int]]:
-    """Return where it is noted how many features compiled code was to add, and how many it did."""
+    """Return a list that records, per compiled call, the features wanted and the features added."""
     calls: list[tuple[int, int]] = []
-    grow = GLMGains._grow_in_c
+    grow = GLMGains._grow_compiled
 
     def watched(self: GLMGains, open_: np.ndarray, count: int, least: float) -> list[tuple[int, float]]:
         found = grow(self, open_, count, least)
         calls.append((count, len(found)))
         return found
 
-    monkeypatch.setattr(GLMGains, "_grow_in_c", watched)
+    monkeypatch.setattr(GLMGains, "_grow_compiled", watched)
     return calls
 
 
 def one_by_one(*arguments: Any) -> list[tuple[int, float]]:
-    """Stand in for compiled code that adds nothing."""
+    """Replace the compiled call by one that adds nothing."""
     return []
 
 
@@ -53,7 +53,7 @@ def one_by_one(*arguments: Any) -> list[tuple[int, float]]:
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 def test_at_once_is_step_by_step(objective, dtype, seed, n_features, k, until, ridge, copies, far, weighted) -> None:
-    """The same features and bits: dependent columns, large means, weights of zero, labels all but separated, and whatever k."""
+    """The same features and bits: dependent columns, large means, weights of zero, nearly separated labels, and any k."""
     X, y = problem(objective, 40, n_features, seed % 1000)
     X = np.tile(X, (1, copies))
     if far:
@@ -65,7 +65,7 @@ def test_at_once_is_step_by_step(objective, dtype, seed, n_features, k, until, r
         request: dict[str, Any] = {"k": k, "objective": objective, "seed": seed, "ridge": ridge, "until": until, "weights": weights}
         at_once = outcome(fo.select(store, **request))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GLMGains, "_grow_in_c", one_by_one)
+            patch.setattr(GLMGains, "_grow_compiled", one_by_one)
             assert outcome(fo.select(store, **request)) == at_once
 
 
@@ -82,8 +82,8 @@ def test_all_of_it_is_done_at_once(grown) -> None:
     assert not any(added for _, added in grown)
 
 
-def test_what_is_not_near_is_left_to_who_called(grown, monkeypatch) -> None:
-    """Of eight columns five times over only eight gain anything; the rest is added as without compiled code, where all must be."""
+def test_candidates_outside_the_quadratic_model_are_added_in_python(grown, monkeypatch) -> None:
+    """Of eight columns repeated five times only eight gain anything; a maximal set takes the rest, as without compiled code."""
     X, y = problem("logistic", 120, 8, 2)
     X = np.tile(X, (1, 5))
     request: dict[str, Any] = {"k": 12, "objective": "logistic", "ridge": 1e-8, "until": "full"}
@@ -91,14 +91,14 @@ def test_what_is_not_near_is_left_to_who_called(grown, monkeypatch) -> None:
     ((count, added),) = grown
     assert count == len(found[0]) == 12
     assert 0 < added < 12
-    monkeypatch.setattr(GLMGains, "_grow_in_c", one_by_one)
+    monkeypatch.setattr(GLMGains, "_grow_compiled", one_by_one)
     assert outcome(fo.select(X, y, **request)) == found
 
 
 @pytest.mark.parametrize("objective", ["logistic", "poisson"])
 @pytest.mark.parametrize("gather_bytes", [20_000, 4096])
 def test_columns_that_are_read_again_polish_to_the_same_bits(tmp_path: Path, grown, objective, gather_bytes) -> None:
-    """Where memory does not hold the columns nothing can be done at once, and the answer is the same."""
+    """Where memory does not hold the columns, features are added step by step, with the same answer."""
     X, y = problem(objective, 90, 150, 3)
     request: dict[str, Any] = {"k": 20, "objective": objective, "ridge": 0.05}
     with fo.create_store(str(tmp_path / "store"), X, y, tier="none") as store:
@@ -134,7 +134,7 @@ def test_the_factor_handed_over_is_that_of_the_curvature(monkeypatch) -> None:
         return grow(family, design, start, left)
 
     monkeypatch.setattr("fastomp_nvm.objectives.glm.maximise", watched)
-    monkeypatch.setattr(GLMGains, "_grow_in_c", one_by_one)
+    monkeypatch.setattr(GLMGains, "_grow_compiled", one_by_one)
     fo.select(X, y, k=15, objective="logistic", ridge=0.05)
     assert len(errors) > 1
     assert max(errors) < 1e-5

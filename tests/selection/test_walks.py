@@ -94,7 +94,7 @@ def test_a_constraint_that_says_more_is_asked(monkeypatch, objective) -> None:
 
 
 def test_a_long_walk_is_watched_and_ended(monkeypatch) -> None:
-    """After some effort compiled iterations give back control: more rounds are told of, and the answer is the same."""
+    """Compiled iterations return after some effort: with less effort more rounds are reported, and the answer is the same."""
     X, y = problem("logistic", 80, 60, 4)
     request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
     rounds: list[int] = []
@@ -112,7 +112,7 @@ def test_a_long_walk_is_watched_and_ended(monkeypatch) -> None:
 
 
 def test_a_large_fit_is_not_walked(monkeypatch) -> None:
-    """Where the columns of the model would be large, iterations are gone through one by one, with the same answer."""
+    """Where the design would be large, iterations are called one by one, with the same answer."""
     X, y = problem("logistic", 80, 60, 5)
     request: dict[str, Any] = {"k": 20, "objective": "logistic", "ridge": 0.05}
     quick = outcome(fo.select(X, y, **request))
