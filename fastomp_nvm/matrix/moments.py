@@ -56,9 +56,12 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)
     total, squares = np.zeros(n_columns), np.zeros(n_columns)
     weight = float(n_obs) if weights is None else float(weights.sum())
+    buffer = np.empty(n_columns * min(n_obs, _STEP))  # used again and again: fresh pages would cost more than the sums
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, n_obs, _STEP):
-            piece = np.array(columns[:, first : first + _STEP], dtype=np.float64, order="C")  # sums run row by row
+            some = columns[:, first : first + _STEP]
+            piece = buffer[: some.size].reshape(some.shape)  # C order: sums run row by row
+            piece[...] = some
             if weights is not None:
                 _weigh(piece, weights, first)
             total += piece.sum(axis=1)
@@ -68,8 +71,9 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         exponent = np.clip(exponent, -1000, 1000)
         scale = np.ldexp(1.0, -exponent)
         for first in range(0, n_obs, _STEP):
-            piece = np.array(columns[:, first : first + _STEP], dtype=np.float64, order="C")
-            piece -= mean[:, np.newaxis]
+            some = columns[:, first : first + _STEP]
+            piece = buffer[: some.size].reshape(some.shape)
+            np.subtract(some, mean[:, np.newaxis], out=piece, dtype=np.float64)
             piece *= scale[:, np.newaxis]
             np.multiply(piece, piece, out=piece)
             if weights is not None:
