@@ -196,7 +196,7 @@ class ShardedRows(Rows):
         for shard, found in answers.items():
             sent[shard] |= {request.key, view.key}
             candidates.given(shard)
-            pool.glanced(found.traffic)
+            pool.count_probe(found.traffic)
         return dict(sorted(answers.items()))
 
     def masks(self, features: BoolArray) -> list[Bits]:

@@ -37,7 +37,7 @@ __all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", 
 _VIEWS = 256
 
 #: Bytes of columns a shard holds while it decides one question.
-_GLANCE_BYTES = 256 << 20
+_PROBE_BYTES = 256 << 20
 
 #: Bytes of features and gradients that a shard adds to the largest scores; Ray hands over answers below 100 kB at once.
 _OFFER_BYTES = 64 << 10
@@ -269,7 +269,7 @@ class Shard:
         key = (view.key, place, candidates.key)
         if key not in self._gradients:
             ask = Ask(vectors.wide[place], features_of(members, self._dataset.n_features))
-            pool = ColumnPool(design, self._sweeper, Traffic(), _GLANCE_BYTES)
+            pool = ColumnPool(design, self._sweeper, Traffic(), _PROBE_BYTES)
             self._gradients[key] = sweep.answer([ask], place, pool)[0], pool
         return self._gradients[key]
 

@@ -149,7 +149,7 @@ class CertifiedSweep(Sweep):
 
         def exactly(place: int, columns: int) -> Gradients | None:
             if not exact and account is not None and account.too_much(columns * rows.shape[1] * rows.itemsize):
-                pool.glanced(Traffic(1, standardisation.n_features, rows.nbytes))
+                pool.count_probe(Traffic(1, standardisation.n_features, rows.nbytes))
                 sweep = rows.sweep(self.sweeper, self.vectors.part(first, len(asks)), standardisation.wide)
                 exact.extend(sweep.answer(asks, 0, pool))
             return exact[place] if exact else None

@@ -1,9 +1,9 @@
-"""Files that are cut off or fail while they are mapped: an error of the job that reads them, not the end of the process.
+"""Mapped files that are truncated or fail while in use: an error of the job that reads them, not the end of the process.
 
-A file medium watches its mappings (``watch``, ``unwatch``). Whoever computed something from an array calls ``check`` before the
-result is used: it raises when the array lies in a mapping that is longer than its file by now, or of which a page could not be
-read, in which case zeros were read in its place. Without the compiled extension the length alone is checked, and an unreadable
-page ends the process as it does everywhere else.
+A file medium registers its mappings (``watch``, ``unwatch``). Code that computed something from an array calls ``check`` before the
+result is used: it raises when the array lies in a mapping that is now longer than its file, or one with a page that could not be
+read (zeros were read instead). Without the compiled extension only the length is checked, and an unreadable page ends the process
+with SIGBUS.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ except ImportError:  # installed on a machine without a compiler
 
 __all__ = ["check", "check_range", "unwatch", "watch"]
 
-#: Address -> length and mapping. Mappings come and go on all threads, and a collection can end one at any allocation: it is read
-#: through ``copy`` alone, which is one step, and an entry says where it lies without its mapping.
+#: Address -> length and mapping. Mappings change on all threads, and garbage collection can end one at any allocation: the
+#: dictionary is only iterated as a ``copy``, which is atomic, and an entry gives the range without its mapping.
 _watched: dict[int, tuple[int, weakref.ref[mmap.mmap]]] = {}
 
 
 def watch(mapping: mmap.mmap, address: int) -> None:
-    """Watch a mapping of a whole file, which begins at ``address``."""
+    """Register a mapping of a whole file, which begins at ``address``."""
     _watched[address] = len(mapping), weakref.ref(mapping)
     if native is not None:
         native.watch(address, len(mapping))
 
 
 def unwatch(address: int) -> None:
-    """Forget the mapping at ``address``; to be called once, before it is unmapped: afterwards the address may be another's."""
+    """Remove the mapping at ``address``; called once, before it is unmapped and its addresses are used again."""
     _watched.pop(address, None)
     if native is not None:
         native.unwatch(address)
@@ -46,7 +46,7 @@ def check_range(address: int, length: int, what: str) -> None:
     """Raise ``MediumError`` when the mapping around these addresses lost a page; ``what`` begins the sentence."""
     for start, (mapped, reference) in _watched.copy().items():
         if start < address + length and address < start + mapped:
-            # The last page of a shortened file reads as zeros without any signal: only its length tells.
+            # The last page of a truncated file reads as zeros without a signal: only its length shows it.
             found = _file_length(reference())
             if found is not None and found < mapped:
                 raise MediumError(f"{what} lost its end: its file was cut off from {mapped} to {found} bytes while in use")
@@ -61,7 +61,7 @@ def check(array: AnyArray) -> None:
 
 
 def _file_length(mapping: mmap.mmap | None) -> int | None:
-    """Return how long the file behind a mapping is now; None when another thread has closed the mapping meanwhile."""
+    """Return the current length of the file behind a mapping; None when another thread has closed the mapping."""
     try:
         return None if mapping is None else mapping.size()
     except ValueError:

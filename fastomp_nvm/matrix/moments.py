@@ -1,7 +1,7 @@
 """Mean, norm and range of columns, and Gram matrices of features, in float64, plain or under observation weights.
 
-Invariant: what is computed for a column (or a feature) depends on its values and the weights alone, never on neighbours, position,
-threads or medium.
+Invariant: the moments of a column (or a feature) depend on its values and the weights only, not on neighbours, position, threads
+or medium.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 
 __all__ = ["ColumnStatistics", "gram", "moments"]
 
-#: Observations taken into float64 at a time. Part of the definition of the sums below: changing them changes their last bits.
+#: Observations converted to float64 at a time. Part of the definition of the sums below: other values change their last bits.
 _STEP = 1 << 16
 _GRAM_STEP = 1 << 14
 
@@ -25,7 +25,7 @@ class ColumnStatistics:
     """Per-column moments, each (n_columns,) float64, computed in float64 when the store was built.
 
     ``norm`` is the Euclidean norm of the *centred* column. ``grams`` holds, for each feature of several columns in feature
-    order, the (d, d) Gram matrix of its centred columns. Equal only to itself: what follows from it is kept as long as it is there.
+    order, the (d, d) Gram matrix of its centred columns. Compared by identity, so that derived data can be cached by it.
     """
 
     mean: Float64Array
@@ -43,7 +43,7 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     columns : (m, n_obs) array
         Finite values.
     weights : (n_obs,) float64, optional
-        Observation weights, not all zero. What has no weight is not looked at, not even for the range.
+        Observation weights, not all zero. Observations of weight 0 are ignored, also in the range.
 
     Returns
     -------
