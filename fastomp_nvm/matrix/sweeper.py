@@ -1,8 +1,7 @@
-"""The only code that reads the big matrix: sweeps over all columns, gathers of some, and the count of both.
+"""Products of the rows of a matrix with vectors: a kernel, and the threads that run it over ranges of rows.
 
-A sweep answers ``A_std @ V`` for a block of vectors in one pass, threaded over ranges of columns. Its kernel is row-invariant:
-the product of a column with a vector has the same bits whether the column is swept, gathered, or re-read, alone or in company,
-on one thread or several. The matrix is never copied as a whole and never written.
+The kernel is row-invariant: the product of a row with a vector has the same bits whether the row is swept, gathered or read again,
+with one vector or several, on one thread or several.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 class Vectors:
-    """Vectors as the kernel wants them: one row each, in the precision the matrix asks for.
+    """Vectors in the layout of the kernel: one row each, in the precision that the matrix needs.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ class Vectors:
 
     def __init__(self, vectors: Float64Array, dtype: DType) -> None:
         self.wide = np.ascontiguousarray(vectors.T)
-        # Rows are contiguous, so each is added up in the same order whatever the number of vectors.
+        # Rows are contiguous, so each is summed in the same order whatever the number of vectors.
         self.wide_sums = np.add.reduce(self.wide, axis=1)
         if dtype == np.float64:
             self.fast, self.sums = self.wide, self.wide_sums
