@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray
-from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.checksum import Seal, SealCheck
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.memory import aligned_empty
-from fastomp_nvm.matrix.rows import Rows, Use, local_rows
+from fastomp_nvm.matrix.rows import ArrayRows, Rows, Use, local_rows
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.threads import ranges, together, unless_others_fail
 
@@ -147,7 +147,7 @@ class Sweeper:
         Rows under a ``seal`` that is not known to be intact are compared with their checksums as they are read.
         """
         out = np.empty((len(rows), len(vectors)), dtype=np.int64)
-        check = seal.check() if seal is not None and not seal.intact else None
+        check = SealCheck(seal) if seal is not None and not seal.intact else None
 
         def fill(block: AnyArray, first: int, last: int) -> None:
             if check is not None:
@@ -163,7 +163,9 @@ class Sweeper:
         """Copy ``columns`` of a matrix into memory: (n, n_obs), contiguous and 64-byte aligned."""
         if out is None:
             out = aligned_empty((len(columns), rows.shape[1]), rows.dtype)
-        (rows if isinstance(rows, Rows) else local_rows(rows)).gather(columns, out, self)
+        if not isinstance(rows, Rows):
+            rows = ArrayRows(rows)
+        rows.gather(columns, out, self)
         return out
 
     def share(
