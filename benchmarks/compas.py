@@ -119,7 +119,7 @@ def every_set(compas: Compas) -> list[FittedSet]:
     """Fit all sets of features; the set whose members are the bits of ``m`` stands at ``m``."""
     dataset = Dataset.of_store(compas.store)
     standardisation = dataset.design().standardisation
-    dense = standardisation.materialise(dataset.matrix)
+    dense = standardisation.materialise(np.asarray(dataset.matrix))
     objective = Logistic(compas.y)
     spans = [np.arange(dataset.offsets[f], dataset.offsets[f + 1]) for f in range(dataset.n_features)]
     fitted = []

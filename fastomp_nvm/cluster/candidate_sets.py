@@ -1,9 +1,9 @@
-"""Candidate sets on the wire: which features of a shard a question is about, in as few bytes as the set allows.
+"""Compact encoding of candidate sets, the features of a shard that a question is about.
 
-From round to round a set loses what was selected and what that blocks, and little else. So a shard keeps the set of each ask that
-is in flight, in a slot, and is told what changes in it. The first time, or after it has forgotten, the change is one of all usable
-features or of none, which it knows in any case. Features that change are listed, or one bit each, deflated, whichever is shorter:
-never more than a bit per feature. A set is named by a digest, so that driver and shard cannot mean different ones.
+From round to round a set loses the selected features and those that they block, and little else. So a shard keeps the set of each
+ask in flight, in a slot, and is sent only the change. The first time, and after a restart, the change is relative to all usable
+features or to none, which every shard knows. Changed features are sent as a list or as a deflated bit mask, whichever is shorter:
+never more than a bit per feature. A set is identified by a digest, so that driver and shard cannot disagree about it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
     "unpacked",
 ]
 
-#: A bit per feature of a shard.
+#: One bit per feature of a shard.
 Bits = npt.NDArray[np.uint8]
 
-#: Sets that every shard knows: no feature, and those usable under the view of the question.
+#: Sets that every shard knows: no feature, and the features usable under the view of the question.
 NOTHING, USABLE = b"nothing", b"usable"
 
 _LIST, _DEFLATED = b"l", b"b"
@@ -44,18 +44,18 @@ _LIST, _DEFLATED = b"l", b"b"
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """A set of a shard's features, by its name and, unless the shard is taken to have it, by how to make it.
+    """A set of a shard's features: its key and, unless the shard is expected to hold it, the change that makes it.
 
     Attributes
     ----------
     slot : int
-        Where the shard keeps it; what was there before goes.
+        Where the shard keeps it, in place of the set there before.
     key : bytes
         Its digest.
     base : bytes
-        ``NOTHING``, ``USABLE``, or the key of the set that is in the slot.
+        ``NOTHING``, ``USABLE``, or the key of the set in the slot.
     change : bytes, optional
-        Features that are in one of this set and ``base`` (see ``packed``).
+        Features in exactly one of this set and ``base`` (see ``packed``).
     """
 
     slot: int
@@ -66,7 +66,7 @@ class CandidateSet:
 
 @dataclass(slots=True)
 class Slot:
-    """Where shards keep the candidates of an ask, and what each was given there last: its key and itself."""
+    """The slot in which shards keep the candidates of an ask, and the key and set that each shard was sent last."""
 
     number: int
     held: dict[int, tuple[bytes, Bits]]
@@ -88,8 +88,8 @@ class ShardedCandidates:
         self._usable = usable
         self._keys = [digest(each) for each in sets]
 
-    def told(self, shard: int, again: bool) -> CandidateSet:
-        """Return what a shard is told: the name of what it has, or what changes; all of it ``again`` when it has forgotten."""
+    def message(self, shard: int, again: bool) -> CandidateSet:
+        """Return the message for a shard: the key of the set it holds, or a change; ``again``: it may have lost its sets."""
         number, members = self._slot.number, self._sets[shard]
         bases = {USABLE: self._usable[shard], NOTHING: np.zeros_like(members)}
         if not again and shard in self._slot.held:
@@ -99,8 +99,8 @@ class ShardedCandidates:
             bases[held] = before
         return described(number, members, bases)
 
-    def given(self, shard: int) -> None:
-        """Take note that a shard has them now."""
+    def sent(self, shard: int) -> None:
+        """Record that a shard holds the candidates now."""
         self._slot.held[shard] = self._keys[shard], self._sets[shard]
 
 
@@ -110,12 +110,12 @@ def features_of(bits: Bits, count: int) -> IndexArray:
 
 
 def digest(bits: Bits) -> bytes:
-    """Return what names a set."""
+    """Return the key of a set."""
     return hashlib.blake2b(bits.tobytes(), digest_size=16).digest()
 
 
 def described(slot: int, bits: Bits, bases: Mapping[bytes, Bits]) -> CandidateSet:
-    """Return ``bits`` as a change of the one of ``bases`` that is nearest."""
+    """Return ``bits`` as a change of the nearest of ``bases``."""
     changes = {name: bits ^ base for name, base in bases.items()}
     nearest = min(changes, key=lambda name: np.count_nonzero(np.unpackbits(changes[name])))
     return CandidateSet(slot, digest(bits), nearest, packed(changes[nearest]))
@@ -124,14 +124,14 @@ def described(slot: int, bits: Bits, bases: Mapping[bytes, Bits]) -> CandidateSe
 def packed(bits: Bits) -> bytes:
     """Return a set as bytes."""
     listed = _LIST + np.flatnonzero(np.unpackbits(bits)).astype(_kind(len(bits))).tobytes()
-    if len(listed) <= 64:  # not worth looking for anything shorter
+    if len(listed) <= 64:  # short enough
         return listed
     deflated = _DEFLATED + zlib.compress(bits.tobytes(), 1)
     return min(listed, deflated, key=len)
 
 
 def unpacked(data: bytes, count: int) -> Bits:
-    """Return the set of ``count`` features that ``packed`` was given."""
+    """Return the set of ``count`` features encoded by ``packed``."""
     form, rest = data[:1], data[1:]
     if form == _LIST:
         mask = np.zeros(count, dtype=np.bool_)
@@ -143,5 +143,5 @@ def unpacked(data: bytes, count: int) -> Bits:
 
 
 def _kind(size: int) -> str:
-    """Return the type that numbers the features of a set of ``size`` bytes."""
+    """Return the integer type for feature numbers in a set of ``size`` bytes."""
     return "<u4" if size <= 1 << 29 else "<u8"

@@ -1,16 +1,16 @@
-"""The driver's side of a selection over shards: questions go to all of them at once, their decisions are merged into one.
+"""The driver of a selection over shards: questions go to all shards at once, and their decisions are merged.
 
-Merging is exact: the mean of the largest scores is taken over the union of what the shards found largest with a correctly rounded
-sum, survivors are concatenated, and of the best features the one with the highest score and then the lowest index is kept. With
-the row-invariant kernel on every shard the answer has the bits of one store that holds all features.
+Merging is exact: the mean of the largest scores is a correctly rounded sum over the union of the shards' largest scores, survivors
+are concatenated, and the best feature is the one with the highest score and then the lowest index. With the row-invariant kernel on
+every shard the answer has the bits of one store that holds all features.
 
-Per decision a shard is told what changed in its candidates (``candidate_sets``) and sends back r scores, or its survivors, or one
-feature. A call takes milliseconds, so with its r scores a shard offers what is likely to be asked next: algorithms keep what
-reaches some share of the mean of the r largest scores, mostly the same share in every sweep, and the largest scores of one shard
-are no larger than those of all. So what reaches that share of its own mean contains its survivors.
+For a decision a shard receives the change of its candidates (``candidate_sets``) and returns r scores, or its survivors, or one
+feature. A call takes milliseconds, so a shard adds to its r scores the likely next answer: algorithms keep the features that reach
+some share of the mean of the r largest scores, mostly the same share in every sweep. The mean of one shard is at most that of all,
+so the features that reach this share of the shard's own mean contain its survivors.
 
-Vectors, weights and candidates are handed over once and named afterwards; a shard that was restarted says that it has forgotten
-them and is given them again. How calls reach a shard is the ``Transport``'s part.
+Vectors, weights and candidates are sent once and referred to by key afterwards; a restarted shard raises ``ForgottenError`` and is
+sent them again. A ``Transport`` carries the calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fastomp_nvm.stores.contract import Sidecars
 
 __all__ = ["ShardedRows", "Transport", "payload_bytes"]
 
-#: Bytes of columns asked of one shard at a time: bounds what lies in the object store.
+#: Bytes of columns requested from one shard at a time: bounds the use of the object store.
 GATHER_BYTES = 32 << 20
 
 
@@ -51,22 +51,22 @@ class Transport(Protocol):
     """Carries calls to shards."""
 
     def share(self, value: Any) -> Any:
-        """Hand over a value for all shards; return what stands for it in the arguments of ``call``: a small one for itself."""
+        """Store a value for all shards; return a handle to pass to ``call``. Small values are returned unchanged."""
         ...
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of :class:`~fastomp_nvm.cluster.shard.Shard` on several shards at once; return their results, all of them.
+        """Call a method of :class:`~fastomp_nvm.cluster.shard.Shard` on several shards at once; return the result of each.
 
         Raises a ``FastompError`` that names the shard when one cannot answer, in bounded time.
         """
         ...
 
-    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
-        """Have ``told`` called with the share of its sweep that each shard has done, from time to time while waiting."""
+    def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:
+        """Call ``report`` while waiting, with the share of its sweep that each shard has done."""
         ...
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Release the shards."""
         ...
 
 
@@ -80,7 +80,7 @@ class ShardedRows(Rows):
     shape : (int, int)
     dtype : dtype
     connect : callable
-        Returns the transport; called when the first question is asked.
+        Returns the transport; called at the first question.
     """
 
     on_device = True
@@ -156,7 +156,7 @@ class ShardedRows(Rows):
         self.in_memory()
 
     def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> Sweep:
-        """Hand the vectors over; the shards sweep with them when the first decision is asked for."""
+        """Send the vectors; the shards sweep with them at the first decision."""
         request = SweepRequest(secrets.token_hex(8), vectors.wide, tier is not None, self.connection.views[self].standardize)
         return _ShardedSweep(self, _Named(request.key, self._share(request), replace(request, vectors=None)))
 
@@ -169,20 +169,20 @@ class ShardedRows(Rows):
         arguments: Mapping[int, Any],
         pool: ColumnPool,
     ) -> dict[int, Answer]:
-        """Have shards take a decision, each with its own argument; add what they read to the account of the run."""
+        """Return a decision of each shard, given its argument; count the columns they read for the run."""
         asked_under, sent = self.connection.views[pool.design.matrix], self.connection.sent
         view = self.connection.shared_views.get(pool.design.matrix)
         if view is None:
             view = _Named(asked_under.key, self._share(asked_under), View(asked_under.key))
             self.connection.shared_views[pool.design.matrix] = view
 
-        def asked(again: bool) -> dict[int, tuple[Any, ...]]:
-            """Name what a shard was given before, and give it what it was not."""
+        def messages(again: bool) -> dict[int, tuple[Any, ...]]:
+            """Return the arguments of each shard: keys of values sent before, whole values otherwise."""
             return {
                 shard: (
                     *(each.whole if again or each.key not in sent[shard] else each.stub for each in (request, view)),
                     place,
-                    candidates.told(shard, again),
+                    candidates.message(shard, again),
                     decision,
                     argument,
                 )
@@ -190,13 +190,13 @@ class ShardedRows(Rows):
             }
 
         try:
-            answers: dict[int, Answer] = self._call("decide", asked(again=False))
+            answers: dict[int, Answer] = self._call("decide", messages(again=False))
         except ForgottenError:  # a shard was restarted
-            answers = self._call("decide", asked(again=True))
+            answers = self._call("decide", messages(again=True))
         for shard, found in answers.items():
             sent[shard] |= {request.key, view.key}
-            candidates.given(shard)
-            pool.glanced(found.traffic)
+            candidates.sent(shard)
+            pool.count_probe(found.traffic)
         return dict(sorted(answers.items()))
 
     def masks(self, features: BoolArray) -> list[Bits]:
@@ -208,23 +208,23 @@ class ShardedRows(Rows):
         return int(self._features[shard])
 
     def sidecars(self, shards: Sequence[int]) -> dict[int, Sidecars]:
-        """Return everything but the matrix of some shards."""
+        """Return everything except the matrix of some shards."""
         return self._call("sidecars", dict.fromkeys(shards, ()))
 
     def verify(self) -> None:
-        """Have every shard check its blocks."""
+        """Verify the blocks of every shard."""
         self._call("verify", dict.fromkeys(range(len(self.addresses)), ()))
 
-    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
-        """Have ``told`` called with the share of its sweep that each shard has done."""
-        self.connection.watch(told)
+    def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:
+        """Call ``report`` during a sweep with the share that each shard has done."""
+        self.connection.watch(report)
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Release the shards."""
         self.connection.close()
 
     def _whiteners(self, plain: Standardisation, parts: Mapping[int, Any], place: int) -> tuple[Whitener, ...]:
-        """Put the whitening matrices of the shards together, in the grouping of the whole store."""
+        """Return the whitening matrices of all shards, grouped as in the whole store."""
         widths = np.diff(plain.offsets)
         whole = []
         for group in plain.whiteners:
@@ -244,7 +244,7 @@ class ShardedRows(Rows):
         return [(int(shard), np.flatnonzero(owners == shard)) for shard in np.unique(owners)]
 
     def _share(self, value: Any) -> Any:
-        """Hand a value over, counted once per shard; one that travels with the calls instead is counted there."""
+        """Share a value, counted once per shard; a value sent with the calls instead is counted there."""
         shared = self.connection.transport.share(value)
         self.network.sent += payload_bytes(value) * len(self.addresses) if shared is not value else 0
         return shared
@@ -260,7 +260,7 @@ class ShardedRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What shards are given once: its name, the whole of it (or what stands for it), and what names it from then on."""
+    """A value that shards are sent once: its key, the value (or a handle), and the short form sent afterwards."""
 
     key: str
     whole: Any
@@ -269,20 +269,20 @@ class _Named:
 
 @dataclass(slots=True)
 class _Shares:
-    """Thresholds as shares of the mean of the largest scores: the lowest of the sweep before, and of this one."""
+    """Lowest threshold, as a share of the mean of the largest scores: of the previous sweep, and of this one."""
 
     likely: float = math.inf
     lowest: float = math.inf
 
 
 class _Connection:
-    """A transport made when it is first needed, shared by all views of the same rows."""
+    """A transport that is created on first use, shared by all views of the same rows."""
 
     def __init__(self, connect: Callable[[], Transport]) -> None:
         self._connect = connect
         self._transport: Transport | None = None
-        self._told: Callable[[Sequence[float]], None] | None = None
-        self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of what each shard was given
+        self._report: Callable[[Sequence[float]], None] | None = None
+        self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of the values each shard was sent
         self.shares = _Shares()
         self.views: WeakKeyDictionary[Rows, View] = WeakKeyDictionary()  # the standardisation behind each view of the rows
         self.shared_views: WeakKeyDictionary[Rows, _Named] = WeakKeyDictionary()  # those handed over to the shards
@@ -293,11 +293,11 @@ class _Connection:
         """The transport."""
         if self._transport is None:
             self._transport = self._connect()
-            self._transport.watch(self._told)
+            self._transport.watch(self._report)
         return self._transport
 
     def slots(self, pool: ColumnPool, count: int) -> list[Slot]:
-        """Return slots for the asks of a run: its own ones, and others that no run in flight has, so that shards keep few sets."""
+        """Return slots for the asks of a run: its own, then unused ones with low numbers, so that shards keep few sets."""
         mine = self._slots.setdefault(pool, [])
         if len(mine) < count:
             taken = {slot.number for slots in self._slots.values() for slot in slots}
@@ -305,14 +305,14 @@ class _Connection:
             mine += [Slot(next(unused), {}) for _ in range(count - len(mine))]
         return mine
 
-    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
-        """Have ``told`` called while waiting."""
-        self._told = told
+    def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:
+        """Call ``report`` while waiting."""
+        self._report = report
         if self._transport is not None:
-            self._transport.watch(told)
+            self._transport.watch(report)
 
     def close(self) -> None:
-        """Let go of the transport."""
+        """Release the transport."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -357,7 +357,7 @@ class _ShardedGradients(Gradients):
         self._asked = [shard for shard, few in enumerate(mine) if few.any()]
         self._count = len(ask.candidates)
         self._shares = shares
-        self._mean = 0.0  # of the largest scores, once it was asked for
+        self._mean = 0.0  # of the largest scores, once requested
         self._reaching: dict[int, Answer] = {}  # features that reach a bar, by shard
         self._known: tuple[IndexArray, Float64Array] | None = None  # survivors and their gradient
 
@@ -373,7 +373,7 @@ class _ShardedGradients(Gradients):
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""
-        if self._mean > 0.0:  # a little less, so that rounding does not lift a bar above the threshold
+        if self._mean > 0.0:  # slightly less, so that rounding does not raise a bar above the threshold
             self._shares.lowest = min(self._shares.lowest, threshold / self._mean * (1.0 - 1e-12))
         if not self._reaching or not all(found.bar <= threshold for found in self._reaching.values()):
             self._reaching = self._decide("at_least", threshold)
@@ -421,13 +421,13 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 def _weighted_view(weights: Float64Array | None) -> View:
-    """Return the view of the standardisation under ``weights``, named by them: a shard finds what it computed for them before."""
+    """Return the view under ``weights``, with a digest of them as key."""
     assert weights is not None
     return View(hashlib.blake2b(weights.tobytes(), digest_size=16).hexdigest(), weights)
 
 
 def payload_bytes(value: Any) -> int:
-    """Return the size of what a value carries: arrays, bytes and text by length, numbers as 8 bytes, handles not at all."""
+    """Return the payload size of a value: arrays, bytes and text by length, numbers as 8 bytes, handles as 0."""
     if isinstance(value, (np.ndarray, np.generic)):
         return int(value.nbytes)
     if isinstance(value, (bytes, str)):

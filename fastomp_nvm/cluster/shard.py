@@ -1,7 +1,7 @@
-"""One shard's side of a selection over many: it maps its store and answers as a pure function of what it is asked.
+"""One shard of a selection: it maps its store and answers questions as a pure function of their arguments.
 
-A question carries everything its answer depends on, so that a shard which was restarted, or another one over the same store, gives
-the same answer. What a shard remembers (its last sweep, standardisations under weights) only saves work. Knows no network.
+A question carries everything its answer depends on, so that a restarted shard, or another one over the same store, gives the same
+answer. The state of a shard (its last sweep, standardisations under weights, candidate sets) is a cache. No network code is here.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from fastomp_nvm.version import __version__
 
 __all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", "View"]
 
-#: Standardisations that a shard remembers, unless more were asked for at once.
+#: Standardisations that a shard caches, unless more were requested at once.
 _VIEWS = 256
 
-#: Bytes of columns a shard holds while it decides one question.
-_GLANCE_BYTES = 256 << 20
+#: Bytes of columns that a shard holds while it decides one question.
+_PROBE_BYTES = 256 << 20
 
-#: Bytes of features and gradients that a shard adds to the largest scores; Ray hands over answers below 100 kB at once.
+#: Bytes of features and gradients that a shard adds to the largest scores; Ray sends answers below 100 kB inline.
 _OFFER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """Where a shard is and what it must hold.
+    """The location of a shard and the range that it must hold.
 
     Attributes
     ----------
     name : str
-        What errors call it.
+        Its name in errors.
     url : str
-        Of its store, as the machine that holds it sees it.
+        URL of its store on the machine that holds it.
     fingerprint : str
     features, columns : (int, int)
-        The range of the whole store's features, and of its columns, that it holds.
+        Range of features, and of columns, of the whole store that it holds.
     resource : str
-        Ray resource of the machines that have the store; empty when all have.
+        Ray resource of the machines that have the store; empty when all have it.
     labels : str
-        Digest of its names and targets; empty when it is not known.
+        Digest of its names and targets; empty when unknown.
     """
 
     name: str
@@ -72,19 +72,19 @@ class ShardAddress:
 
 
 class ForgottenError(FastompError):
-    """A shard was asked about something by its name alone and does not remember it: ask again with all of it."""
+    """A shard was sent only the key of a value that it no longer holds: send the whole value."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A standardisation by how it comes about.
+    """A standardisation, identified by its origin.
 
     Attributes
     ----------
     key : str
-        ``plain`` (as stored), ``raw`` (none), or what names the weights.
+        ``plain`` (as stored), ``raw`` (none), or a digest of the weights.
     weights : (n_obs,) float64, optional
-        Left out where there are none, and where the shard is taken to remember them.
+        None where there are none, and where the shard is expected to hold them.
     """
 
     key: str
@@ -103,9 +103,9 @@ class SweepRequest:
     Attributes
     ----------
     key : str
-        Names it.
+        Identifies the sweep.
     vectors : (m, n_obs) float64, optional
-        All vectors of a round; left out where the shard is taken to remember the sweep.
+        All vectors of a round; None where the shard is expected to hold the sweep.
     tiered : bool
         Whether the tier may decide.
     standardize : bool
@@ -120,20 +120,20 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a shard says.
+    """The answer of a shard.
 
     Attributes
     ----------
     features : (f,) int64
-        By its own count, ascending.
+        Features, numbered within the shard, ascending.
     numbers : float64
         Scores, or gradients of the columns of ``features``: see ``Shard.decide``.
     traffic : Traffic
-        What it read beyond the sweep itself.
+        Columns read beyond the sweep itself.
     largest : (r,) float64
-        The largest scores, where they were asked for.
+        The largest scores, where requested.
     bar : float
-        ``features`` are all those whose score reaches it.
+        ``features`` are all features whose score reaches it.
     """
 
     features: IndexArray
@@ -159,17 +159,17 @@ class Shard:
         self._address = address
         self._store = store
         self._dataset = Dataset.of_store(self._store)
-        self._swept_columns = 0  # of the sweep going on, over both kinds of kernel
+        self._swept_columns = 0  # columns of the current sweep done so far
         self._sweeper = Sweeper(threads, _counting(kernel(), self._count))
         self._views: OrderedDict[str, Design] = OrderedDict()
         self._most_views = _VIEWS
         self._sweep: tuple[str, Vectors, ExactSweep | CertifiedSweep] | None = None  # the last one, by its key
-        self._sets: dict[int, tuple[bytes, Bits]] = {}  # candidates by slot: their key and themselves
+        self._sets: dict[int, tuple[bytes, Bits]] = {}  # slot -> key and set of candidates
         self._gradients: dict[tuple[str, int, bytes], tuple[LocalGradients, ColumnPool]] = {}
         self._lock = threading.Lock()
 
     def hello(self) -> dict[str, str]:
-        """Return what must be the same on all machines for the bits to be the same."""
+        """Return the software that must be the same on all machines for the bits to be the same."""
         return {"release": __version__, **sweep_build(self._sweeper.kernel.id)}
 
     def progress(self) -> float:
@@ -185,7 +185,7 @@ class Shard:
         decision: Literal["largest", "at_least", "argmax", "of"],
         argument: Any,
     ) -> Answer:
-        """Take one decision about the vector at ``place``; the first one about a request sweeps.
+        """Return one decision about the vector at ``place``; the first decision of a request sweeps.
 
         Parameters
         ----------
@@ -193,10 +193,10 @@ class Shard:
         view : View
         place : int
         candidates : CandidateSet
-            Of the features usable under ``view``.
+            Among the features usable under ``view``.
         decision : str
-            ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and what ``at_least`` of ``share`` times
-            their sum over ``r`` would say, if that is little and costs no reading. ``at_least``: features whose score reaches
+            ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and the answer of ``at_least`` for
+            ``share`` times their mean, if it is short and needs no reading. ``at_least``: features whose score reaches
             ``argument``, and their gradients. ``argmax``: the best feature and its score. ``of``: gradients of the features in
             ``argument``, see ``candidate_sets.packed``.
         """
@@ -224,14 +224,14 @@ class Shard:
             return Answer(features, numbers, pool.settle(), largest, bar)
 
     def rows(self, columns: IndexArray) -> AnyArray:
-        """Return ``columns`` (by the shard's own count) as (n, n_obs)."""
+        """Return the rows ``columns``, numbered within the shard, as (n, n_obs)."""
         with self._lock:
             return self._sweeper.gather(self._dataset.matrix, columns)
 
     def standardisations(self, views: Sequence[View]) -> list[tuple[Float64Array, Float64Array, list[Float64Array]]]:
         """Return mean, scale and, per width of features of several columns, whitening matrices under each view, in one pass."""
         with self._lock, one_blas_thread():
-            self._most_views = max(_VIEWS, len(views) + 2)  # with those without weights: the questions that follow are about all
+            self._most_views = max(_VIEWS, len(views) + 2)  # and the two unweighted ones: later questions use all of them
             weights = [view.weights for view in views if view.weights is not None]
             known = self._dataset.knowing(weights)
             found = []
@@ -243,7 +243,7 @@ class Shard:
             return found
 
     def sidecars(self) -> Sidecars:
-        """Return everything of the store but the matrix."""
+        """Return everything of the store except the matrix."""
         store: Any = self._store
         found: Sidecars = store.sidecars
         return found
@@ -256,7 +256,7 @@ class Shard:
             raise StoreError(f"{self._address.name}: {error}") from error
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._store.close()
 
     def _answers(
@@ -269,7 +269,7 @@ class Shard:
         key = (view.key, place, candidates.key)
         if key not in self._gradients:
             ask = Ask(vectors.wide[place], features_of(members, self._dataset.n_features))
-            pool = ColumnPool(design, self._sweeper, Traffic(), _GLANCE_BYTES)
+            pool = ColumnPool(design, self._sweeper, Traffic(), _PROBE_BYTES)
             self._gradients[key] = sweep.answer([ask], place, pool)[0], pool
         return self._gradients[key]
 
@@ -277,7 +277,7 @@ class Shard:
         """Return the vectors and products of a sweep, which is run unless it was the last one."""
         if self._sweep is None or self._sweep[0] != request.key:
             if request.vectors is None:
-                raise ForgottenError(f"{self._address.name} does not remember the sweep {request.key}")
+                raise ForgottenError(f"{self._address.name} does not hold the sweep {request.key}")
             self._gradients.clear()
             self._sweep = None
             self._swept_columns = 0
@@ -291,37 +291,37 @@ class Shard:
         return self._sweep[1:]
 
     def _members(self, candidates: CandidateSet, design: Design) -> Bits:
-        """Return a set of candidates, made from what it is a change of unless it is in its slot."""
+        """Return a set of candidates: from its slot, or by applying the change to its base."""
         count = self._dataset.n_features
         nothing = np.zeros(-(-count // 8), dtype=np.uint8)
         held, members = self._sets.get(candidates.slot, (NOTHING, nothing))
         if held != candidates.key:
             bases = {NOTHING: nothing, USABLE: np.packbits(design.standardisation.usable()), held: members}
             if candidates.change is None or candidates.base not in bases:
-                raise ForgottenError(f"{self._address.name} does not remember the candidates {candidates.key.hex()}")
+                raise ForgottenError(f"{self._address.name} does not hold the candidates {candidates.key.hex()}")
             members = bases[candidates.base] ^ unpacked(candidates.change, count)
             if digest(members) != candidates.key:
-                raise StoreError(f"{self._address.name} and its driver take other features for usable: install the same release")
+                raise StoreError(f"{self._address.name} and its driver disagree about usable features: install the same release")
             self._sets[candidates.slot] = candidates.key, members
         return members
 
     def _design(self, view: View) -> Design:
-        """Return the design under a view, computed unless remembered."""
+        """Return the design under a view, from the cache or computed."""
         if view.key not in self._views:
             if view.weights is None and view.key not in ("plain", "raw"):
-                raise ForgottenError(f"{self._address.name} does not remember the weights {view.key}")
+                raise ForgottenError(f"{self._address.name} does not hold the weights {view.key}")
             self._remember(view.key, self._dataset.design(view.standardize, view.weights))
         self._views.move_to_end(view.key)
         return self._views[view.key]
 
     def _remember(self, key: str, design: Design) -> None:
-        """Remember the design of a view."""
+        """Cache the design of a view."""
         self._views[key] = design
         while len(self._views) > self._most_views:
             self._views.popitem(last=False)
 
     def _count(self, columns: int) -> None:
-        """Count columns that a sweep has done; exactness is not needed."""
+        """Count columns that a sweep has done; approximate where threads collide."""
         self._swept_columns += columns
 
 

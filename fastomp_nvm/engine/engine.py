@@ -1,8 +1,8 @@
-"""Drives algorithms: merges the questions of all runs in flight into one sweep, answers them, reports and cancels.
+"""Drives algorithms: merges the queries of all runs in flight into one sweep, answers them, reports and cancels.
 
-The engine is the only consumer of the algorithms' generators. A run's counters are what it would have cost alone; the engine's
-own traffic is what the merged sweeps really took from the medium. Because the kernel is row-invariant, a run's answer has the
-same bits in company as alone; because the tier is certified, it has them with and without it.
+The engine is the only consumer of the algorithms' generators. A run's counters are those of the run by itself; the engine's own
+traffic counts the merged sweeps. Because the kernel is row-invariant, merging changes no bit of a run's answer; because the tier
+is certified, the tier changes none either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastomp_nvm.matrix.traffic import Traffic
 
 __all__ = ["Engine", "Observer", "Progress", "Run"]
 
-#: Bytes of products one merged sweep may hold; runs beyond that are answered in a further sweep.
+#: Bytes of products that one merged sweep may hold; further runs are answered in another sweep.
 PRODUCT_BYTES = 1 << 30
 
 

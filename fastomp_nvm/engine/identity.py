@@ -1,4 +1,4 @@
-"""What the bits of an answer depend on beside the data, and a digest of the targets: the identity of a durable run."""
+"""Identity of a durable run: the software that the bits of an answer depend on, and a digest of the targets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ __all__ = ["numeric_build", "sweep_build", "target_digest"]
 
 
 def numeric_build(kernel: str) -> dict[str, str]:
-    """Return what the bits of an answer depend on beside the request and the data: those of sweeps, and what computes the rest."""
+    """Return the software that the bits of an answer depend on: that of sweeps, of fits and of inner rounds."""
     return {**sweep_build(kernel), "fits": compiled.fits(), "rounds": compiled.rounds()}
 
 
 def sweep_build(kernel: str) -> dict[str, str]:
-    """Return what the bits of a sweep, its decisions and its columns depend on beside the data: all that a shard computes.
+    """Return the software that the bits of a sweep, its decisions and its columns depend on: everything a shard computes.
 
-    The kernel and the grid of blocks; the BLAS behind NumPy and SciPy with the processor it was tuned for, which stands for the
-    instruction set that NumPy's own loops choose too; and their releases. Not the number of threads of a sweep, which changes no
-    bit.
+    The kernel and the grid of blocks; the BLAS behind NumPy and SciPy with the processor type it selected, which also identifies
+    the instruction set of NumPy's own loops; and their releases. The number of threads of a sweep changes no bit.
     """
     return {
         "kernel": kernel,

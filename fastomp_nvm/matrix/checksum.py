@@ -54,10 +54,6 @@ class Seal:
         self.damaged = damaged
         self.intact = False  # set once all of them were compared
 
-    def check(self) -> SealCheck:
-        """Return a comparison for one reading of the whole matrix."""
-        return SealCheck(self)
-
 
 class SealCheck:
     """One reading of a sealed matrix.

@@ -149,7 +149,7 @@ class CertifiedSweep(Sweep):
 
         def exactly(place: int, columns: int) -> Gradients | None:
             if not exact and account is not None and account.too_much(columns * rows.shape[1] * rows.itemsize):
-                pool.glanced(Traffic(1, standardisation.n_features, rows.nbytes))
+                pool.count_probe(Traffic(1, standardisation.n_features, rows.nbytes))
                 sweep = rows.sweep(self.sweeper, self.vectors.part(first, len(asks)), standardisation.wide)
                 exact.extend(sweep.answer(asks, 0, pool))
             return exact[place] if exact else None
@@ -180,7 +180,7 @@ class TierGradients(LocalGradients):
     ----------
     ask : Ask
     below, above : (n_features,) float64
-        Bounds of the scores that the exact sweep would find.
+        Bounds of the scores of the exact sweep.
     pool : ColumnPool
         Reads the columns that must be known exactly.
     exactly : callable, optional
@@ -200,7 +200,7 @@ class TierGradients(LocalGradients):
         self._below = below[ask.candidates]
         self._above = above[ask.candidates]
         self._exact = np.zeros(len(ask.candidates), dtype=np.bool_)
-        self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of exact candidates
+        self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of candidates known exactly
         self._pool = pool
         self._exactly = exactly
 
@@ -223,17 +223,17 @@ class TierGradients(LocalGradients):
         """Return the gradient of the columns of ``features``, in their order."""
         positions = np.searchsorted(self._candidates, features)
         positions = positions[positions < len(self._candidates)]
-        if not np.array_equal(self._candidates[positions], features):  # some are no candidates
+        if not np.array_equal(self._candidates[positions], features):  # some are not candidates
             return self._pool.products(features, self._vector)[:, 0]
         self._read(np.sort(positions))
         return self._gradient[column_index(self._pool.design.standardisation.offsets, features)]
 
     def _leaders(self, count: int) -> IndexArray:
-        """Return positions, ascending, of candidates now known exactly that have the ``count`` largest scores among them."""
-        # Reading the likely leaders first lifts the bar that the others must reach to be read at all.
+        """Return positions, ascending, of candidates that include the ``count`` largest scores, all now known exactly."""
+        # Reading the likely leaders first raises the bar that others must reach to be read at all.
         self._read(np.sort(_largest(self._below, count)))
         bar = self._below[_largest(self._below, count)].min()
-        leaders = np.flatnonzero(~(self._above < bar))  # those that may tie with the last one too
+        leaders = np.flatnonzero(~(self._above < bar))  # including ties with the last one
         self._read(leaders)
         return leaders
 
@@ -275,7 +275,7 @@ class ExactGradients(LocalGradients):
         self._standardisation = standardisation
         self._candidates = candidates
         scores = standardisation.scores(products[:, None])[:, 0]
-        self._scores = scores if len(candidates) == len(scores) else scores[candidates]  # ascending: as many are all
+        self._scores = scores if len(candidates) == len(scores) else scores[candidates]  # ascending: this many are all features
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""
@@ -298,7 +298,7 @@ def largest(values: Float64Array, count: int) -> Float64Array:
     """Return the ``count`` largest of ``values`` (n,), all when there are fewer, in no order."""
     sample = values[:: max(len(values) // SAMPLE, 1)]
     likely = 2 * count * len(sample) // max(len(values), 1) + 8
-    if likely < len(sample) < len(values):  # few of many: all but a few are below what some of a sample reach
+    if likely < len(sample) < len(values):  # few of many: most are below a threshold taken from the sample
         some = values[values >= np.partition(sample, len(sample) - likely)[len(sample) - likely]]
         values = some if len(some) >= count else values
     count = min(count, len(values))

@@ -28,19 +28,19 @@ def aligned_empty(shape: tuple[int, ...], dtype: DType, alignment: int = 64) -> 
 
 
 def fillable_memory() -> float:
-    """Return the bytes of memory this process may still fill, the page cache counted as free; infinity where nothing tells."""
+    """Return the bytes of memory this process may still fill, counting the page cache as free; infinity if unknown."""
     return min(_available_memory(), _group_room(), _allowed_addresses())
 
 
 def refuse_beyond_memory(size: int, what: str, instead: str) -> None:
-    """Raise ``MediumError`` when this process may not fill ``size`` bytes more: the kernel would end it without a word."""
+    """Raise ``MediumError`` when this process may not fill ``size`` more bytes: the kernel would kill it without a message."""
     room = fillable_memory()
     if size > room:
         raise MediumError(f"{what} needs {size / 1e9:.2f} GB of memory, and {room / 1e9:.2f} GB may be filled: {instead}")
 
 
 def _available_memory() -> float:
-    """Return what the kernel could hand out without swapping."""
+    """Return the memory that the kernel can provide without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -49,7 +49,7 @@ def _available_memory() -> float:
 
 
 def _allowed_addresses() -> float:
-    """Return what the resource limits of this process leave of its data and of its address space."""
+    """Return the room that the resource limits of this process leave for data and address space."""
     room = float("inf")
     for limit, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         most = resource.getrlimit(limit)[0]
@@ -61,7 +61,7 @@ def _allowed_addresses() -> float:
 
 
 def _group_room() -> float:
-    """Return what the memory control group of this process leaves it: its limit less what cannot be dropped."""
+    """Return the room in the memory control group of this process: its limit minus memory that cannot be reclaimed."""
     room = float("inf")
     try:
         groups = [line.split(":", 2) for line in _MY_GROUPS.read_text(encoding="utf-8").splitlines()]
@@ -91,7 +91,7 @@ def _group_folder(mount: Path, path: str) -> Path:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the lines ``name number`` of a file of the kernel's; empty where there is none."""
+    """Return the ``name number`` lines of a kernel file as a dictionary; empty where there is no such file."""
     try:
         return {name: int(value) for name, value in map(str.split, file.read_text(encoding="ascii").splitlines())}
     except (OSError, ValueError):

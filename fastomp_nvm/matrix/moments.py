@@ -1,7 +1,7 @@
 """Mean, norm and range of columns, and Gram matrices of features, in float64, plain or under observation weights.
 
-Invariant: what is computed for a column (or a feature) depends on its values and the weights alone, never on neighbours, position,
-threads or medium.
+Invariant: the moments of a column (or a feature) depend on its values and the weights only, not on neighbours, position, threads
+or medium.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 
 __all__ = ["ColumnStatistics", "gram", "moments"]
 
-#: Observations taken into float64 at a time. Part of the definition of the sums below: changing them changes their last bits.
+#: Observations converted to float64 at a time. Part of the definition of the sums below: other values change their last bits.
 _STEP = 1 << 16
 _GRAM_STEP = 1 << 14
 
@@ -25,7 +25,7 @@ class ColumnStatistics:
     """Per-column moments, each (n_columns,) float64, computed in float64 when the store was built.
 
     ``norm`` is the Euclidean norm of the *centred* column. ``grams`` holds, for each feature of several columns in feature
-    order, the (d, d) Gram matrix of its centred columns. Equal only to itself: what follows from it is kept as long as it is there.
+    order, the (d, d) Gram matrix of its centred columns. Compared by identity, so that derived data can be cached by it.
     """
 
     mean: Float64Array
@@ -43,7 +43,7 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     columns : (m, n_obs) array
         Finite values.
     weights : (n_obs,) float64, optional
-        Observation weights, not all zero. What has no weight is not looked at, not even for the range.
+        Observation weights, not all zero. Observations of weight 0 are ignored, also in the range.
 
     Returns
     -------
@@ -56,9 +56,12 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)
     total, squares = np.zeros(n_columns), np.zeros(n_columns)
     weight = float(n_obs) if weights is None else float(weights.sum())
+    buffer = np.empty(n_columns * min(n_obs, _STEP))  # used again and again: fresh pages would cost more than the sums
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, n_obs, _STEP):
-            piece = np.array(columns[:, first : first + _STEP], dtype=np.float64, order="C")  # sums run row by row
+            some = columns[:, first : first + _STEP]
+            piece = buffer[: some.size].reshape(some.shape)  # C order: sums run row by row
+            piece[...] = some
             if weights is not None:
                 _weigh(piece, weights, first)
             total += piece.sum(axis=1)
@@ -68,8 +71,9 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         exponent = np.clip(exponent, -1000, 1000)
         scale = np.ldexp(1.0, -exponent)
         for first in range(0, n_obs, _STEP):
-            piece = np.array(columns[:, first : first + _STEP], dtype=np.float64, order="C")
-            piece -= mean[:, np.newaxis]
+            some = columns[:, first : first + _STEP]
+            piece = buffer[: some.size].reshape(some.shape)
+            np.subtract(some, mean[:, np.newaxis], out=piece, dtype=np.float64)
             piece *= scale[:, np.newaxis]
             np.multiply(piece, piece, out=piece)
             if weights is not None:

@@ -1,8 +1,7 @@
-"""Devices this machine does not have, imitated by waiting: reads are held back to what a published device delivers.
+"""Emulation of devices this machine does not have: a read waits until a published device would have delivered it.
 
-Only time is imitated, and only that of reading: bytes come from wherever they are, and whoever asked for them waits until the
-device could have delivered them. A device quicker than this machine's memory therefore shows no difference. Results say that a
-medium is emulated and with which profile.
+Only the time of reads is emulated; the bytes come from the real medium. A device faster than this machine's memory therefore makes
+no difference. Results name the profile of an emulated medium.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ __all__ = ["PROFILES", "DeviceProfile", "Pace"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What is published of a device's reads.
+    """Published figures of a device's reads.
 
     Attributes
     ----------
     description : str
-        One phrase for reports: the device and where its figures are from.
+        One phrase for reports: the device and the source of its figures.
     bytes_per_second : float
-        Of sequential reads by enough threads.
+        Rate of sequential reads by enough threads.
     latency : float
-        Seconds until a read at another place begins to deliver.
+        Seconds until a read at another offset begins to deliver.
     """
 
     description: str
@@ -47,7 +46,7 @@ PROFILES: Mapping[str, DeviceProfile] = MappingProxyType(
 
 
 class Pace:
-    """A device that serves one read after the other, shared by the threads of a sweep.
+    """An emulated device that serves one read after the other, shared by the threads of a sweep.
 
     Parameters
     ----------
@@ -57,10 +56,10 @@ class Pace:
     def __init__(self, profile: DeviceProfile) -> None:
         self._profile = profile
         self._lock = threading.Lock()
-        self._idle_from = 0.0  # when the device has served everything asked for so far
+        self._idle_from = 0.0  # when the device will have served all reads so far
 
     def wait(self, size: int, places: int = 1) -> None:
-        """Return when the device would have delivered ``size`` bytes from ``places`` places, asked for just now or before."""
+        """Return once the device would have delivered ``size`` bytes from ``places`` offsets, after all earlier reads."""
         needed = size / self._profile.bytes_per_second + places * self._profile.latency
         with self._lock:
             self._idle_from = done = max(self._idle_from, time.perf_counter()) + needed

@@ -1,8 +1,8 @@
-"""The columns a run has gathered: read from the medium once, kept where they arrived, multiplied there again and again.
+"""The columns a run has gathered: read from the medium once, kept in memory, multiplied many times.
 
-A pool has a byte budget. Within it a column is read once; what exceeds it is read again whenever it is needed. The budget changes
-how many bytes move and nothing else: neither a product nor the set of features that were asked for depends on it. A matrix that is
-in memory as a whole is multiplied where it lies, and only counted as if it were gathered.
+A pool has a byte budget. Within it a column is read once; columns beyond it are read again whenever they are needed. The budget
+changes how many bytes are read and nothing else: neither a product nor the set of gathered features depends on it. A matrix that
+is one array in memory is multiplied in place, and only counted as if its columns were gathered.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from fastomp_nvm.matrix.traffic import Traffic
 
 __all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
 
-#: Bytes of columns read at a time where they are not to stay.
+#: Bytes of columns read at a time where they are not kept.
 READ_BYTES = 16 << 20
 
-#: Bounds of the budget where nobody gave one: enough to go on with, and never more than a good neighbour takes.
+#: Bounds of the automatic budget: enough to work with, and little enough to leave memory to other processes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
 
-#: What a pool does with a feature: nothing, hold it until a question is settled, hold it.
+#: State of a feature: not held, held until a question is settled, held.
 _ABSENT: Final = 0
-_GLANCED: Final = 1
+_PROBED: Final = 1
 _KEPT: Final = 2
 
-#: Brings columns of features in: an array, and the rows of it that they are.
+#: Reads the columns of features; returns an array and the rows of it that hold them.
 _Read: TypeAlias = Callable[[IndexArray], tuple[AnyArray, IndexArray]]
 
 
 def automatic_budget(needed: int, pools: int = 1) -> int:
-    """Return bytes for each of several pools: together two thirds of the memory this process may still fill, within bounds.
+    """Return the budget of each of several pools: together two thirds of the memory this process may still fill, within bounds.
 
-    The rest is for what is read or made dense at a time, and for what the algorithms compute from it. Where the most that can be
-    ``needed`` is next to nothing, the kernel is not asked: its answer would take longer than the data.
+    The rest is for buffers, dense columns and the algorithms' own arrays. Where at most a few bytes are ``needed``, free memory is
+    not looked up: that would take longer than the selection.
     """
     if needed <= SMALLEST_BUDGET:
         return SMALLEST_BUDGET
@@ -149,9 +149,9 @@ class ColumnPool:
         self._widths = np.diff(self._offsets)
         self._asked = np.zeros(len(self._widths), dtype=np.bool_)
         self._state = np.zeros(len(self._widths), dtype=np.uint8)
-        self._kept = self._glanced = 0  # columns in either state
+        self._kept = self._probed = 0  # columns in either state
         self._held = None if resident else _HeldRows(matrix, sweeper, self._capacity)
-        self._glances = Traffic()  # bytes read for questions, less columns gathered afterwards
+        self._probes = Traffic()  # bytes read for questions, less columns gathered afterwards
         self.drops = 0  # how often columns were released
 
     @property
@@ -173,7 +173,7 @@ class ColumnPool:
 
     def products(self, features: IndexArray, vectors: Float64Array) -> Float64Array:
         """Return (n_columns, m): the standardised columns of ``features`` times ``vectors`` (n_obs, m), to answer a question."""
-        return self.multiply(features, self.design.standardisation.subset(features), vectors, self._glance)
+        return self.multiply(features, self.design.standardisation.subset(features), vectors, self._probe)
 
     def multiply(
         self, features: IndexArray, standardisation: Standardisation, vectors: Float64Array, read: _Read | None = None
@@ -209,14 +209,14 @@ class ColumnPool:
 
     def settle(self) -> Traffic:
         """Release columns that only a question read; return the bytes that questions took since the last call."""
-        glances, self._glances = self._glances, Traffic()
-        if self._glanced:
-            self._drop_glances()
-        return glances
+        probes, self._probes = self._probes, Traffic()
+        if self._probed:
+            self._drop_probes()
+        return probes
 
-    def glanced(self, traffic: Traffic) -> None:
+    def count_probe(self, traffic: Traffic) -> None:
         """Count bytes that a question took elsewhere."""
-        self._glances.include(traffic)
+        self._probes.include(traffic)
 
     def raw(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Return an array and the rows of it that hold ``features``; columns that are not held are read, and counted."""
@@ -257,14 +257,14 @@ class ColumnPool:
         self.traffic.add(len(features), len(columns) * self._row_bytes)
         return self.located(features) if self._held is None else self._held.passing(columns)
 
-    def _glance(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
+    def _probe(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = column_index(self._offsets, features)
-        self._glances.add(len(features), len(columns) * self._row_bytes)
-        if self._kept + self._glanced + len(columns) > self._capacity:
+        self._probes.add(len(features), len(columns) * self._row_bytes)
+        if self._kept + self._probed + len(columns) > self._capacity:
             return self.located(features) if self._held is None else self._held.passing(columns)
-        self._glanced += len(columns)
-        self._state[features] = _GLANCED
+        self._probed += len(columns)
+        self._state[features] = _PROBED
         if self._held is not None:
             self._held.load(columns)
         return self.located(features)
@@ -280,16 +280,16 @@ class ColumnPool:
             if not missing.size:
                 return
         self.traffic.add(len(missing), needed * self._row_bytes)
-        known = missing[self._state[missing] == _GLANCED]
+        known = missing[self._state[missing] == _PROBED]
         columns = int(self._widths[known].sum())
         # Counted as read for a question before, and as gathered from now on: counted once.
-        self._glances.features_visited -= len(known)
-        self._glances.bytes_read -= columns * self._row_bytes
+        self._probes.features_visited -= len(known)
+        self._probes.bytes_read -= columns * self._row_bytes
         unread = missing[self._state[missing] == _ABSENT]
         self._state[missing] = _KEPT
-        self._kept, self._glanced = self._kept + needed, self._glanced - columns
-        if self._glanced and self._kept + self._glanced > self._capacity:
-            self._drop_glances()
+        self._kept, self._probed = self._kept + needed, self._probed - columns
+        if self._probed and self._kept + self._probed > self._capacity:
+            self._drop_probes()
         if self._held is not None and unread.size:
             self._held.load(column_index(self._offsets, unread))
 
@@ -304,10 +304,10 @@ class ColumnPool:
         self._kept -= int(freed[len(gone) - 1])
         return int(freed[len(gone) - 1])
 
-    def _drop_glances(self) -> None:
+    def _drop_probes(self) -> None:
         """Release columns that only questions read."""
-        self._drop(np.flatnonzero(self._state == _GLANCED))
-        self._glanced = 0
+        self._drop(np.flatnonzero(self._state == _PROBED))
+        self._probed = 0
 
     def _drop(self, features: IndexArray) -> None:
         """Release the memory of ``features``."""

@@ -1,20 +1,18 @@
-"""Reading a matrix whose file is colder than memory: blocks for a sweep, batches of columns for a gather, straight from the file.
+"""Rows of a file colder than memory: blocks for a sweep and batches of columns for a gather, read straight from the file.
 
-A mapping is the quickest way to pages that are in memory and a slow one to pages that are not: it waits for one fault after the
-other, reads far ahead of every column picked at random, and pushes out of the page cache what others keep there. A ``Reader``
-instead lets a few threads more than there are cores read whole blocks into buffers that are used again and again; while some wait
-for the device, the others compute.
+A mapping is fast for pages that are in memory and slow for pages that are not: it waits for one fault after the other, reads far
+ahead of every column picked at random, and evicts the pages of other programs. ``FileRows`` instead lets a few threads more than
+there are cores read whole blocks into reused buffers; while some wait for the device, the others compute.
 
-The rule of ``auto``, applied anew to every sweep and gather (``mmap`` and ``direct`` overrule it):
+The rule of ``auto``, applied to every sweep and gather (``mmap`` and ``direct`` override it):
 
-1. a file below ``SMALL_BYTES``, or one whose sampled pages are in memory but for a few: through the mapping;
-2. a sweep of a file of which the missing part fits into half the memory this process may still fill (what the kernel calls
-   available, and the limit of its control group): through the mapping too. That pass is slower than a direct one (half as quick,
-   measured) and leaves the pages in memory for all the passes after it;
-3. otherwise, and where a file is only copied into memory, directly, past the page cache, which stays as it is.
+1. a file below ``SMALL_BYTES``, or one of which a sample of pages is almost all in memory: through the mapping;
+2. a sweep of a file whose missing part fits into half the memory this process may still fill (available memory, and the limit of
+   its control group): through the mapping. This pass takes twice as long as a direct one (measured) and leaves the pages in memory
+   for all later passes;
+3. otherwise, and where a file is only copied into memory: directly, past the page cache.
 
-The bytes handed out are those of the file whichever way they came, and the answer has the same bits. Knows neither stores nor
-kernels.
+Every way delivers the same bytes, so the answer has the same bits.
 """
 
 from __future__ import annotations
@@ -44,31 +42,31 @@ if TYPE_CHECKING:
 
 __all__ = ["WAYS", "FileRows", "MatrixFile", "rows_of"]
 
-#: How the files of a matrix may be read: as the rule says, or always one way.
+#: How the files of a matrix may be read: by the rule, or always one way.
 WAYS = ("auto", "mmap", "direct")
 
 #: Bytes a thread reads at a time, at least one column.
 BLOCK_BYTES = 2 << 20
 
-#: Threads beyond those that compute: as many reads wait for the device while every core is busy.
+#: Threads beyond the number of cores: this many reads wait for the device while every core is busy.
 WAITING_THREADS = 6
 
-#: Bytes of columns a thread picks from here and there at a time, at least one column.
+#: Bytes of scattered columns a thread gathers at a time, at least one column.
 PICKED_BYTES = 1 << 20
 
-#: Threads that pick columns: an SSD answers many small reads at once, and waiting takes no core (measured: 4 get two thirds).
+#: Threads that gather columns: an SSD serves many small reads at once (measured: 4 threads reach two thirds of the rate).
 PICKING_THREADS = 12
 
-#: Columns closer to each other than this many bytes are read in one piece: that is quicker than asking twice (measured).
+#: Columns closer to each other than this many bytes are read in one piece, which is faster than two reads (measured).
 NEAR_BYTES = 64 << 10
 
-#: Below this size the mapping serves whatever is in memory: there is little to gain.
+#: Files below this size are read through the mapping.
 SMALL_BYTES = 64 << 20
 
-#: From this share of pages in memory on a file is taken for one that is there.
+#: A file with at least this share of sampled pages in memory counts as in memory.
 RESIDENT_SHARE = 0.95
 
-#: Places of a file looked at to find that share, and pages looked at in each.
+#: Places of a file that are sampled, and pages sampled at each.
 _SAMPLES, _SAMPLED_PAGES = 32, 32
 
 _PAGE = mmap.PAGESIZE
@@ -79,7 +77,7 @@ _LIBRARY = ctypes.CDLL(None)
 
 
 class MatrixFile:
-    """The file behind a mapped matrix, open for reading until nobody holds this object.
+    """The file behind a mapped matrix, open for reading as long as this object exists.
 
     Parameters
     ----------
@@ -88,9 +86,9 @@ class MatrixFile:
     offset : int
         Where its data begin in the file: a multiple of the page size, so that direct reads are possible.
     open_file : callable
-        Opens the file with the flags given and returns the descriptor, owned by this object from now on.
+        Opens the file with given flags and returns the descriptor, which this object then owns.
     profile : DeviceProfile, optional
-        A device whose pace reads are held back to.
+        An emulated device: reads take at least as long as on this device.
     """
 
     def __init__(self, array: AnyArray, offset: int, open_file: Callable[[int], int], profile: DeviceProfile | None = None) -> None:
@@ -112,13 +110,13 @@ class MatrixFile:
 
     @property
     def direct(self) -> bool:
-        """True when direct reads are granted; otherwise pages read in their place are dropped from the page cache again."""
+        """True when the file system allows direct reads; otherwise pages are dropped from the page cache after each read."""
         return self._direct >= 0
 
     def resident_share(self) -> float:
-        """Return the share of pages that are in memory, from a sample; 0 where the kernel would not tell.
+        """Return the share of pages that are in memory, from a sample; 0 for a file that this user may not write.
 
-        To those who could not write the file ``mincore`` says that all of it is in memory.
+        Of such a file ``mincore`` reports every page as in memory.
         """
         if not self._ours:
             return 0.0
@@ -127,17 +125,17 @@ class MatrixFile:
         step = max(pages // _SAMPLES, 1)
         firsts = range(0, pages, step)
         state = np.zeros((len(firsts), _SAMPLED_PAGES), dtype=np.uint8)
-        where, looked_at = state.ctypes.data, 0
+        where, sampled = state.ctypes.data, 0
         for number, first in enumerate(firsts):
             count = min(_SAMPLED_PAGES, pages - first, step)
             place = ctypes.c_void_p(where + number * _SAMPLED_PAGES)
             if _system_call("mincore", address + first * _PAGE, count * _PAGE, place):
-                return 1.0  # not to be had here: the mapping is always right
-            looked_at += count
-        return int((state & 1).sum()) / max(looked_at, 1)  # the other bits are undefined
+                return 1.0  # mincore is not available: use the mapping
+            sampled += count
+        return int((state & 1).sum()) / max(sampled, 1)  # the other bits are undefined
 
     def room(self, columns: int) -> int:
-        """Return the bytes of a buffer that holds any ``columns`` adjacent columns and the rest of their first and last page."""
+        """Return the size of a buffer for any ``columns`` adjacent columns and the rest of their first and last page."""
         return int(-(-columns * self.column_bytes // _PAGE) * _PAGE + _PAGE)
 
     def read(self, first: int, last: int, buffer: mmap.mmap) -> AnyArray:
@@ -150,7 +148,7 @@ class MatrixFile:
         while done < wanted:
             count = self._read_some(target[done:], begin + done)
             if done + count < wanted:
-                count -= count % _PAGE  # a direct read goes on where a page begins
+                count -= count % _PAGE  # a direct read continues at the start of a page
             if not count:
                 raise MediumError(_CUT_OFF)
             done += count
@@ -160,7 +158,7 @@ class MatrixFile:
         return np.frombuffer(buffer, self.array.dtype, shape[0] * shape[1], start - begin).reshape(shape)
 
     def gather(self, columns: IndexArray, places: IndexArray, out: AnyArray, buffer: mmap.mmap) -> None:
-        """Copy ``columns``, ascending, to the rows ``places`` of ``out``, by way of ``buffer``, which has ``room`` for a few."""
+        """Copy ``columns``, ascending, to the rows ``places`` of ``out``, through ``buffer``."""
         if native.extension and self.direct:
             where = self._direct, self._offset, self.column_bytes, NEAR_BYTES
             try:
@@ -177,13 +175,13 @@ class MatrixFile:
             out[places[begin:end]] = self.read(first, last, buffer)[columns[begin:end] - first]
 
     def _read_some(self, target: memoryview, position: int) -> int:
-        """Read into ``target`` from ``position`` on; return how many bytes came."""
+        """Read into ``target`` from ``position`` on; return the number of bytes read."""
         try:
             if self.direct:
                 try:
                     return int(os.preadv(self._direct, [target], position))
                 except OSError as error:
-                    if error.errno != errno.EINVAL:  # opened, but for want of alignment or support not read
+                    if error.errno != errno.EINVAL:  # opened, but not readable: alignment or support is missing
                         raise
             return int(os.preadv(self._cached, [target], position))
         except OSError as error:
@@ -251,7 +249,7 @@ class FileRows(ArrayRows):
                     for first, last in waiting:
                         file.gather(wanted[first:last], order[first:last], out, buffer)
 
-            # In the interpreter, threads would wait for each other and not for the device.
+            # Without the extension, threads would wait for the interpreter lock and not for the device.
             threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
             _run(work, waiting, min(threads, -(-len(columns) // step)))
         else:
@@ -288,7 +286,7 @@ def rows_of(matrix: AnyArray | Rows, files: Sequence[MatrixFile] = (), io: str =
 
 
 def _run(work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: int) -> None:
-    """Run ``work``, which takes from ``waiting``, on several threads; raise what one of them raised."""
+    """Run ``work``, which takes ranges from ``waiting``, on several threads; raise the error of one that failed."""
     with ThreadPoolExecutor(threads, "fastomp-read") as executor:
         helpers = [executor.submit(unless_others_fail(work, waiting)) for _ in range(threads)]
 
@@ -300,7 +298,7 @@ def _run(work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: 
 
 
 def _pieces(columns: IndexArray, most: int, near: int) -> list[tuple[int, int]]:
-    """Split ascending ``columns`` into runs that span at most ``most`` columns, with less than ``near`` left out between two."""
+    """Split ascending ``columns`` into runs that span at most ``most`` columns, with gaps of at most ``near``."""
     pieces, start = [], 0
     places = columns.tolist()
     for place in range(1, len(places) + 1):
@@ -311,5 +309,5 @@ def _pieces(columns: IndexArray, most: int, near: int) -> list[tuple[int, int]]:
 
 
 def _system_call(name: str, address: int, length: int, argument: object) -> int:
-    """Make a call about a range of addresses; anything but 0 is a failure."""
+    """Call a function of the C library on a range of addresses; return 0 on success."""
     return int(getattr(_LIBRARY, name)(ctypes.c_void_p(address), ctypes.c_size_t(length), argument))

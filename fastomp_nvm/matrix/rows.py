@@ -18,7 +18,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray, RowIndex
 from fastomp_nvm.matrix import lost_pages
-from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.checksum import Seal, SealCheck
 from fastomp_nvm.matrix.gradients import CertifiedSweep, ExactSweep, Sweep
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
@@ -206,7 +206,7 @@ class LocalRows(Rows):
         from fastomp_nvm.matrix.sweeper import Sweeper
 
         copy = aligned_empty(self.shape, self.dtype)
-        check = None if seal is None else seal.check()
+        check = None if seal is None else SealCheck(seal)
 
         def fill(block: AnyArray, first: int, last: int) -> None:
             copy[first:last] = block

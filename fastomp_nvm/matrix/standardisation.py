@@ -5,8 +5,8 @@ With mean ``mu`` and centred norm ``nu`` of a column, the standardised column is
 factorisation of the group's centred Gram matrix, ``W (A_B - mu_B)`` has orthonormal rows (dependent ones are zero), so that the
 feature's score ``g_B' (X_B' X_B)^+ g_B`` is a plain sum of squares, as it is for one column.
 
-Everything here works per column and per vector with elementwise operations in a fixed order, which keeps the bits of a score
-independent of its company. This module knows neither media nor algorithms.
+Everything here works per column and per vector with elementwise operations in a fixed order, so that the bits of a score do not
+depend on the other columns and vectors.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Standardisation:
 
     @classmethod
     def identity(cls, offsets: IndexArray, norm: Float64Array, grams: Sequence[Float64Array] = ()) -> Standardisation:
-        """Build the one that neither centres nor scales; ``norm`` (n_columns,) only tells which columns are zero."""
+        """Return the standardisation that neither centres nor scales; ``norm`` (n_columns,) only shows which columns are zero."""
         plain = cls.from_moments(offsets, ColumnStatistics(np.zeros(len(norm)), norm, -norm, norm, grams), 1.0)
         return cls(offsets, plain.mean, np.where(plain.scale > 0, 1.0, 0.0), plain.wide, plain.whiteners)
 
@@ -228,7 +228,7 @@ class Standardisation:
         rows : (r, n_obs)
             Raw rows.
         index : (n_columns,) int64
-            Which of them are the columns of these features.
+            Which rows hold the columns of these features.
         out : (n_columns, n_obs) float64 or float32
         factors : (n_obs,) float64, optional
             Factor of each observation.
@@ -257,7 +257,7 @@ class Standardisation:
         Returns
         -------
         (n_columns,) float64, float
-            Coefficients, and what they add to the intercept.
+            Coefficients, and their contribution to the intercept.
         """
         original = coef * self.scale
         for group in self.whiteners:

@@ -1,8 +1,7 @@
-"""The only code that reads the big matrix: sweeps over all columns, gathers of some, and the count of both.
+"""Products of the rows of a matrix with vectors: a kernel, and the threads that run it over ranges of rows.
 
-A sweep answers ``A_std @ V`` for a block of vectors in one pass, threaded over ranges of columns. Its kernel is row-invariant:
-the product of a column with a vector has the same bits whether the column is swept, gathered, or re-read, alone or in company,
-on one thread or several. The matrix is never copied as a whole and never written.
+The kernel is row-invariant: the product of a row with a vector has the same bits whether the row is swept, gathered or read again,
+with one vector or several, on one thread or several.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray
-from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.checksum import Seal, SealCheck
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.memory import aligned_empty
-from fastomp_nvm.matrix.rows import Rows, Use, local_rows
+from fastomp_nvm.matrix.rows import ArrayRows, Rows, Use, local_rows
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.threads import ranges, together, unless_others_fail
 
@@ -33,7 +32,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 class Vectors:
-    """Vectors as the kernel wants them: one row each, in the precision the matrix asks for.
+    """Vectors in the layout of the kernel: one row each, in the precision that the matrix needs.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ class Vectors:
 
     def __init__(self, vectors: Float64Array, dtype: DType) -> None:
         self.wide = np.ascontiguousarray(vectors.T)
-        # Rows are contiguous, so each is added up in the same order whatever the number of vectors.
+        # Rows are contiguous, so each is summed in the same order whatever the number of vectors.
         self.wide_sums = np.add.reduce(self.wide, axis=1)
         if dtype == np.float64:
             self.fast, self.sums = self.wide, self.wide_sums
@@ -148,7 +147,7 @@ class Sweeper:
         Rows under a ``seal`` that is not known to be intact are compared with their checksums as they are read.
         """
         out = np.empty((len(rows), len(vectors)), dtype=np.int64)
-        check = seal.check() if seal is not None and not seal.intact else None
+        check = SealCheck(seal) if seal is not None and not seal.intact else None
 
         def fill(block: AnyArray, first: int, last: int) -> None:
             if check is not None:
@@ -164,7 +163,9 @@ class Sweeper:
         """Copy ``columns`` of a matrix into memory: (n, n_obs), contiguous and 64-byte aligned."""
         if out is None:
             out = aligned_empty((len(columns), rows.shape[1]), rows.dtype)
-        (rows if isinstance(rows, Rows) else local_rows(rows)).gather(columns, out, self)
+        if not isinstance(rows, Rows):
+            rows = ArrayRows(rows)
+        rows.gather(columns, out, self)
         return out
 
     def share(

@@ -1,8 +1,8 @@
-"""Threads that share the work of a sweep: kept from one to the next, and kept off the processor of who calls them.
+"""Persistent worker threads for sweeps, pinned away from the caller's CPU, and one BLAS thread while a selection runs.
 
-Starting a thread takes longer than many a sweep, so none is ended. And when a machine was idle for a moment, a thread is woken on
-the processor of who wakes it more often than not, where it waits again for the caller to be done; the kernel takes milliseconds to
-notice, in which a sweep runs at half its speed (``bench kernels`` shows it). So that processor is forbidden to it.
+Starting a thread takes longer than many sweeps, so workers are kept. After an idle moment the kernel often wakes a thread on the
+CPU of the thread that woke it, where it waits for the caller to finish; it takes milliseconds to be moved, during which a sweep
+runs at half its speed (``bench kernels`` shows it). So workers may not run on that CPU.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 
 __all__ = ["blas_libraries", "one_blas_thread", "ranges", "together", "unless_others_fail"]
 
-#: Returns the number of the processor that the calling thread runs on; None where the C library cannot tell.
+#: Returns the CPU that the calling thread runs on; None where the C library has no such function.
 _processor: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
 
 
 class _Helper:
-    """A thread that calls what it is given, one after the other."""
+    """A worker thread that runs the tasks it is given, one after the other."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
-        self._allowed: Set[int] = frozenset()  # processors; empty: as it began
+        self._allowed: Set[int] = frozenset()  # CPUs; empty: not restricted yet
         self._native_id, begun = 0, Event()
         Thread(target=self._serve, args=(begun,), name="fastomp-help", daemon=True).start()
         begun.wait()
 
     def keep_to(self, processors: Set[int]) -> None:
-        """Let it run on these alone, where this process may decide that."""
+        """Restrict the thread to these CPUs, where the system allows it."""
         if processors != self._allowed:
-            with suppress(OSError):  # a sandbox that forbids it, or one that just took some of these away
+            with suppress(OSError):  # a sandbox forbids it, or has just removed some of these CPUs
                 os.sched_setaffinity(self._native_id, processors)
             self._allowed = processors
 
     def give(self, work: Callable[[], None]) -> Future[None]:
-        """Have ``work`` called; the future is done when it has returned."""
+        """Run ``work`` on this thread; return its future."""
         future: Future[None] = Future()
         self._given.put((future, work))
         return future
 
     def _serve(self, begun: Event) -> None:
-        """Call, one after the other, for as long as the process lives."""
+        """Run tasks until the process ends."""
         self._native_id = get_native_id()
         begun.set()
         while True:
@@ -65,17 +65,17 @@ class _Helper:
                     future.set_exception(error)
                 else:
                     future.set_result(None)
-            del future, work  # nothing is kept alive while it waits
+            del future, work  # keep nothing alive while waiting
 
 
 _idle: deque[_Helper] = deque()
-os.register_at_fork(after_in_child=_idle.clear)  # a child has none of its parent's threads
+os.register_at_fork(after_in_child=_idle.clear)  # a child process has none of its parent's threads
 
 
 def together(work: Callable[[], None], others: int) -> None:
-    """Have ``work`` called by the calling thread and as many ``others``; return, or raise what one raised, when none is at it.
+    """Run ``work`` on the calling thread and on ``others`` workers; return when all have ended, or raise the error of one.
 
-    Calls must share what there is to do among themselves: one that has not begun when the calling thread returns never will.
+    The calls must divide the tasks among themselves: a worker that has not begun when the calling thread is done is not started.
     """
     if others < 1:
         work()
@@ -96,7 +96,7 @@ def together(work: Callable[[], None], others: int) -> None:
 
 
 def _helper() -> _Helper:
-    """Return one that has nothing to do."""
+    """Return an idle worker."""
     try:
         return _idle.pop()
     except IndexError:
@@ -104,7 +104,7 @@ def _helper() -> _Helper:
 
 
 def _keep_off(helpers: Sequence[_Helper]) -> None:
-    """Forbid the processor of the calling thread to ``helpers``, where they have another."""
+    """Keep ``helpers`` off the CPU of the calling thread, where there is another."""
     allowed = os.sched_getaffinity(0)
     elsewhere = allowed - {_processor()} if _processor is not None else allowed
     for helper in helpers:
@@ -112,18 +112,18 @@ def _keep_off(helpers: Sequence[_Helper]) -> None:
 
 
 def ranges(count: int, step: int, edges: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Return ranges that make up ``range(count)``, for threads to take one after the other.
+    """Return an iterator of ranges that make up ``range(count)``, from which several threads take.
 
-    They have ``step`` entries each; with ``edges`` (ascending, from 0 to ``count``) they begin and end there, and may be longer.
+    They have ``step`` entries each; with ``edges`` (ascending, from 0 to ``count``) they begin and end at edges and may be longer.
     """
     starts = list(range(0, count, step))
     if edges is not None:
         starts = sorted({edges[bisect_right(edges, start) - 1] for start in starts})
-    return iter(list(pairwise([*starts, count])))  # next() on it is atomic under the interpreter lock
+    return iter(list(pairwise([*starts, count])))  # next() of a list iterator is atomic under the interpreter lock
 
 
 def unless_others_fail(work: Callable[[], None], waiting: Iterator[tuple[int, int]]) -> Callable[[], None]:
-    """Return ``work``, which takes from ``waiting`` as other threads do; when it fails they find nothing more there to take."""
+    """Return ``work`` such that, when it fails, ``waiting`` is emptied and the other threads that take from it stop."""
 
     def guarded() -> None:
         try:

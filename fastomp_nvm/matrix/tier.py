@@ -7,12 +7,11 @@ A tier keeps every *centred* column as int8 codes with a scale, ``a - mu = sigma
 
 before it is multiplied by the column's scale, where ``e >= |error|``, ``m`` is the mean of the standardisation asked about (another
 one under weights, 0 without standardisation) and ``gamma`` bounds the rounding of the kernel (``kernel_error``). A decision is
-taken from these intervals where they are clear of it; the columns where they are not are read exactly. So the tier changes which
+taken from these intervals where they do not contain the threshold; the other columns are read exactly. So the tier changes which
 bytes are read and nothing else.
 
-Every bound is evaluated upwards: ``ROUNDING`` is far more than float64 loses in the few operations it stands for. Where an argument
-below does not hold (values near the ends of the floating-point range) the interval is everything and the column is read exactly.
-This module knows neither media nor algorithms.
+Every bound is rounded upwards: ``ROUNDING`` is far more than float64 loses in the few operations it covers. Where an argument below
+does not hold (values near the ends of the floating-point range) the interval is unbounded and the column is read exactly.
 """
 
 from __future__ import annotations
@@ -50,45 +49,45 @@ __all__ = [
 #: Largest code of a column: symmetric, so that -128 never occurs.
 LARGEST_CODE = 127
 
-#: Relative error allowed for up to a hundred float64 operations that only add and multiply numbers of one sign.
+#: Bound on the relative error of up to a hundred float64 additions and multiplications of numbers of one sign.
 ROUNDING = 2.0**-45
 
-#: Where powers of the data and of the vectors stay clear of overflow and underflow, with room for norms of any length.
+#: Ranges of data and vectors in which products and norms of any length neither overflow nor underflow.
 COLUMN_RANGE = (2.0**-400, 2.0**400)
 VECTOR_RANGE = (2.0**-100, 2.0**100)
 
-#: From how many bytes of matrix on sweeping the tier pays, for the algorithms that ask for decisions and not for every gradient:
-#: where a pass may have to wait for a device, and where the matrix is in memory. Below, forming intervals costs more than a sweep;
-#: in memory FAST_OMP, with few passes, also feels the columns it reads a second time (measured: even at 200 to 400 MB).
+#: Bytes of matrix from which sweeping the tier pays, for the algorithms that ask for decisions instead of every gradient: on a
+#: device, and in memory. Below, forming intervals costs more than a sweep; FAST_OMP in memory makes few passes, so the columns that
+#: it reads a second time weigh more (measured: break-even at 200 to 400 MB).
 WORTHWHILE_BYTES = {"fast_omp": (32 << 20, 512 << 20), "sds_omp": (32 << 20, 32 << 20)}
 
-#: What a byte of columns picked here and there costs, in bytes of a sweep. In memory they are copied first (measured: 3 to 6), on a
-#: device hardly anything but their bytes counts: 3 is between the two, and where the tier alone is in memory it is a device.
+#: Cost of a byte of gathered columns, in bytes of a sweep. In memory they are copied first (measured: 3 to 6), on a device little
+#: but their bytes counts: 3 is between the two. The second value holds where the tier is in memory and the matrix is on a device.
 PICKED_COST, PICKED_COST_APART = 3.0, 1.25
 
-#: Queries that go over the exact matrix after the tier did not pay; twice as many each time it does not again.
+#: Queries that sweep the exact matrix after the tier did not pay; doubled each time it does not pay again.
 FIRST_PAUSE = 4
 
-#: Cells quantised at a time: as float64, twice, they stay in the second-level cache.
+#: Entries quantised at a time: two float64 copies of them fit the second-level cache.
 _BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class TierSidecar:
-    """What a store keeps of its int8 tier besides the codes.
+    """The stored statistics of an int8 tier.
 
     Attributes
     ----------
     scale : (n_columns,) float64
         Column ``s`` of the matrix is about ``mean[s] + scale[s] * codes[s]``.
     error : (n_columns,) float64
-        At least the norm of what that leaves over; infinite where the codes say nothing.
+        Upper bound of the norm of the remainder; infinite where the codes carry no information.
     norm : (n_columns,) float64
-        At least the norm of ``scale[s] * codes[s]``.
+        Upper bound of the norm of ``scale[s] * codes[s]``.
     checksums : (n_blocks,) int64
         CRC-32 of the codes, per block of the matrix's grid.
     fingerprint : str
-        Of the exact matrix that was quantised.
+        Fingerprint of the exact matrix that was quantised.
     """
 
     scale: Float64Array
@@ -100,10 +99,10 @@ class TierSidecar:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and per column what makes them certain.
+    """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and the bounds of each column.
 
-    ``mean`` (n_columns,) is what the columns were centred with; ``seal`` holds the checksums for the first sweep to look at, where
-    nobody has looked before; the others are those of ``TierSidecar``.
+    ``mean`` (n_columns,) is the mean that was subtracted from each column; ``seal`` holds the checksums that the first sweep
+    compares, where they have not been compared yet; the others are those of ``TierSidecar``.
     """
 
     codes: AnyArray | Rows
@@ -125,7 +124,7 @@ class Quantised:
 
 
 def worthwhile(matrix: Rows, algorithm: str, medium: str) -> bool:
-    """Tell whether an algorithm is expected to gain from sweeping the tier of ``matrix`` (n_columns, n_obs) instead of it."""
+    """Tell whether an algorithm is expected to be faster with the tier of ``matrix``."""
     on_device, in_memory = WORTHWHILE_BYTES.get(algorithm, (math.inf, math.inf))
     return matrix.nbytes >= (in_memory if medium == "dram" else on_device)
 
@@ -143,7 +142,7 @@ def quantise(columns: AnyArray, statistics: ColumnStatistics) -> Quantised:
     Returns
     -------
     Quantised
-        The error counts the rounding of this computation too.
+        The error includes the rounding of this computation.
     """
     n_columns, n_obs = columns.shape
     with np.errstate(over="ignore", invalid="ignore"):
@@ -187,7 +186,7 @@ def quantise_vectors(vectors: AnyArray) -> tuple[AnyArray, Float64Array]:
 
 
 def kernel_error(n_obs: int, single: bool) -> float:
-    """Bound what a kernel loses in ``a . v``, as a fraction of ``|a| |v|``.
+    """Return a bound of the rounding error of a kernel in ``a . v``, as a fraction of ``|a| |v|``.
 
     Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, in some
     order, and the chunks in float64. A term thus meets at most 1 + 1024 roundings of unit ``u`` and then, with the lanes of a
@@ -214,7 +213,7 @@ class TierSweep:
     sweeper : Sweeper
     tier : Tier
     vectors : Vectors
-        As the exact sweep would take them.
+        Those of the exact sweep.
     """
 
     def __init__(self, sweeper: Sweeper, tier: Tier, vectors: Vectors) -> None:
@@ -235,7 +234,7 @@ class TierSweep:
         with np.errstate(over="ignore", invalid="ignore"):
             centre, radius = self.products(place, standardisation)
             size = np.abs(centre)
-            # Squares and their sums round monotonically, so ends of an interval go through the very operations of a score.
+            # Squares and sums round monotonically, so the ends of an interval are computed by the operations of a score.
             below = standardisation.scores(np.maximum(size - radius, 0.0)[:, None])[:, 0]
             above = standardisation.scores((size + radius)[:, None])[:, 0]
         open_ = ~(above < np.inf)
@@ -245,7 +244,7 @@ class TierSweep:
     def products(self, place: int, standardisation: Standardisation) -> tuple[Float64Array, Float64Array]:
         """Return centre and radius (n_columns,) of the interval that holds each standardised, whitened product.
 
-        A radius that is not a finite number says nothing about the product.
+        Where the radius is not finite, the product is unknown.
         """
         tier, vectors = self._tier, self._vectors
         centre = self._dots[:, place] * (tier.scale * self._scale[place])
@@ -275,7 +274,7 @@ class TierSweep:
         return centre, radius
 
     def _radius(self, vector: AnyArray, total: float, place: int, mean: Float64Array) -> Float64Array:
-        """Return how far ``a . v - mean * total``, as the kernel computes it with ``vector``, can be from the centre, unscaled."""
+        """Return the largest distance of the kernel's ``a . v - mean * total`` from the centre, unscaled."""
         tier = self._tier
         n_obs = len(vector)
         exact = vector.astype(np.float64)
@@ -284,7 +283,7 @@ class TierSweep:
         rest = _norm(exact - approximation) + ROUNDING * (length + kept)
         single = vector.dtype == np.float32
         gamma = kernel_error(n_obs, single) + ROUNDING
-        lost_total = (n_obs + 1) * 2.0**-53 * math.sqrt(n_obs) * length  # of the sum of the vector, in any order
+        lost_total = (n_obs + 1) * 2.0**-53 * math.sqrt(n_obs) * length  # rounding of the vector's sum, in any order
         centre_size = math.sqrt(n_obs) * np.abs(tier.mean) * (1.0 + ROUNDING)
         size = tier.norm + tier.error + centre_size  # at least |a|
         radius = tier.error * length
@@ -303,18 +302,18 @@ class TierSweep:
 
 
 class TierAccount:
-    """Whether the next query of a run goes over the tier, from what those before it took: bytes, never the clock.
+    """Decides whether the next query of a run sweeps the tier, from the bytes that earlier queries read, never from the clock.
 
-    Where the scores left are all alike, as those of noise, intervals decide next to nothing and every column is read as well. A
-    query over the tier that took more than a sweep of the matrix would have is followed by some that sweep the matrix, and these by
-    another try.
+    Where the remaining scores are similar, as those of noise, intervals decide almost nothing and most columns are read as well. A
+    query over the tier that cost more than a sweep of the matrix is followed by some queries that sweep the matrix, then by another
+    attempt.
 
     Parameters
     ----------
     matrix_bytes, tier_bytes : int
-        Of a full sweep of either.
+        Bytes of a full sweep of each.
     apart : bool
-        True where the tier is in memory and the matrix is not: only what is read of the matrix then counts.
+        True where the tier is in memory and the matrix is not: only bytes of the matrix count then.
     """
 
     def __init__(self, matrix_bytes: int, tier_bytes: int, *, apart: bool) -> None:
@@ -325,15 +324,15 @@ class TierAccount:
 
     @property
     def pays(self) -> bool:
-        """True when the next query goes over the tier."""
+        """True when the next query sweeps the tier."""
         return self._left == 0
 
     def too_much(self, size: int) -> bool:
-        """Tell whether picking ``size`` bytes of columns takes longer than a sweep of the matrix."""
+        """Tell whether gathering ``size`` bytes of columns costs more than a sweep of the matrix."""
         return self._picked_cost * size > self._matrix_bytes
 
     def settle(self, cost: Traffic) -> None:
-        """Take note of what a query took, now or when it was recorded."""
+        """Count the cost of a query, answered now or replayed."""
         if not cost.bytes_read_tier:
             self._left = max(self._left - 1, 0)
         elif self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:
@@ -343,7 +342,7 @@ class TierAccount:
 
 
 def _norm(vector: Float64Array) -> float:
-    """Return at least the Euclidean norm of ``vector``; infinity where an entry is not finite."""
+    """Return an upper bound of the Euclidean norm of ``vector``; infinity where an entry is not finite."""
     largest = float(np.abs(vector).max(initial=0.0))
     if largest == 0.0 or not largest < np.inf:
         return 0.0 if largest == 0.0 else math.inf
@@ -352,5 +351,5 @@ def _norm(vector: Float64Array) -> float:
 
 
 def _summed(count: int) -> float:
-    """Return the factor that makes up for the rounding of a float64 sum of ``count`` squares and its root."""
+    """Return the factor that covers the rounding of a float64 sum of ``count`` squares and its root."""
     return 1.0 + ROUNDING + (count + 1) * 2.0**-52

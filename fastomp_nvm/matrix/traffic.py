@@ -1,4 +1,4 @@
-"""What was read from the medium."""
+"""Counts of bytes and features read from the medium."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["Traffic"]
 
 @dataclass(slots=True)
 class Traffic:
-    """What was taken from the medium.
+    """Reads from the medium.
 
     Attributes
     ----------
     sweeps : int
-        Times the medium was read: full sweeps and gathers alike.
+        Number of reads: full sweeps and gathers.
     features_visited : int
         Features read, repetitions included; divided by the number of features this is the count of full passes.
     bytes_read : int
         Bytes read, of the matrix and of its tier, repetitions included.
     bytes_read_tier : int
-        Those of the tier.
+        Bytes read of the tier.
     """
 
     sweeps: int = 0
@@ -43,7 +43,7 @@ class Traffic:
         self.bytes_read_tier += other.bytes_read_tier
 
     def without(self, other: Traffic) -> Traffic:
-        """Return the counts less those of ``other``."""
+        """Return the counts minus those of ``other``."""
         return Traffic(
             self.sweeps - other.sweeps,
             self.features_visited - other.features_visited,

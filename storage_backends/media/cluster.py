@@ -1,9 +1,9 @@
-"""The ``cluster`` medium: the shards of a manifest as one store, whose matrix stays with them.
+"""The ``cluster`` medium: the shards of a manifest as one store, whose matrix stays on the shards.
 
-``cluster:///path/manifest.yaml`` opens like any other store. What is small (moments, names, targets) is read from the shards and
-put together; the fingerprint of what comes out must be the one in the manifest, so that a missing, stale or foreign shard is
-found when the store is opened. Shards that this machine cannot see are asked through Ray. Questions about the matrix go to the
-shards (``fastomp_nvm.cluster.driver``) through a transport that is made for the first of them. Durable regions lie beside the
+``cluster:///path/manifest.yaml`` opens like any other store. The small parts (moments, names, targets) are read from the shards and
+merged; the fingerprint of the merged store must be that of the manifest, so that a missing, stale or foreign shard is found when
+the store is opened. Shards that this machine cannot open are read through Ray. Questions about the matrix go to the shards
+(``fastomp_nvm.cluster.driver``) through a transport that is created at the first question. Durable regions are kept beside the
 manifest.
 """
 
@@ -37,7 +37,7 @@ from storage_backends.opened import OpenedStore
 
 __all__ = ["MEDIUM", "ClusterMedium", "ClusterSettings", "ClusterStore"]
 
-#: Seconds without a sign of life from a shard that mean failure.
+#: Seconds without a heartbeat after which a shard counts as lost.
 TIMEOUT = 60.0
 
 _REGIONS = "regions"
@@ -45,14 +45,14 @@ _REGIONS = "regions"
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """How to reach the shards.
+    """Settings of the connection to the shards.
 
     Attributes
     ----------
     address : str
-        Of a Ray cluster to join; empty to start Ray on this machine.
+        Address of a Ray cluster to join; empty to start Ray on this machine.
     timeout : float
-        Seconds without a sign of life from a shard that mean failure.
+        Seconds without a heartbeat after which a shard counts as lost.
     """
 
     address: str = ""
@@ -60,7 +60,7 @@ class ClusterSettings:
 
     @classmethod
     def of(cls, query: Mapping[str, str], environment: Mapping[str, str]) -> ClusterSettings:
-        """Take them from a query (``ray``, ``timeout``), else from ``FASTOMP_RAY`` or ``RAY_ADDRESS``, ``FASTOMP_RAY_TIMEOUT``."""
+        """Return the settings of a query, completed from ``FASTOMP_RAY`` or ``RAY_ADDRESS`` and ``FASTOMP_RAY_TIMEOUT``."""
         for name in query:
             if name not in ("ray", "timeout"):
                 raise StoreURLError(f"unknown parameter {name!r} of a cluster: expected ray=ADDRESS or timeout=SECONDS")
@@ -97,7 +97,7 @@ class ClusterMedium:
     Parameters
     ----------
     connect : callable
-        Makes the transport.
+        Creates the transport.
     """
 
     def __init__(self, connect: Connect = connect_ray) -> None:
@@ -112,14 +112,14 @@ class ClusterMedium:
         return ClusterStore(path, manifest, settings, self._connect)
 
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
-        """Refuse: shards are cut from a store."""
+        """Refuse: shards are cut from an existing store."""
         raise StoreURLError(
             f"a sharded store is not built at {url.text!r} directly: use 'fastomp ingest SRC OUT --shards N', or "
             "'fastomp shard STORE --into N OUT'"
         )
 
     def exists(self, url: StoreURL) -> bool:
-        """Tell whether a manifest stands at ``url``."""
+        """Tell whether there is a manifest at ``url``."""
         path = Path(url.path)
         return (path / MANIFEST if path.is_dir() else path).is_file()
 
@@ -130,11 +130,11 @@ class ClusterStore(OpenedStore):
     Parameters
     ----------
     path : Path
-        Of the manifest.
+        Path of the manifest.
     manifest : Manifest
     settings : ClusterSettings
     connect : callable
-        Makes the transport.
+        Creates the transport.
     """
 
     def __init__(self, path: Path, manifest: Manifest, settings: ClusterSettings, connect: Connect) -> None:
@@ -145,7 +145,7 @@ class ClusterStore(OpenedStore):
         self._rows = ShardedRows(
             manifest.shards, shape, np.dtype(manifest.dtype), lambda: connect(manifest.shards, settings, self._tier_in_memory)
         )
-        self._here = True  # whether this machine sees all shards
+        self._here = True  # whether this machine can open all shards
         try:
             sidecars = self._collect(settings)
         except BaseException:
@@ -156,7 +156,7 @@ class ClusterStore(OpenedStore):
 
     @property
     def shards(self) -> list[dict[str, Any]]:
-        """What the manifest says of each shard, as plain data."""
+        """The entries of the manifest, one per shard, as plain data."""
         return [
             {"url": shard.url, "features": list(shard.features), "fingerprint": shard.fingerprint, "resource": shard.resource}
             for shard in self._manifest.shards
@@ -175,7 +175,7 @@ class ClusterStore(OpenedStore):
         self._region_place().drop_region(name)
 
     def verify(self) -> None:
-        """Check every block of every shard: here where they can be seen, else where they are."""
+        """Verify every block of every shard: on this machine if it can open them all, else on theirs."""
         if not self._here:
             self._rows.verify()
             return
@@ -190,16 +190,16 @@ class ClusterStore(OpenedStore):
         """Have every shard copy its tier into its machine's memory."""
         if self.tier is None:
             super().load_tier()
-        self._rows.close()  # actors are started anew with the tier in memory
+        self._rows.close()  # actors are started again with the tier in memory
         self._tier_in_memory = True
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Release the shards."""
         super().close()
         self._rows.close()
 
     def _collect(self, settings: ClusterSettings) -> Sidecars:
-        """Return the sidecars of the whole, having checked that the shards are those of the manifest."""
+        """Return the sidecars of the whole store; raise unless the shards are those of the manifest."""
         parts, elsewhere = [], []
         for place, address in enumerate(self._manifest.shards):
             try:
@@ -209,7 +209,7 @@ class ClusterStore(OpenedStore):
             except StoreError as error:
                 if not (settings.address and isinstance(error.__cause__, StoreURLError)):
                     raise
-                elsewhere.append(place)  # not on this machine: its own one may have it
+                elsewhere.append(place)  # not on this machine: read it through Ray
                 parts.append(None)
         if elsewhere:
             self._here = False
@@ -225,7 +225,7 @@ class ClusterStore(OpenedStore):
         return whole
 
     def _check(self, parts: Sequence[Sidecars]) -> None:
-        """Refuse shards that do not fit each other or their place in the manifest, naming the first that does not."""
+        """Raise for the first shard that does not match the others or its entry in the manifest."""
         manifest = self._manifest
         for address, part in zip(manifest.shards, parts, strict=True):
             layout = part.layout
@@ -244,7 +244,7 @@ class ClusterStore(OpenedStore):
                 raise StoreError(f"{address.name} is stale: its targets are not those of {manifest.shards[0].name}")
 
     def _make_traits(self) -> MediumTraits:
-        """Say what regions beside the manifest survive."""
+        """Return the traits: durability is that of the regions beside the manifest."""
         kind = file_system_type(str(self._path))
         count = len(self._manifest.shards)
         detail = f"{count} shard{'s' if count > 1 else ''}, asked through Ray; regions beside the manifest on {kind}"
@@ -269,7 +269,7 @@ class _Codes(Rows):
 
 
 def _same_targets(part: Sidecars, other: Sidecars) -> bool:
-    """Tell whether two shards hold the same responses."""
+    """Tell whether two shards hold the same targets."""
     if list(part.targets) != list(other.targets):
         return False
     pairs = [(part.targets[name], other.targets[name]) for name in part.targets]

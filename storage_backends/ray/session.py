@@ -1,8 +1,7 @@
-"""Ray for the time of a command: joined where an address is given, otherwise started on this machine and ended again.
+"""Ray for the duration of a command: a cluster is joined where an address is given, otherwise Ray is started on this machine.
 
-A Ray that is started here listens on the loopback interface alone, asks for a token that is drawn for it, has no dashboard, sends
-no usage statistics and keeps its files in a private directory that goes with it. A Ray that the program runs already is used as it
-is and left alone.
+A Ray started here listens on the loopback interface only, requires a random token, has no dashboard, sends no usage statistics and
+keeps its files in a private directory that is removed with it. A Ray that the program already runs is used and left running.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
 
 __all__ = ["RaySession", "session"]
 
-#: Bytes of the object store of a Ray started here: vectors, and a few answers on their way.
+#: Bytes of the object store of a Ray started here: vectors, and a few answers in transit.
 OBJECT_STORE_BYTES = 512 << 20
 
-#: Directories of Rays started here, and how long the name of their parent may be: the sockets below must stay under 107 bytes.
+#: Prefix of private directories, and the longest name of their parent: paths of sockets below must stay under 107 bytes.
 _PREFIX, _LONGEST_PARENT = "fastomp-ray.", 12
 
-#: Before Ray is imported: loopback alone (its own switch for machines that must not be reachable), no statistics, a quiet log.
+#: Set before Ray is imported: loopback only (Ray's own switch), no statistics, a quiet log.
 _LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-#: Of every Ray started by this process: Ray reads it once.
+#: Token of every Ray started by this process: Ray reads it once.
 _TOKEN = secrets.token_hex(32)
 
-#: With any Ray: errors that nobody fetches are those of pulses, which may fail.
+#: Set for any Ray: results that are never fetched are those of heartbeats, which may fail.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 
 #: Most seconds to wait for the head of a cluster to accept a connection.
@@ -50,13 +49,13 @@ CONNECT_SECONDS = 10.0
 
 
 class RaySession:
-    """A connection to Ray, shared by all who ask for the same one.
+    """A connection to Ray, shared by all callers of ``session``.
 
     Attributes
     ----------
     ray : module
     address : str
-        What was joined; empty when Ray was started here.
+        Address of the cluster; empty when Ray was started here.
     """
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -90,7 +89,7 @@ class RaySession:
         if self._started:
             self._started = False
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Ray leaves pipes of its processes to the garbage collector
+                warnings.simplefilter("ignore")  # Ray leaves the pipes of its processes to the garbage collector
                 self.ray.shutdown()
         self._clean_up()
 
@@ -130,7 +129,7 @@ class RaySession:
         self._set({**_ENVIRONMENT, **_LOCAL_ENVIRONMENT, "RAY_AUTH_TOKEN": _TOKEN})
         ray = _import_ray()
         self._loopback_alone = True
-        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # read when Ray was imported, which may be long ago
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # Ray reads the variable only when it is imported
         cores = len(os.sched_getaffinity(0))
         print(
             f"fastomp: no Ray cluster was named, so Ray is started here for this command ({cores} cores, loopback only); "
@@ -149,14 +148,14 @@ class RaySession:
                     logging_level="ERROR",
                     _temp_dir=f"{self._directory.path}/r",
                 )
-        except Exception as error:  # whatever kept it from starting
+        except Exception as error:  # any failure to start
             raise UnavailableError(f"Ray does not start on this machine: {' '.join(str(error).split())[:300]}") from error
         self._started = True
         self._keep_stdout_clean()
         return ray
 
     def _keep_stdout_clean(self) -> None:
-        """Keep Ray's reports of dead processes to itself: it prints them on stdout, where a result belongs, whatever it is told."""
+        """Suppress Ray's reports of dead processes, which it prints on stdout regardless of its settings."""
         worker: Any = importlib.import_module("ray._private.worker")
         if hasattr(worker, "print_to_stdstream"):
             self._printing = worker.print_to_stdstream
@@ -169,7 +168,7 @@ class RaySession:
             os.environ[name] = value
 
     def _clean_up(self) -> None:
-        """Put everything back and remove the files of a Ray started here."""
+        """Restore the environment and remove the files of a Ray started here."""
         if self._printing is not None:
             worker: Any = importlib.import_module("ray._private.worker")
             worker.print_to_stdstream = self._printing
@@ -191,14 +190,14 @@ class RaySession:
 
 @dataclass(frozen=True, slots=True)
 class _Locked:
-    """A directory and a descriptor of it, whose lock ends with this process."""
+    """A directory and a descriptor that locks it until this process ends."""
 
     path: str
     descriptor: int
 
 
 def _private_directory() -> _Locked:
-    """Make a directory that no other user can enter (Ray opens its own to all), having removed what killed processes left."""
+    """Create a directory that no other user can enter (Ray opens its own to all); remove those left by killed processes."""
     parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_PARENT:
         parent = "/tmp"
@@ -213,7 +212,7 @@ _current: RaySession | None = None
 
 
 def session(address: str, timeout: float = CONNECT_SECONDS) -> RaySession:
-    """Return the connection of this process to the cluster at ``address`` (to one of its own when empty).
+    """Return the connection of this process to the cluster at ``address``; start Ray here when it is empty.
 
     A cluster that does not accept a connection within ``timeout`` seconds is unreachable.
     """
@@ -229,9 +228,9 @@ def session(address: str, timeout: float = CONNECT_SECONDS) -> RaySession:
 
 
 def _knock(address: str, timeout: float) -> None:
-    """Refuse HOST:PORT where nobody accepts connections: Ray itself would try for a quarter of an hour."""
+    """Raise where nothing accepts connections at HOST:PORT: Ray itself would try for a quarter of an hour."""
     host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdecimal():  # auto, say: Ray finds the address
+    if "/" in host or not port.isdecimal():  # for example ``auto``: Ray finds the address
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout).close()
@@ -252,17 +251,17 @@ def _import_ray() -> Any:
 
 
 def _asks_for_a_token() -> bool:
-    """Tell whether the Ray this process is connected to has its token authentication on."""
+    """Tell whether the connected Ray has token authentication enabled."""
     try:
         enabled = importlib.import_module("ray._private.authentication.authentication_utils").is_token_auth_enabled
-    except (ImportError, AttributeError):  # not there in this release of Ray: then nothing can be said
+    except (ImportError, AttributeError):  # another release of Ray: unknown
         return True
     return bool(enabled())
 
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keep Ray's warnings to programmers from the user."""
+    """Suppress Ray's developer warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -270,7 +269,7 @@ def _quiet() -> Any:
 
 @contextlib.contextmanager
 def _without_stderr() -> Any:
-    """Keep the log of Ray's core from the user, a line per attempt to connect: no setting reaches it before it is connected."""
+    """Suppress the log of Ray's core, a line per attempt to connect: no setting applies before it is connected."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)

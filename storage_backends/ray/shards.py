@@ -1,8 +1,8 @@
-"""Shards as Ray actors: one per shard, each mapping its store and answering as a pure function, restarted by Ray where it can be.
+"""Shards as Ray actors: one actor per shard, which maps its store and answers as a pure function; Ray restarts it if it dies.
 
-Calls wait for answers and for signs of life alike. While a shard computes, a second thread of its actor tells how far it is; a
-shard that neither answers nor gives such a sign for ``timeout`` seconds (its machine is gone and no other one may take the shard,
-say) ends the call with one sentence that names it. So nothing hangs, and no sweep is too long. Every ``ray.get`` has a timeout.
+A call waits for answers and for heartbeats. While a shard computes, a second thread of its actor reports its progress; when a shard
+neither answers nor reports for ``timeout`` seconds (because its machine is gone and no other may serve the shard, for example),
+the call raises an error that names it. So nothing hangs, and no sweep is too long. Every ``ray.get`` has a timeout.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from storage_backends.ray.session import session
 
 __all__ = ["RayShards", "ShardActor"]
 
-#: Seconds between two signs of life that are asked for.
+#: Seconds between two heartbeats.
 PULSE_SECONDS = 0.5
 
-#: Values up to this size travel with the call: fetching from the object store costs each shard some milliseconds.
+#: Values up to this size are sent with the call: fetching from the object store costs each shard some milliseconds.
 INLINE_BYTES = 64 << 10
 
-#: Times a call is repeated whose actor died under it: one that dies of the call itself must not do so for ever.
+#: Retries of a call whose actor died: bounded, because the call itself may be the cause.
 RETRIES = 3
 
-#: Seconds for what is ready to be fetched.
+#: Timeout in seconds for fetching a result that is ready.
 FETCH_SECONDS = 60.0
 
 
 class ShardActor:
-    """A shard in a process of its own; its store is opened when it is first asked, so that what prevents it is an answer.
+    """A shard in a process of its own; its store is opened at the first call, so that a failure to open it is an answer.
 
     Parameters
     ----------
     address : ShardAddress
     neighbours : int
-        Shards that share a machine, and hence its cores.
+        Number of shards on the same machine, which share its cores.
     tier_in_memory : bool
     """
 
@@ -64,11 +64,11 @@ class ShardActor:
         return getattr(self._shard, method)(*arguments)
 
     def pulse(self) -> float:
-        """Return how far the sweep is."""
+        """Return the progress of the sweep."""
         return 0.0 if self._shard is None else self._shard.progress()
 
     def process(self) -> int:
-        """Return the number of the actor's process on its machine."""
+        """Return the process id of the actor."""
         return os.getpid()
 
 
@@ -79,17 +79,17 @@ class RayShards:
     ----------
     addresses : sequence of ShardAddress
     ray_address : str
-        Cluster to join; empty to start one.
+        Address of the cluster to join; empty to start one.
     timeout : float
-        Seconds without a sign of life from a shard that mean failure.
+        Seconds without a heartbeat after which a shard counts as lost.
     tier_in_memory : bool
-        Have shards copy their tier into memory.
+        Whether shards copy their tier into memory.
     """
 
     def __init__(self, addresses: Sequence[ShardAddress], ray_address: str, timeout: float, tier_in_memory: bool = False) -> None:
         self._addresses = tuple(addresses)
         self._timeout = timeout
-        self._told: Callable[[Sequence[float]], None] | None = None
+        self._report: Callable[[Sequence[float]], None] | None = None
         self._session = session(ray_address, timeout).__enter__()
         self._ray: Any = self._session.ray
         self._actors: list[Any] = []
@@ -102,9 +102,9 @@ class RayShards:
                 options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": RETRIES}
                 if address.resource:
                     options |= {"resources": {address.resource: 0.0001}, "scheduling_strategy": "SPREAD"}
-                else:  # soft, so that another machine may stand in for a lost one
+                else:  # soft, so that another machine may replace a lost one
                     options["scheduling_strategy"] = affinity(machines[place % len(machines)], soft=True)
-                    options["memory"] = 1  # an actor that asks for nothing at all goes to a random node, whatever the strategy
+                    options["memory"] = 1  # without any requirement Ray ignores the strategy and chooses a random node
                 self._actors.append(made.options(**options).remote(address, neighbours, tier_in_memory))
             self._check_builds()
         except BaseException:
@@ -112,15 +112,15 @@ class RayShards:
             raise
 
     def share(self, value: Any) -> Any:
-        """Put a value into the object store, unless it is so small that it travels quicker with the call."""
+        """Put a value into the object store; small values are returned unchanged, to be sent with the call."""
         return value if payload_bytes(value) <= INLINE_BYTES else self._ray.put(value)
 
-    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
-        """Have ``told`` called while waiting."""
-        self._told = told
+    def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:
+        """Call ``report`` while waiting."""
+        self._report = report
 
     def processes(self) -> list[int]:
-        """Return the process of each shard's actor."""
+        """Return the process id of each shard's actor."""
         calls = {self._actors[shard].process.remote(): shard for shard in range(len(self._actors))}
         return [found for _, found in sorted(self._wait(calls).items())]
 
@@ -135,20 +135,20 @@ class RayShards:
         for actor in actors:
             try:
                 self._ray.kill(actor)
-            except Exception:  # it is gone already, or Ray is
+            except Exception:  # the actor, or Ray itself, is gone already
                 continue
         if self._session is not None:
             self._session.__exit__()
             self._session = None  # type: ignore[assignment]
 
     def _wait(self, calls: dict[Any, int]) -> dict[int, Any]:
-        """Return the results of calls by shard, or raise once a shard cannot answer."""
+        """Return the results of calls by shard; raise when a shard cannot answer."""
         ray, results = self._ray, dict[int, Any]()
         heard = dict.fromkeys(calls.values(), time.monotonic())
         shares = dict.fromkeys(range(len(self._actors)), 1.0) | dict.fromkeys(calls.values(), 0.0)
         pulses: dict[Any, int] = {}
         while True:
-            try:  # mostly all answers are there before a pulse is due: then nothing else is asked of Ray
+            try:  # mostly all answers arrive before a heartbeat is due: then Ray is called once
                 return results | dict(zip(calls.values(), ray.get([*calls], timeout=PULSE_SECONDS), strict=True))
             except (ray.exceptions.RayError, TimeoutError):
                 ready, _ = ray.wait([*calls], num_returns=len(calls), timeout=0)
@@ -164,11 +164,11 @@ class RayShards:
                 raise self._silent(silent[0])
             for shard in waiting - set(pulses.values()):
                 pulses[self._actors[shard].pulse.options(max_task_retries=0).remote()] = shard
-            if self._told is not None:
-                self._told([shares[shard] for shard in sorted(shares)])
+            if self._report is not None:
+                self._report([shares[shard] for shard in sorted(shares)])
 
     def _hear(self, pulses: dict[Any, int], heard: dict[int, float], shares: dict[int, float]) -> None:
-        """Take note of the signs of life that have arrived."""
+        """Record the heartbeats that have arrived."""
         if not pulses:
             return
         ready, _ = self._ray.wait([*pulses], num_returns=len(pulses), timeout=0)
@@ -176,12 +176,12 @@ class RayShards:
             shard = pulses.pop(reference)
             try:
                 shares[shard] = float(self._ray.get(reference, timeout=FETCH_SECONDS))
-            except (self._ray.exceptions.RayError, TimeoutError):  # its process died under it: no sign of life
+            except (self._ray.exceptions.RayError, TimeoutError):  # its process died: no heartbeat
                 continue
             heard[shard] = time.monotonic()
 
     def _fetch(self, reference: Any, shard: int) -> Any:
-        """Return what a call came to."""
+        """Return the result of a call, or raise its error."""
         exceptions = self._ray.exceptions
         try:
             return self._ray.get(reference, timeout=FETCH_SECONDS)
@@ -199,16 +199,16 @@ class RayShards:
             raise UnreachableError(f"{self._addresses[shard].name} failed: {' '.join(str(error).split())[:300]}") from error
 
     def _silent(self, shard: int) -> UnreachableError:
-        """Return the error for a shard that gives no sign of life any more."""
+        """Return the error for a shard that has stopped sending heartbeats."""
         address = self._addresses[shard]
         where = f" (needs a machine with the Ray resource {address.resource!r})" if address.resource else ""
         return UnreachableError(
-            f"{address.name} gave no sign of life for {self._timeout:g} seconds; its machine may be gone and no other may serve it"
+            f"{address.name} sent no heartbeat for {self._timeout:g} seconds; its machine may be gone and no other may serve it"
             f"{where}: bring one up, then resume the run or start it again"
         )
 
     def _check_builds(self) -> None:
-        """Refuse shards with another kernel or release; say so where libraries differ, which may change last bits."""
+        """Refuse shards with another kernel or release; warn where libraries differ, which may change last bits."""
         expected = {"release": __version__, **sweep_build(kernel().id)}
         for shard, found in self.call("hello", dict.fromkeys(range(len(self._actors)), ())).items():
             name = self._addresses[shard].name
@@ -224,18 +224,18 @@ class RayShards:
 
 
 def _machines(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the nodes to put shards on, always in the same order: those that offer processors, if any does."""
+    """Return the nodes for shards, always in the same order: those that offer CPUs, if any does."""
     alive = sorted((node for node in nodes if node["Alive"]), key=lambda node: str(node["NodeID"]))
     return [node["NodeID"] for node in alive if node["Resources"].get("CPU")] or [node["NodeID"] for node in alive]
 
 
 def _with_pulse(ray: Any) -> type[ShardActor]:
-    """Return the actor's class with its pulse on a thread of its own."""
+    """Return the class of the actor, whose heartbeat runs on a thread of its own."""
 
     class Actor(ShardActor):
         @ray.method(concurrency_group="pulse")  # type: ignore[untyped-decorator]
         def pulse(self) -> float:
-            """Return how far the sweep is."""
+            """Return the progress of the sweep."""
             return super().pulse()
 
         @ray.method(concurrency_group="pulse")  # type: ignore[untyped-decorator]
@@ -247,5 +247,5 @@ def _with_pulse(ray: Any) -> type[ShardActor]:
 
 
 def _named(error: FastompError, name: str) -> FastompError:
-    """Return an error of a shard that names it."""
+    """Return a shard's error with the name of the shard."""
     return error if name in str(error) else type(error)(f"{name}: {error}")

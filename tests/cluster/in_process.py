@@ -37,7 +37,7 @@ class InProcessShards:
     def share(self, value: Any) -> Any:
         return _Handle(pickle.dumps(value))
 
-    def watch(self, told: Callable[[Sequence[float]], None] | None) -> None:
+    def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:
         pass
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:

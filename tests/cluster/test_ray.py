@@ -171,7 +171,7 @@ def test_a_shard_lost_after_opening_ends_the_run_with_its_name(ray_session: Any,
 def test_a_shard_that_no_machine_may_serve_is_an_error(ray_session: Any, store: FeatureStore, place: Path) -> None:
     """Its actor is never placed; the run ends after the timeout, naming shard and resource."""
     manifest = cut(store, f"{place}/pinned-nowhere", 2, pin=True)
-    with pytest.raises(UnreachableError, match=r"shard 0 .*no sign of life for 2 seconds.*resource 'shard-0'"):
+    with pytest.raises(UnreachableError, match=r"shard 0 .*no heartbeat for 2 seconds.*resource 'shard-0'"):
         fo.select(f"cluster://{manifest}?timeout=2", **REQUEST)
 
 
@@ -196,7 +196,7 @@ def test_a_node_killed_is_replaced_or_ends_the_run_with_a_sentence(store: Featur
     assert found["indices"] == expected.indices.tolist()
     assert found["coef"] == [part.tolist() for part in expected.coef]
     assert "shard 1" in found["error"]
-    assert "no sign of life" in found["error"]
+    assert "no heartbeat" in found["error"]
     assert found["seconds"] < 150
 
 

@@ -481,7 +481,7 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
         nonlocal calls
         calls += 1
         if calls > 5:
-            raise UnreachableError("shard 1 gave no sign of life")
+            raise UnreachableError("shard 1 sent no heartbeat")
         return whole(self, method, arguments)
 
     with monkeypatch.context() as patch:

@@ -64,7 +64,7 @@ class Bench:
         pool = ColumnPool(self.design, self.sweeper, Traffic(), 1 << 24)
         swept = TierSweep(self.sweeper, self.tier, Vectors(vector[:, None], self.design.matrix.dtype))
         tiered = TierGradients(Ask(vector, self.usable), *swept.scores(0, self.design.standardisation), pool)
-        return exact, tiered, pool._glances
+        return exact, tiered, pool._probes
 
 
 @pytest.fixture(scope="module", params=KERNELS)

@@ -1,0 +1,126 @@
+"""Every kind of matrix on this machine answers the same questions with the same bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.errors import StoreError
+from fastomp_nvm.matrix.checksum import Seal, crc32
+from fastomp_nvm.matrix.gradients import Ask
+from fastomp_nvm.matrix.moments import moments
+from fastomp_nvm.matrix.pacing import DeviceProfile
+from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.reader import FileRows, MatrixFile
+from fastomp_nvm.matrix.rows import ArrayRows, LocalRows, PiecedRows
+from fastomp_nvm.matrix.standardisation import Design, Standardisation
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+from fastomp_nvm.matrix.traffic import Traffic
+
+pytestmark = pytest.mark.numerics
+
+N_COLUMNS, N_OBS = 70, 130
+OFFSETS = np.array([*range(60), 63, 66, N_COLUMNS])  # three features of several columns
+EDGES = np.array([0, 30, 59, N_COLUMNS])
+
+
+def matrix() -> AnyArray:
+    """Return random columns, one of them far from zero (accumulated in float64)."""
+    values = np.random.default_rng(0).normal(size=(N_COLUMNS, N_OBS)).astype(np.float32)
+    values[5] += 1e4
+    return values
+
+
+def in_file(path: Path, io: str, profile: DeviceProfile | None = None) -> FileRows:
+    """Return the matrix in a file that begins with a page of something else."""
+    path.write_bytes(bytes(4096) + matrix().tobytes())
+    mapped = np.memmap(path, np.float32, "r", 4096, (N_COLUMNS, N_OBS))
+    return FileRows(MatrixFile(mapped, 4096, lambda flags: os.open(path, flags), profile), io)
+
+
+KINDS: dict[str, Callable[[Path], LocalRows]] = {
+    "array": lambda path: ArrayRows(matrix()),
+    "pieces": lambda path: PiecedRows(np.split(matrix(), EDGES[1:-1])),
+    "mapped file": lambda path: in_file(path, "mmap"),
+    "file read directly": lambda path: in_file(path, "direct"),
+    "emulated device": lambda path: in_file(path, "direct", DeviceProfile("quick", 1e12, 1e-9)),
+}
+
+
+@pytest.fixture(params=KINDS)
+def rows(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRows:
+    """Every kind, read in small blocks."""
+    monkeypatch.setattr("fastomp_nvm.matrix.reader.BLOCK_BYTES", 7 * 4 * N_OBS)
+    monkeypatch.setattr("fastomp_nvm.matrix.sweeper.TASK_BYTES", 7 * 4 * N_OBS)
+    monkeypatch.setattr("fastomp_nvm.matrix.sweeper.INLINE_PRODUCTS", 0)
+    return KINDS[request.param](tmp_path / "matrix")
+
+
+def test_shape_and_rows_are_those_of_the_array(rows: LocalRows) -> None:
+    """Shape, type and size, and rows by number, slice, list and mask."""
+    whole = matrix()
+    assert (rows.shape, rows.dtype, rows.nbytes, len(rows)) == (whole.shape, whole.dtype, whole.nbytes, len(whole))
+    for index in (3, -1, slice(28, 33), slice(0, 60, 7), [40, 2, 2], whole[:, 0] > 0):
+        assert np.array_equal(rows[index], whole[index])
+    assert np.array_equal(np.concatenate(rows.arrays), whole)
+
+
+def test_a_gather_copies_rows_in_their_order(rows: LocalRows) -> None:
+    """In any order, repeated or not."""
+    columns = np.random.default_rng(1).integers(0, N_COLUMNS, size=90)
+    assert np.array_equal(Sweeper(2).gather(rows, columns), matrix()[columns])
+
+
+def test_a_sweep_has_the_bits_of_the_array(rows: LocalRows) -> None:
+    """Decisions about several asks, features of several columns and columns in float64 included."""
+    whole, sweeper = ArrayRows(matrix()), Sweeper(2)
+    (statistics,) = whole.moments([None])
+    weights = np.random.default_rng(2).random(N_OBS)
+    plain = Standardisation.from_moments(np.arange(N_COLUMNS + 1), statistics, N_OBS)
+    (weighted,) = rows.standardisations([weights], plain)
+    vectors = np.random.default_rng(3).normal(size=(N_OBS, 3))
+    asks = [Ask(vector, np.arange(0, N_COLUMNS, 2)) for vector in vectors.T]
+    found = []
+    for each in (whole, rows):
+        pool = ColumnPool(Design(each, weighted), sweeper, Traffic(), 1 << 20)
+        answers = each.sweep(sweeper, Vectors(vectors, each.dtype), weighted.wide).answer(asks, 0, pool)
+        found.append([(answer.top_mean(4), answer.argmax(), answer.of(np.arange(N_COLUMNS)).tobytes()) for answer in answers])
+    assert found[0] == found[1]
+    assert weighted.wide[5]
+
+
+def test_standardisations_are_those_of_the_array(rows: LocalRows) -> None:
+    """Under several weights at once, with the Gram matrices of features of several columns."""
+    whole = ArrayRows(matrix())
+    rng = np.random.default_rng(4)
+    weights = [rng.random(N_OBS), (rng.random(N_OBS) < 0.5).astype(float)]
+    grams = tuple(np.eye(int(width)) for width in np.diff(OFFSETS) if width > 1)
+    plain = Standardisation.from_moments(OFFSETS, replace(moments(matrix()), grams=grams), N_OBS)
+    for one, other in zip(rows.standardisations(weights, plain), whole.standardisations(weights, plain), strict=True):
+        assert one.mean.tobytes() == other.mean.tobytes()
+        assert one.scale.tobytes() == other.scale.tobytes()
+        assert [group.matrices.tobytes() for group in one.whiteners] == [group.matrices.tobytes() for group in other.whiteners]
+
+
+@pytest.mark.parametrize("damaged", [None, 0, 2])
+def test_a_copy_in_memory_is_compared_with_its_checksums(rows: LocalRows, damaged: int | None) -> None:
+    """The copy has the bits of the matrix; a block that does not match its checksum is an error that names it."""
+    whole = matrix()
+    checksums = np.array([crc32(whole[first:last].tobytes()) for first, last in pairwise(EDGES)])
+    if damaged is not None:
+        checksums[damaged] ^= 1
+    seal = Seal(EDGES, checksums, lambda block: StoreError(f"block {block}"))
+    if damaged is None:
+        copy = rows.in_memory(seal)
+        assert np.array_equal(copy.array, whole)
+        assert not copy.array.flags.writeable
+    else:
+        with pytest.raises(StoreError, match=f"block {damaged}"):
+            rows.in_memory(seal)
