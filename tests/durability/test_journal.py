@@ -164,10 +164,10 @@ def test_an_answer_is_over_with_its_round() -> None:
     with opened(MemoryLog()) as journal:
         (one,) = journal.record(query(), [Known([1, 2, 3, 4])], Traffic())
         journal.commit()
-        with pytest.raises(StoreError, match="round is over"):
+        with pytest.raises(StoreError, match="after its round"):
             one.argmax()
         journal.record(query(1), [Known([1, 2, 3, 4])], Traffic())
-        with pytest.raises(StoreError, match="round is over"):
+        with pytest.raises(StoreError, match="after its round"):
             one.argmax()
 
 
