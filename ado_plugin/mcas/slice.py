@@ -107,7 +107,7 @@ def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 
 def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a store."""
-    with _open(load, sent["key"], _read_json(target, "the manifest")) as store:
+    with open_pool_store(load, sent["key"], read_json(target, "the manifest")) as store:
         facts = describe(store)
         if isinstance(name := sent.get("name"), str):
             facts["has_name"] = name in store.targets or name in store.names
@@ -116,7 +116,7 @@ def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 
 def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Drive a run for some seconds, if it is at the sequence that the caller expects."""
-    run = _read_json(target, "the record of the run")
+    run = read_json(target, "the record of the run")
     job, requests = run["job"], run["requests"]
     if sent.get("run") != run["id"]:
         raise ServerError(f"the run {job!r} is another one than the caller's: it was removed and begun again")
@@ -157,7 +157,7 @@ def _drive(
         name = log_name(number)
         open_log = functools.partial(StateLog, place, name, log_identifier(run["id"], name), FIRST_ROOM)
         runs.append(JournaledRun(decode_request(sent), open_log, {"request": sent, "response": run["y"]}))
-    with _open(load, run["key"], _read_json(manifest, "the manifest")) as store:
+    with open_pool_store(load, run["key"], read_json(manifest, "the manifest")) as store:
         if store.layout.fingerprint != run["fingerprint"]:
             raise StoreError(f"the store {run['key']!r} was replaced after the run was begun: begin a new one")
         for each in runs:
@@ -188,17 +188,6 @@ def _standings(place: RegionPlace, names: list[str], identifiers: list[bytes]) -
     states = [read_state(place, name, identifier) for name, identifier in zip(names, identifiers, strict=True)]
     progress = [asdict(recorded_progress(state.records, number)) for number, state in enumerate(states)]
     return {"sequence": sum(state.sequence for state in states), "progress": progress}
-
-
-def _open(load: Callable[[str], Any], key: str, manifest: Mapping[str, Any]) -> Any:
-    """Open a store of this pool."""
-    return open_pool_store(load, key, manifest)
-
-
-def _read_json(view: AnyArray, what: str) -> dict[str, Any]:
-    """Return the JSON object in a value."""
-    found: dict[str, Any] = read_json(view, what)
-    return found
 
 
 def _count_calls() -> int:

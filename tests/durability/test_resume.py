@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,12 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.runs import drive
-from fastomp_nvm.runs.journal import DecisionJournal
-from fastomp_nvm.runs.log import StateLog
-from storage_backends.files.regions import FileRegion
+from fastomp_nvm.runs.journal import DecisionJournal, recorded_progress
+from fastomp_nvm.runs.log import StateLog, read_state
+from fastomp_nvm.selection.select import make_request
+from storage_backends.files.regions import DirectoryRegions, FileRegion
 from storage_backends.testing.kill_trials import comparable
 
 LINEAR: dict[str, Any] = {"k": 5, "objective": "linear", "target": "amount"}
@@ -165,3 +169,23 @@ def test_a_read_only_store_keeps_its_runs_in_the_home(media: dict[str, str], own
     assert fo.list_runs()[0].rounds == 3
     assert comparable(fo.resume("elsewhere")) == expected
     assert not list((own_home / "runs" / "elsewhere").glob("run-*.bin"))
+
+
+def test_a_deadline_ends_a_call_after_a_new_round(store_url: str, tmp_path: Path) -> None:
+    """Calls whose deadline has passed before they begin answer one round each, and end with the uninterrupted selection."""
+    expected = fo.select(store_url, **LINEAR, algorithm="sds_omp")
+    request = make_request({**LINEAR, "algorithm": "sds_omp"})
+    (tmp_path / "logs").mkdir()
+    place = DirectoryRegions(tmp_path / "logs")
+    with fo.open_store(store_url) as store:
+        for calls in itertools.count(1):
+            run = drive.JournaledRun(request, lambda: StateLog(place, "log", bytes(16)), {})
+            ended = drive.drive(Dataset.of_store(store), [run], deadline=lambda: True)
+            assert ended == (run.selection is not None)
+            recorded = recorded_progress(read_state(place, "log", bytes(16)).records)
+            if run.selection is not None:
+                break
+            assert recorded.round == calls
+    assert recorded.round == run.rounds == calls
+    assert recorded.bytes_read > 0
+    assert comparable(run.selection) == comparable(expected)
