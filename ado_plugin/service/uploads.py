@@ -60,7 +60,7 @@ class UploadPlan:
     sent : mapping
         The description as the client sent it.
     digest : str
-        Equal for equal plans: a client that begins an equal one goes on with the same upload.
+        Equal for equal plans: a client that begins an equal plan continues the same upload.
     """
 
     pool: str

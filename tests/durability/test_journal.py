@@ -140,7 +140,7 @@ def test_a_single_other_candidate_is_noticed(count: int) -> None:
 def test_another_decision_is_refused(log: MemoryLog) -> None:
     """Another call, another argument, one call too many and one too few are each told."""
     for call, text in (
-        (lambda answer: answer.argmax(), "argmax of ask 0 stands where top_mean"),
+        (lambda answer: answer.argmax(), "argmax of ask 0 is asked for in place of top_mean"),
         (lambda answer: answer.top_mean(3), "top_mean is asked for with another argument"),
     ):
         with opened(MemoryLog(log.records)) as journal:
