@@ -1,4 +1,4 @@
-"""What is flushed beside other work is flushed, its failure is told, and neither threads nor forks are left hanging."""
+"""A flush in the background reaches the device, reports its failure, and leaves neither threads nor forks hanging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Maker = Callable[[int], Flusher]
 
 @pytest.fixture(params=[pytest.param("native", marks=needs_native), "python"])
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Maker:
-    """Return what makes a flusher of either kind."""
+    """Return the constructor of a flusher, for each kind."""
     if request.param == "python":
         monkeypatch.setattr(flushing, "native", None)
     return flushing.file_flusher
@@ -129,7 +129,7 @@ def test_signals_are_not_the_threads(descriptor: int) -> None:
 
 
 def test_a_failed_flush_fails_persist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was started and failed is not durable, whatever a second flush would say."""
+    """A flush that failed is reported, even if a second flush would succeed."""
 
     def broken() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -145,7 +145,7 @@ def test_a_failed_flush_fails_persist(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_run_goes_on_while_a_flush_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``start`` returns at once and ``persist`` only after the flush; closing waits for one that nobody waited for."""
+    """``start`` returns at once and ``persist`` only after the flush; closing waits for a flush that was not awaited."""
     may_end, ended = threading.Event(), threading.Event()
 
     def slow() -> None:

@@ -80,7 +80,7 @@ def test_other_stores_of_the_process_are_not_concerned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("medium", ["mmap", pytest.param("pmem", marks=needs_native)])
 def test_a_region_cut_off_is_an_error(medium: str, tmp_path: Path) -> None:
-    """Reading or writing a region whose file lost its end raises our error, whether it is mapped or not."""
+    """Reading or writing a region whose file lost its end raises MediumError, whether it is mapped or not."""
     with fo.create_store(f"{medium}://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 64 * 4096)
         os.truncate(tmp_path / "s" / "regions" / "log.bin", 4096)
@@ -94,7 +94,7 @@ def test_a_region_cut_off_is_an_error(medium: str, tmp_path: Path) -> None:
 @needs_native
 @pytest.mark.crash
 def test_a_signal_from_elsewhere_still_ends_the_process(tmp_path: Path) -> None:
-    """SIGBUS outside the watched mappings does what it always did."""
+    """SIGBUS outside the watched mappings ends the process as usual."""
     script = (
         "import mmap, os, sys, numpy as np, fastomp_nvm as fo\n"
         "store = fo.create_store(sys.argv[1] + '/s', np.eye(3))\n"
@@ -148,7 +148,7 @@ def test_mappings_come_and_go_while_others_are_checked(tmp_path: Path) -> None:
 
 
 def test_a_closed_mapping_does_not_unwatch_its_successor(tmp_path: Path) -> None:
-    """Only the mapping that stands at an address can end the watch over it, whenever its predecessor is collected."""
+    """Only the current mapping at an address can end the watch over it, whenever its predecessor is collected."""
     with fo.create_store(f"pmem://{tmp_path}/s", np.eye(3)) as store:
         first = store.region("log", 4096)
         address = first._mapping.address

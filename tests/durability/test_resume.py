@@ -100,7 +100,7 @@ def test_requests_of_every_kind_resume(media: dict[str, str], request_: dict[str
 
 
 def test_one_persist_per_round(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Golden count: a run persists once per answered query, beside a sweep, and a resumed one once more for what it found."""
+    """Golden count: a run persists once per answered query, during a sweep, and a resumed one once more for the recovered state."""
     counts = {"start": 0, "persist": 0, "commit": 0}
     for owner, name in ((FileRegion, "start"), (FileRegion, "persist"), (DecisionJournal, "commit")):
         original = getattr(owner, name)
@@ -142,7 +142,7 @@ def test_no_pass_is_repeated(media: dict[str, str], monkeypatch: pytest.MonkeyPa
 
 
 def test_seconds_add_up(media: dict[str, str]) -> None:
-    """The time of a resumed run is what all its processes spent."""
+    """The time of a resumed run is the sum over its processes."""
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(PulledPlugError):
