@@ -7,12 +7,11 @@ is: when a sweep first reads it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import StoreError, StoreURLError
-from storage_backends.files.durable import NO_REPLACE, allocate, partial_file, rename_with_flag
+from storage_backends.files.durable import allocate, partial_file, publish_file
 
 __all__ = ["open_folder", "provide_copy"]
 
@@ -49,7 +48,4 @@ def provide_copy(directory: int, name: str, source: int, path: str) -> None:
                     raise StoreError("the tier of the store was cut off while it was copied: build the store again")
                 position += os.pwrite(descriptor, data, position)
             os.fsync(descriptor)
-            with contextlib.suppress(FileExistsError):  # somebody was quicker, with the same bytes
-                if not rename_with_flag(partial, name, NO_REPLACE, directory=directory):
-                    os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
-        os.fsync(directory)
+            publish_file(partial, name, directory)  # another process may have been quicker, with the same bytes
