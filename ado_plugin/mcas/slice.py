@@ -107,7 +107,7 @@ def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 
 def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a store."""
-    with _open(load, sent["key"], _read_json(target, "the manifest")) as store:
+    with open_pool_store(load, sent["key"], read_json(target, "the manifest")) as store:
         facts = describe(store)
         if isinstance(name := sent.get("name"), str):
             facts["has_name"] = name in store.targets or name in store.names
@@ -116,33 +116,36 @@ def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 
 def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Drive a run for some seconds, if it is at the sequence that the caller expects."""
-    run = _read_json(target, "the record of the run")
-    job, requests = run["job"], run["requests"]
+    run = read_json(target, "the record of the run")
+    job = run["job"]
     if sent.get("run") != run["id"]:
         raise ServerError(f"the run {job!r} is another one than the caller's: it was removed and begun again")
-    names = [log_name(place) for place in range(len(requests))]
+    names = [log_name(number) for number in range(len(run["requests"]))]
     place: RegionPlace = RunRegions(load, f"run/{job}", [*names, RESULT])
-    identifiers = [log_identifier(run["id"], name) for name in names]
-    ended = read_state(place, RESULT, log_identifier(run["id"], RESULT))
-    if ended.sequence:
-        return {"state": "done", **_standings(place, names, identifiers)}
-    before = _standings(place, names, identifiers)
+
+    def reply(state: str, **more: Any) -> dict[str, Any]:
+        return {"state": state, **more, **_progress(run["id"], place, names)}
+
+    result_id = log_identifier(run["id"], RESULT)
+    if read_state(place, RESULT, result_id).sequence:
+        return reply("done")
+    before = reply("moved")
     if sent.get("expected") != before["sequence"]:
-        return {"state": "moved", **before}
+        return before
     end = time.monotonic() + float(sent["seconds"])
     try:
         if run["id"] not in _computed:
             verify = run["verify"] and not before["sequence"]  # in the first slice alone
             result = _drive(run, load, place, lambda: time.monotonic() >= end, verify=verify)
             if result is None:
-                return {"state": "running", **_standings(place, names, identifiers)}
+                return reply("running")
             _computed.clear()  # one run at a time ends here, and its client reads the result at once
             _computed[run["id"]] = result
-        _keep_result(place, _computed[run["id"]], log_identifier(run["id"], RESULT))
+        _keep_result(place, _computed[run["id"]], result_id)
         del _computed[run["id"]]
-    except RoomNeededError as room:
-        return {"state": "room", "region": room.region, "size": room.size, **_standings(place, names, identifiers)}
-    return {"state": "done", **_standings(place, names, identifiers)}
+    except RoomNeededError as needed:
+        return reply("room", region=needed.region, size=needed.size)
+    return reply("done")
 
 
 def _drive(
@@ -157,7 +160,7 @@ def _drive(
         name = log_name(number)
         open_log = functools.partial(StateLog, place, name, log_identifier(run["id"], name), FIRST_ROOM)
         runs.append(JournaledRun(decode_request(sent), open_log, {"request": sent, "response": run["y"]}))
-    with _open(load, run["key"], _read_json(manifest, "the manifest")) as store:
+    with open_pool_store(load, run["key"], read_json(manifest, "the manifest")) as store:
         if store.layout.fingerprint != run["fingerprint"]:
             raise StoreError(f"the store {run['key']!r} was replaced after the run was begun: begin a new one")
         for each in runs:
@@ -183,22 +186,11 @@ def _keep_result(place: RegionPlace, result: bytes, identifier: bytes) -> None:
         log.close()
 
 
-def _standings(place: RegionPlace, names: list[str], identifiers: list[bytes]) -> dict[str, Any]:
+def _progress(run: str, place: RegionPlace, names: list[str]) -> dict[str, Any]:
     """Return the sequence of a run, which counts every durable step, and the progress of its requests."""
-    states = [read_state(place, name, identifier) for name, identifier in zip(names, identifiers, strict=True)]
+    states = [read_state(place, name, log_identifier(run, name)) for name in names]
     progress = [asdict(recorded_progress(state.records, number)) for number, state in enumerate(states)]
     return {"sequence": sum(state.sequence for state in states), "progress": progress}
-
-
-def _open(load: Callable[[str], Any], key: str, manifest: Mapping[str, Any]) -> Any:
-    """Open a store of this pool."""
-    return open_pool_store(load, key, manifest)
-
-
-def _read_json(view: AnyArray, what: str) -> dict[str, Any]:
-    """Return the JSON object in a value."""
-    found: dict[str, Any] = read_json(view, what)
-    return found
 
 
 def _count_calls() -> int:

@@ -219,7 +219,7 @@ class McasTransport:
             raise InputError("the pool of the runs is not known: name it in the URL, mcas://host:port/pool")
         pool, key = self._open(body), body.get("key")
         records = {job: self._json(pool, f"run/{job}") for job, of in self._index(pool)["runs"].items() if key in (None, of)}
-        yield {"jobs": [self._standing(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
+        yield {"jobs": [self._state(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
 
     def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Drive a run for as long as the caller waits; yield its state after each slice."""
@@ -227,10 +227,10 @@ class McasTransport:
         wait = float(body.get("wait", 0.0))
         end = time.monotonic() + wait
         if not wait:
-            yield self._standing(pool, job, record, 0.0)
+            yield self._state(pool, job, record, 0.0)
             return
         while True:
-            now = self._standing(pool, job, record, min(SLICE_SECONDS, max(end - time.monotonic(), 0.1)))
+            now = self._state(pool, job, record, min(SLICE_SECONDS, max(end - time.monotonic(), 0.1)))
             yield now
             if now["state"] != "running" or time.monotonic() >= end:
                 return
@@ -251,7 +251,7 @@ class McasTransport:
         pool, job, record = self._find(body)
         mark = f"run/{job}/cancelled"
         self._session.put(pool, mark, value_of(mark, b"1"), self._timeout)
-        yield self._standing(pool, job, record, 0.0)
+        yield self._state(pool, job, record, 0.0)
 
     def _resume(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Remove the mark of cancellation and the error."""
@@ -259,7 +259,7 @@ class McasTransport:
         self._session.erase(pool, f"run/{job}/cancelled", self._timeout)
         self._failed.pop(job, None)
         self._failures.pop(job, None)
-        yield self._standing(pool, job, record, 0.0)
+        yield self._state(pool, job, record, 0.0)
 
     def _begin(self, body: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Put the record of a run and the arrays for its journal; a repetition changes nothing."""
@@ -279,9 +279,9 @@ class McasTransport:
             self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
         elif {name: record.get(name) for name in asked} != asked:
             raise ServerError(f"a run {job!r} with another request exists: choose another name")
-        return self._standing(pool, job, record, 0.0)
+        return self._state(pool, job, record, 0.0)
 
-    def _standing(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _state(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the state of a run, after driving it for ``seconds`` if that is not 0."""
         state, progress = "running", []
         if self._session.has(pool, f"run/{job}/cancelled", self._timeout):

@@ -1,6 +1,6 @@
 """Execution of a server's jobs: with the same driver as local runs, next to the data, all jobs of a batch in shared sweeps.
 
-A job that reads much keeps a journal of its decisions in the server's own folder, from which the next server goes on after a crash;
+A job that reads much keeps a journal in the server's own folder, from which the next server continues after a crash;
 a small job is faster run again. A journal is bound to data, request and numeric build, and dropped when these differ. Knows neither
 queues nor clients.
 """

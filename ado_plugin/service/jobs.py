@@ -122,7 +122,7 @@ class Job:
     version: int = 0
     progress: list[Progress | None] = field(default_factory=list)
     cancelled: bool = False
-    noticed: float = 0.0
+    notified: float = 0.0
     size: int = 0
 
     def describe(self) -> dict[str, Any]:
@@ -203,10 +203,10 @@ class Jobs:
             Another job has the name.
         """
         with self._changed:
-            standing = self._jobs.get(name)
-            if standing is not None:
-                if _same(standing.request, request):
-                    return standing
+            existing = self._jobs.get(name)
+            if existing is not None:
+                if _same(existing.request, request):
+                    return existing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
             self._admit()
             # A new session counts as just served: otherwise a client that opens one per job would always be next.
@@ -239,10 +239,10 @@ class Jobs:
             with self._changed:
                 while job.version <= seen and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
-                standing = job.describe()
+                state = job.describe()
             seen = job.version
-            yield standing
-            if standing["state"] in _FINISHED or time.monotonic() >= end:
+            yield state
+            if state["state"] in _FINISHED or time.monotonic() >= end:
                 return
 
     def answer(self, job: Job) -> list[dict[str, Any]]:
@@ -334,7 +334,7 @@ class Jobs:
             self._order = max(self._order, job.order)
             self._jobs[job.name] = job
             if job.state in _FINISHED:
-                job.request, job.size = _light(job.request), self._records.size(job.name)
+                job.request, job.size = _shortened(job.request), self._records.size(job.name)
                 self._executor.forget(job)  # the server may have died after the job's end and before this
             if job.state != "running":
                 continue
@@ -430,8 +430,8 @@ class Jobs:
             job, place = positions[step.run]
             job.progress[place] = replace(step, run=place)
             now = time.monotonic()
-            if now - job.noticed >= _NOTICE_SECONDS:
-                job.noticed = now
+            if now - job.notified >= _NOTICE_SECONDS:
+                job.notified = now
                 with self._changed:
                     self._notify(job)
 
@@ -494,7 +494,7 @@ class Jobs:
         self.finished[state] += 1
         try:  # records that cannot be removed only take room
             self._executor.forget(job)
-            whole, job.request = job.request, _light(job.request)
+            whole, job.request = job.request, _shortened(job.request)
             if state == "done" and job.request != whole:  # any other may be resumed
                 with contextlib.suppress(FastompError):
                     self._records.write_request(job.name, asdict(job.request))
@@ -552,10 +552,10 @@ def _mergeable(job: Job) -> bool:
 
 def _same(one: JobRequest, other: JobRequest) -> bool:
     """Return whether two requests are equal, apart from client and time of submission."""
-    return replace(_light(one), session="", submitted=0.0) == replace(_light(other), session="", submitted=0.0)
+    return replace(_shortened(one), session="", submitted=0.0) == replace(_shortened(other), session="", submitted=0.0)
 
 
-def _light(request: JobRequest) -> JobRequest:
+def _shortened(request: JobRequest) -> JobRequest:
     """Return an ended job's request with long values, such as vectors, replaced by their digests."""
     fields = [{name: _digest(value) for name, value in each.items()} for each in request.requests]
     return replace(request, requests=fields, y=_digest(request.y))
@@ -572,6 +572,6 @@ def _recovered(name: str, request: Mapping[str, Any], state: Mapping[str, Any]) 
     found = JobRequest(**request)
     if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
         raise ValueError("state, owner or session is not valid")
-    _light(found)  # raises unless the requests are a list of objects
+    _shortened(found)  # raises unless the requests are a list of objects
     numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
     return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2])

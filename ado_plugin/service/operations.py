@@ -325,7 +325,7 @@ OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, 
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:
-    """Return how many features a request can select, having made sure that its constraint names neither files nor code."""
+    """Return the most features that a request can select; raise if its constraint names files or code."""
     ranks = [store.layout.n_features]
     if request.k is not None:
         ranks.append(int(request.k))
@@ -345,8 +345,8 @@ def _decode_targets(sent: object) -> dict[str, Target]:
         values = decode_vector(described["values"], f"the target {name[:40]!r}")
         classes = tuple(as_names(described["classes"], "classes"))
         if values.dtype != np.float64 or not np.isfinite(values).all():
-            raise DataError(f"the target {name[:40]!r} holds what is not a finite number: fix it and upload again")
+            raise DataError(f"the target {name[:40]!r} holds a NaN or infinity: fix it and upload again")
         if classes and not np.isin(values, np.arange(len(classes))).all():
-            raise DataError(f"the target {name[:40]!r} holds a code that stands for none of its classes")
+            raise DataError(f"the target {name[:40]!r} holds a code of no class")
         targets[name] = Target(values, classes)
     return targets

@@ -1,11 +1,11 @@
-"""The records of a server's jobs and uploads: small JSON files, each replaced atomically, from which the next server goes on.
+"""The records of a server's jobs and uploads: small JSON files, each replaced atomically, from which the next server continues.
 
 The folders belong to one server at a time, and no client chooses a path in them. Knows neither scheduling nor builders nor pools.
 
 A job has three files: the request, written once before the job is acknowledged; the state, at every change; the answer, before the
 state says that there is one. An upload has three too: the plan, written before the upload is acknowledged; a line per tile, written
 after the tile; the report, written just before the store becomes visible. Lines are not flushed one by one: they are claims, and a
-server that goes on with an upload checks each against the bytes it describes.
+server that continues an upload checks each against the bytes it describes.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class UploadPlan:
     sent : mapping
         The description as the client sent it.
     digest : str
-        Equal for equal plans: a client that begins an equal one goes on with the same upload.
+        Equal for equal plans: a client that begins an equal plan continues the same upload.
     """
 
     pool: str
@@ -185,7 +185,7 @@ class Uploads:
         self._ended: dict[str, _Upload] = {}  # so that a repeated commit gets the same reply
         self.bytes_received = 0
         for record in self._records.load():
-            self._take_over(record)
+            self._recover(record)
         pools.sweep({pools.root / upload.plan.pool / upload.folder for upload in self._staged.values()})
 
     def begin(self, owner: str, plan: UploadPlan, wait: float = 10.0) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Uploads:
         While tiles of an earlier server are still being checked after ``wait`` seconds, the reply holds ``checking``: call again.
         """
         with self._lock:
-            upload = self._begun(owner, plan)
+            upload = self._find_or_begin(owner, plan)
             upload.touched = time.monotonic()
             if upload.builder is None and upload.checking is None:
                 upload.checking = threading.Thread(target=self._check, args=(upload,), name="check", daemon=True)
@@ -218,7 +218,7 @@ class Uploads:
         upload = self._find(owner, name)
         for tile in tiles:
             with upload.lock:
-                refusal = self._take(upload, tile)
+                refusal = self._write_tile(upload, tile)
             if refusal is not None:
                 with self._lock:
                     self._drop(upload, "a value cannot be stored")
@@ -314,12 +314,12 @@ class Uploads:
                     upload.builder.leave()
                     _close(upload)
 
-    def _take_over(self, record: UploadRecord) -> None:
+    def _recover(self, record: UploadRecord) -> None:
         """Take over an upload of an earlier server: as published, as staged, or not at all."""
         try:
             plan = UploadPlan.decode(record.plan)
             upload = _Upload(record.name, record.owner, plan, record.folder)
-            if record.report is not None and self._holds(plan, record.name):
+            if record.report is not None and self._is_published(plan, record.name):
                 upload.outcome = dict(record.report)
                 self._ended[record.name] = upload
                 self._forget_oldest()
@@ -331,7 +331,7 @@ class Uploads:
             _log.error("an upload cannot be recovered", extra={"upload": record.name, "reason": str(error)})
             self._records.remove(record.name)
 
-    def _holds(self, plan: UploadPlan, name: str) -> bool:
+    def _is_published(self, plan: UploadPlan, name: str) -> bool:
         """Return whether the store at the key was made by this upload."""
         try:
             with self._pools.open(plan.pool, plan.key) as store:
@@ -340,7 +340,7 @@ class Uploads:
         except FastompError:
             return False
 
-    def _begun(self, owner: str, plan: UploadPlan) -> _Upload:
+    def _find_or_begin(self, owner: str, plan: UploadPlan) -> _Upload:
         """Return the upload that a plan continues, or a new one; the caller holds the lock of all uploads."""
         for upload in list(self._staged.values()):
             if (upload.plan.pool, upload.plan.key) != (plan.pool, plan.key):
@@ -396,7 +396,7 @@ class Uploads:
             raise UploadLostError("there is no such upload here (it was removed, or the server was restarted): begin again")
         return upload
 
-    def _take(self, upload: _Upload, tile: Tile) -> FastompError | None:
+    def _write_tile(self, upload: _Upload, tile: Tile) -> FastompError | None:
         """Check and write a tile, unless it was written before; return the error of values that cannot be stored."""
         builder, lines = upload.builder, upload.tiles
         if upload.name not in self._staged or upload.sealing is not None or builder is None or lines is None:

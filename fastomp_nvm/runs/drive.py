@@ -305,7 +305,7 @@ def drive(
     dropped : callable, optional
         Asked at every round of a run with its position; a true answer ends this run without a result.
     ended : callable, optional
-        Called with the position of a run that was dropped or has its result, while the others go on.
+        Called with the position of a run that was dropped or has its result, while the others continue.
 
     Returns
     -------
@@ -423,7 +423,9 @@ def _check_identity(run: Registration, dataset: Dataset, build: Mapping[str, str
             f"started on ({run.fingerprint[:16]}): restore that store or start a new run"
         )
     if target_digest(dataset) != run.targets:
-        raise StoreError(f"the targets of the store {run.store} are not those the run {run.name!r} was started on: start a new run")
+        raise StoreError(
+            f"the targets of the store {run.store} differ from those at the start of the run {run.name!r}: start a new run"
+        )
     if build != run.build and not other_build:
         raise StoreError(
             f"the run {run.name!r} was started with another numeric build ({'; '.join(_differences(run.build, build))}), "

@@ -207,7 +207,9 @@ class DecisionJournal:
             raise self._foreign(f"{_NAMES[kind]} is asked for and was not")
         decision = self._expected.pop()
         if (decision.kind, decision.ask) != (kind, ask):
-            raise self._foreign(f"{_NAMES[kind]} of ask {ask} stands where {_NAMES.get(decision.kind)} of ask {decision.ask} did")
+            raise self._foreign(
+                f"{_NAMES[kind]} of ask {ask} is asked for in place of {_NAMES.get(decision.kind)} of ask {decision.ask}"
+            )
         if decision.argument != argument and not (self._other_build and _close(kind, decision.argument, argument)):
             raise self._foreign(f"{_NAMES[kind]} is asked for with another argument")
         return decision.answer

@@ -217,7 +217,7 @@ def _latest(place: RegionPlace, name: str, run_id: bytes) -> tuple[int, State]:
 def _recover(region: DurableRegion, run_id: bytes, name: str) -> State:
     """Return the highest sound state of a run in one region."""
     if region.size < _BODY:
-        raise StoreError(f"region {name!r} has {region.size} bytes, too few for a log: it is damaged or not ours")
+        raise StoreError(f"region {name!r} has {region.size} bytes, too few for a log: it was not written by this program")
     found, broken = _NOTHING, 0
     for slot in (0, 1):
         raw = region.read(PAGE * slot, _SLOT.size + _CRC.size)
@@ -240,7 +240,7 @@ def _recover(region: DurableRegion, run_id: bytes, name: str) -> State:
         if sequence > found.sequence:
             found = State(sequence, length, checksum, _records(body, name))
     if broken:
-        logger.info("%s: %d of 2 slots do not match their checksum; going on from state %d", name, broken, found.sequence)
+        logger.info("%s: %d of 2 slots do not match their checksum; continuing from state %d", name, broken, found.sequence)
     if broken == 2:
         # No crash does this: the second slot is written only after the first was confirmed.
         raise StoreError(f"region {name!r} is damaged: neither of its two states matches its checksum; start the run again")

@@ -18,13 +18,13 @@ from fastomp_nvm.errors import MediumError
 
 __all__ = [
     "EXCHANGE",
-    "NO_REPLACE",
     "VOLATILE_FILE_SYSTEMS",
     "allocate",
     "describe_bytes",
     "file_system_type",
     "give_back",
     "partial_file",
+    "publish_file",
     "rename_with_flag",
     "write_file",
 ]
@@ -33,8 +33,8 @@ __all__ = [
 VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
 
 #: Flags of renameat2(2).
-NO_REPLACE = 1
 EXCHANGE = 2
+_NO_REPLACE = 1
 
 _PARTIAL = re.compile(r"\..+\.partial-[0-9a-f-]+")
 # Limits that refuse a file although there is free space.
@@ -144,8 +144,16 @@ def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, in
             os.unlink(partial, dir_fd=directory)
 
 
+def publish_file(partial: str, name: str, directory: int) -> None:
+    """Rename a file to ``name`` in an open directory, durably; a file that has the name already stays, and ``partial`` too."""
+    with contextlib.suppress(FileExistsError):
+        if not rename_with_flag(partial, name, _NO_REPLACE, directory=directory):
+            os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)
+
+
 def rename_with_flag(source: str, target: str, flag: int, *, directory: int | None = None) -> bool:
-    """Rename through renameat2(2) with ``EXCHANGE`` or ``NO_REPLACE``, names relative to ``directory`` where given.
+    """Rename through renameat2(2) with a flag such as ``EXCHANGE``, names relative to ``directory`` where given.
 
     Returns
     -------

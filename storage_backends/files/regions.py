@@ -15,7 +15,7 @@ from pathlib import Path
 from fastomp_nvm.durable_files import device_errors, opened_directory, sync_directory
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion
-from storage_backends.files.durable import allocate, partial_file
+from storage_backends.files.durable import allocate, partial_file, publish_file
 from storage_backends.files.flushing import Flusher
 from storage_backends.opened import check_range, check_region_name
 
@@ -74,12 +74,10 @@ class DirectoryRegions:
 
     def _create(self, path: Path, size: int) -> None:
         """Create a region atomically."""
-        with opened_directory(self._directory) as directory:
-            with partial_file(directory, path.name, 0o600) as (partial, descriptor):
-                allocate(descriptor, size, str(path))
-                os.fsync(descriptor)
-                os.rename(partial, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-            os.fsync(directory)
+        with opened_directory(self._directory) as directory, partial_file(directory, path.name, 0o600) as (partial, descriptor):
+            allocate(descriptor, size, str(path))
+            os.fsync(descriptor)
+            publish_file(partial, path.name, directory)
 
 
 class FileRegion(DurableRegion):

@@ -27,7 +27,7 @@ from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, Sidecars, S
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
 from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
-from storage_backends.files.durable import NO_REPLACE, allocate, partial_file, rename_with_flag
+from storage_backends.files.durable import allocate, partial_file, publish_file
 from storage_backends.files.mapped import Access, MappedRegion, map_file
 from storage_backends.files.matrix import matrix_view
 from storage_backends.files.regions import FileRegion
@@ -326,14 +326,10 @@ class FileStore(OpenedStore):
         with contextlib.suppress(FileExistsError):
             os.mkdir(_REGIONS, dir_fd=self._alive())
         os.fsync(self._alive())  # also if the directory exists: its creator may have died before syncing
-        with self._directory(_REGIONS) as regions:
-            with partial_file(regions, f"{name}.bin", 0o666) as (partial, descriptor):
-                allocate(descriptor, size, f"region {name!r} of {self.url}")
-                os.fsync(descriptor)
-                with contextlib.suppress(FileExistsError):
-                    if not rename_with_flag(partial, f"{name}.bin", NO_REPLACE, directory=regions):
-                        os.rename(partial, f"{name}.bin", src_dir_fd=regions, dst_dir_fd=regions)
-            os.fsync(regions)
+        with self._directory(_REGIONS) as regions, partial_file(regions, f"{name}.bin", 0o666) as (partial, descriptor):
+            allocate(descriptor, size, f"region {name!r} of {self.url}")
+            os.fsync(descriptor)
+            publish_file(partial, f"{name}.bin", regions)
 
     @contextlib.contextmanager
     def _directory(self, name: str) -> Iterator[int]:

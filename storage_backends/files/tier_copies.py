@@ -6,12 +6,11 @@ dead processes are removed. As with the tier's own file, the first sweep compare
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import StoreError, StoreURLError
-from storage_backends.files.durable import NO_REPLACE, allocate, partial_file, rename_with_flag
+from storage_backends.files.durable import allocate, partial_file, publish_file
 
 __all__ = ["open_folder", "provide_copy"]
 
@@ -48,7 +47,4 @@ def provide_copy(directory: int, name: str, source: int, path: str) -> None:
                     raise StoreError("the tier of the store was truncated while it was copied: build the store again")
                 position += os.pwrite(descriptor, data, position)
             os.fsync(descriptor)
-            with contextlib.suppress(FileExistsError):  # another process was faster, with the same bytes
-                if not rename_with_flag(partial, name, NO_REPLACE, directory=directory):
-                    os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
-        os.fsync(directory)
+            publish_file(partial, name, directory)  # another process may have been faster, with the same bytes

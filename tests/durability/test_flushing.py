@@ -69,7 +69,7 @@ def test_the_failure_of_a_flush_is_told() -> None:
 
 
 def test_a_failed_flush_fails_persist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was started and failed is not durable, whatever a second flush would say."""
+    """A flush that failed is reported, even if a second flush would succeed."""
 
     def broken() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -85,7 +85,7 @@ def test_a_failed_flush_fails_persist(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_run_goes_on_while_a_flush_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``start`` returns at once and ``persist`` only after the flush; closing waits for one that nobody waited for."""
+    """``start`` returns at once and ``persist`` only after the flush; closing waits for a flush that was not awaited."""
     may_end, ended = threading.Event(), threading.Event()
 
     def slow() -> None:

@@ -1,4 +1,4 @@
-"""Format 1: what the first release of the formats wrote is read, or refused in one sentence, by every later one.
+"""Format 1: files written by the first release of the formats are read, or refused in one sentence, by every later one.
 
 The files were made by ``tests/fixtures/make_format_1.py``. They are copied before they are opened, because opening a run may write.
 """
@@ -52,7 +52,7 @@ def home_with_runs(store: Path, own_home: Path) -> Path:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return what a command that must be refused says: one line on standard error, and nothing else."""
+    """Return the error of a command that must be refused: one line on standard error, and nothing else."""
     assert main(list(words)) != 0
     said = capsys.readouterr()
     assert said.out == ""

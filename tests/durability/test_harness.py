@@ -1,4 +1,4 @@
-"""The long harness works: it reaches small goals, goes on where it was stopped, and says so."""
+"""The long harness works: it reaches small goals, continues where it was stopped, and reports both."""
 
 from __future__ import annotations
 

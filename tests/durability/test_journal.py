@@ -1,4 +1,4 @@
-"""The journal gives back exactly what it was told, and nothing to those who ask something else."""
+"""The journal replays exactly the recorded answers, and raises an error for any other question."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def test_a_single_other_candidate_is_noticed(count: int) -> None:
 
 
 def test_another_decision_is_refused(log: MemoryLog) -> None:
-    """Another call, another argument, one call too many and one too few are each told."""
+    """Another call, another argument, one call too many and one too few are each an error that names the difference."""
     for call, text in (
-        (lambda answer: answer.argmax(), "argmax of ask 0 stands where top_mean"),
+        (lambda answer: answer.argmax(), "argmax of ask 0 is asked for in place of top_mean"),
         (lambda answer: answer.top_mean(3), "top_mean is asked for with another argument"),
     ):
         with opened(MemoryLog(log.records)) as journal:
@@ -164,10 +164,10 @@ def test_an_answer_is_over_with_its_round() -> None:
     with opened(MemoryLog()) as journal:
         (one,) = journal.record(query(), [Known([1, 2, 3, 4])], Traffic())
         journal.commit()
-        with pytest.raises(StoreError, match="round is over"):
+        with pytest.raises(StoreError, match="after its round"):
             one.argmax()
         journal.record(query(1), [Known([1, 2, 3, 4])], Traffic())
-        with pytest.raises(StoreError, match="round is over"):
+        with pytest.raises(StoreError, match="after its round"):
             one.argmax()
 
 
@@ -200,7 +200,7 @@ def test_a_record_that_cannot_be_written_is_told_at_once() -> None:
 
 
 def test_a_failed_persist_is_told() -> None:
-    """What prevented a record from being durable comes out at the next round, or at the end."""
+    """An error that kept a record from being durable is raised at the next round, or at the end."""
 
     class Full(MemoryLog):
         def persist(self) -> None:

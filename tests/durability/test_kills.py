@@ -36,7 +36,7 @@ def test_killed_at_random_times(media: dict[str, str], medium: str, request_: di
 
 
 def test_a_run_that_forgets_is_caught(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial itself fails when a resumed run goes on from a wrong state."""
+    """The trial itself fails when a resumed run continues from a wrong state."""
     expected = fo.select(media["mmap"], threads=1, **REQUEST)
     original = drive._open_log
 

@@ -97,7 +97,7 @@ def test_other_stores_of_the_process_are_not_concerned(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("guard")
 @pytest.mark.parametrize("medium", ["mmap", pytest.param("pmem", marks=needs_native)])
 def test_a_region_cut_off_is_an_error(medium: str, tmp_path: Path) -> None:
-    """Reading or writing a region whose file lost its end raises our error, whether it is mapped or not."""
+    """Reading or writing a region whose file lost its end raises MediumError, whether it is mapped or not."""
     with fo.create_store(f"{medium}://{tmp_path}/s", np.eye(3)) as store:
         region = store.region("log", 64 * 4096)
         os.truncate(tmp_path / "s" / "regions" / "log.bin", 4096)
@@ -186,7 +186,7 @@ def test_mappings_come_and_go_while_others_are_checked(tmp_path: Path) -> None:
 
 
 def test_a_closed_mapping_does_not_unwatch_its_successor(tmp_path: Path) -> None:
-    """Only the mapping that stands at an address can end the watch over it, whenever its predecessor is collected."""
+    """Only the current mapping at an address can end the watch over it, whenever its predecessor is collected."""
     with fo.create_store(f"pmem://{tmp_path}/s", np.eye(3)) as store:
         first = store.region("log", 4096)
         address = first._mapping.address

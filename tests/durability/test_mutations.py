@@ -1,4 +1,4 @@
-"""Whatever is changed in what we keep on disk, only our own errors come out."""
+"""Whatever byte changes in the files on disk, only errors of this project are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that can no longer be written: recorded progress is not lost, and what cannot be tidied does not stand in the way."""
+"""A store that can no longer be written: recorded progress is not lost, and leftovers that cannot be removed do no harm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pull_the_plug(*arguments: Any, **options: Any) -> None:
 
 
 def test_progress_survives_a_store_that_became_read_only(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was recorded before is shown and not swept again, and what comes after is recorded where it can be."""
+    """Earlier rounds are listed and not swept again, and later ones are recorded in the run's directory."""
     expected = comparable(fo.select(stopped, **REQUEST))
     rounds = swept_rounds(monkeypatch)
     with write_protected(stopped):
@@ -129,7 +129,7 @@ print(json.dumps([listed, answer["indices"], [info.name for info in fo.list_runs
 
 
 def test_a_file_system_mounted_read_only(stopped: str) -> None:
-    """On a real read-only mount a run that was begun before is listed, goes on from where it was, and is forgotten."""
+    """On a real read-only mount a run that was begun before is listed, resumed from its last round, and removed."""
     expected = fo.select(stopped, **REQUEST).indices.tolist()
     stop_after_three_rounds("other", stopped)
     path = stopped.removeprefix("mmap://")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,12 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.runs import drive
-from fastomp_nvm.runs.journal import DecisionJournal
-from fastomp_nvm.runs.log import StateLog
-from storage_backends.files.regions import FileRegion
+from fastomp_nvm.runs.journal import DecisionJournal, recorded_progress
+from fastomp_nvm.runs.log import StateLog, read_state
+from fastomp_nvm.selection.request import make_request
+from storage_backends.files.regions import DirectoryRegions, FileRegion
 from tests.harness.kill_trials import comparable
 
 LINEAR: dict[str, Any] = {"k": 5, "objective": "linear", "target": "amount"}
@@ -96,7 +100,7 @@ def test_requests_of_every_kind_resume(media: dict[str, str], request_: dict[str
 
 
 def test_one_persist_per_round(media: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Golden count: a run persists once per answered query, beside a sweep, and a resumed one once more for what it found."""
+    """Golden count: a run persists once per answered query, during a sweep, and a resumed one once more for the recovered state."""
     counts = {"start": 0, "persist": 0, "commit": 0}
     for owner, name in ((FileRegion, "start"), (FileRegion, "persist"), (DecisionJournal, "commit")):
         original = getattr(owner, name)
@@ -138,7 +142,7 @@ def test_no_pass_is_repeated(media: dict[str, str], monkeypatch: pytest.MonkeyPa
 
 
 def test_seconds_add_up(media: dict[str, str]) -> None:
-    """The time of a resumed run is what all its processes spent."""
+    """The time of a resumed run is the sum over its processes."""
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(PulledPlugError):
@@ -165,3 +169,23 @@ def test_a_read_only_store_keeps_its_runs_in_the_home(media: dict[str, str], own
     assert fo.list_runs()[0].rounds == 3
     assert comparable(fo.resume("elsewhere")) == expected
     assert not list((own_home / "runs" / "elsewhere").glob("run-*.bin"))
+
+
+def test_a_deadline_ends_a_call_after_a_new_round(store_url: str, tmp_path: Path) -> None:
+    """Calls whose deadline has passed before they begin answer one round each, and end with the uninterrupted selection."""
+    expected = fo.select(store_url, **LINEAR, algorithm="sds_omp")
+    request = make_request({**LINEAR, "algorithm": "sds_omp"})
+    (tmp_path / "logs").mkdir()
+    place = DirectoryRegions(tmp_path / "logs")
+    with fo.open_store(store_url) as store:
+        for calls in itertools.count(1):
+            run = drive.JournaledRun(request, lambda: StateLog(place, "log", bytes(16)), {})
+            ended = drive.drive(Dataset.of_store(store), [run], deadline=lambda: True)
+            assert ended == (run.selection is not None)
+            recorded = recorded_progress(read_state(place, "log", bytes(16)).records)
+            if run.selection is not None:
+                break
+            assert recorded.round == calls
+    assert recorded.round == run.rounds == calls
+    assert recorded.bytes_read > 0
+    assert comparable(run.selection) == comparable(expected)

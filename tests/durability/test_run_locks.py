@@ -1,4 +1,4 @@
-"""Who may drive a run, and who gets its name: locks, simultaneous starts, and what others see meanwhile."""
+"""Locks of runs: one driver per run, one run per name, and the list of runs meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.durability.conftest import REQUEST
 
 
 def test_a_lock_on_a_forgotten_run_is_refused(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waited for the lock while the run was forgotten, and its name taken by another, drives neither."""
+    """A process that waited for the lock while the run was removed, and its name reused, drives neither run."""
     flock, waited = fcntl.flock, []
 
     def forgotten_meanwhile(descriptor: int, operation: int) -> None:
@@ -50,7 +50,7 @@ def test_a_file_system_without_locks_is_our_error(stopped: str, monkeypatch: pyt
 
 
 def begin(name: str, together: threading.Barrier) -> str:
-    """Register a run when the others do; return what came of it."""
+    """Register a run at the same time as the others; return the outcome."""
     together.wait()
     try:
         with directory.registered(name, "run.json", b"{}"):
@@ -60,7 +60,7 @@ def begin(name: str, together: threading.Barrier) -> str:
 
 
 def test_of_simultaneous_starts_one_wins(own_home: Path) -> None:
-    """However many begin a run of one name at once, one does and the others are told that the name is used."""
+    """Of several runs begun at once under one name, one is registered and the others are refused because the name is used."""
     outcomes: Counter[str] = Counter()
     with ThreadPoolExecutor(4) as threads:
         for attempt in range(30):

@@ -1,4 +1,4 @@
-"""Durable runs: names, listing, identity, locks, the command line, and what is left of a finished run."""
+"""Durable runs: names, listing, identity, locks, the command line, and the files of a finished run."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_another_request_is_refused(stopped: str, own_home: Path) -> None:
 
 
 def test_another_build_is_refused_unless_asked_for(stopped: str, own_home: Path) -> None:
-    """A run started with another kernel or BLAS goes on only with other_build, and its result says so."""
+    """A run started with another kernel or BLAS continues only with other_build, and its result lists the difference."""
     found = drive.registration("half")
     foreign = {**found.build, "kernel": "abacus-1"}
     rewrite(own_home, "half", build=foreign)
@@ -182,7 +182,7 @@ def test_another_format_is_refused(stopped: str, own_home: Path, monkeypatch: py
 
 
 def test_other_code_is_refused(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm that asks something else than it did is told that the record is not its own."""
+    """An algorithm that asks another question than the recorded one is refused."""
     from fastomp_nvm.algorithms import sds_omp as module
 
     def other(problem):
@@ -196,7 +196,7 @@ def test_other_code_is_refused(stopped: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_processes_cannot_drive_one_run(stopped: str) -> None:
-    """While one process drives a run another is refused; when the first is killed the second may go on."""
+    """While one process drives a run another is refused; when the first is killed the second may continue."""
     script = (
         "import sys, time, fastomp_nvm as fo\n"
         "def wait(step):\n"
@@ -218,7 +218,7 @@ def test_two_processes_cannot_drive_one_run(stopped: str) -> None:
 
 
 def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: Path) -> None:
-    """What cannot be read is shown as damaged, does not hide other runs, and can be removed."""
+    """A run that cannot be read is listed as damaged, does not hide other runs, and can be removed."""
     fo.select(stopped, run="sound", **REQUEST)
     (own_home / "runs" / "half" / "run.json").write_bytes(b"{}")
     assert [(info.name, info.status) for info in fo.list_runs()] == [("half", "damaged"), ("sound", "finished")]
@@ -231,7 +231,7 @@ def test_a_damaged_registration_is_listed_and_forgotten(stopped: str, own_home: 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_every_call_of_a_run_may_fail(store_url: str, code: int) -> None:
-    """Any call that opens, makes, names, maps or flushes fails the Nth time: our error, and the run can be resumed or never was."""
+    """The Nth call to the device fails, N = 1, 2, ...: an error of this project, and the run can be resumed or does not exist."""
     expected = comparable(fo.select(store_url, **REQUEST))
     calls = [(os, name) for name in ("open", "fsync", "mkdir", "rename", "posix_fallocate", "ftruncate")]
     calls += [(mapped, "MappedFile"), (mapped.MappedFile, "flush")]
@@ -250,7 +250,7 @@ def test_every_call_of_a_run_may_fail(store_url: str, code: int) -> None:
 
 
 def test_the_command_line(store_url: str, tmp_path: Path) -> None:
-    """``select --run``, ``runs`` and ``resume`` print what their Python twins return, constraint and target files included."""
+    """``select --run``, ``runs`` and ``resume`` print the results of the Python functions, constraint and target files included."""
     (tmp_path / "c.yaml").write_text("knapsack: {costs: costs.csv, budget: 4}\n")
     with fo.open_store(store_url) as store:
         (tmp_path / "costs.csv").write_text("feature,cost\n" + "".join(f"{name},1\n" for name in store.names))
@@ -272,7 +272,7 @@ def test_the_command_line(store_url: str, tmp_path: Path) -> None:
 
 
 def test_a_side_file_that_changed_is_refused(store_url: str, tmp_path: Path) -> None:
-    """A constraint file's side files must mean on resume what they meant at the start."""
+    """A resumed run is refused when a file named by its constraint file has changed."""
     (tmp_path / "c.yaml").write_text("knapsack: {costs: costs.csv, budget: 4}\n")
     with fo.open_store(store_url) as store:
         names = list(store.names)

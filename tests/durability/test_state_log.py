@@ -1,4 +1,4 @@
-"""The two-slot log loses nothing it acknowledged and invents nothing, whatever a crash leaves; and a broken log is found out."""
+"""The two-slot log loses nothing it acknowledged and invents nothing, whatever a crash leaves; the trials detect a broken log."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_two_logs_share_a_place() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_every_step_may_fail(code: int) -> None:
-    """The Nth step fails, N = 1, 2, ...: the error is ours, the log refuses to go on, what was acknowledged is there."""
+    """The Nth step fails, N = 1, 2, ...: a MediumError, no further records are taken, and acknowledged ones are there."""
     for nth in itertools.count(1):
         place, fault = SimulatedPlace(), Fault(nth, code)
         acknowledged = 0
@@ -156,7 +156,7 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(where=st.integers(0, 3 * PAGE - 1), flip=st.integers(1, 255))
 @settings(max_examples=200)
 def test_a_changed_byte_never_makes_another_state(where: int, flip: int) -> None:
-    """Any byte of slots or body that changes leaves a state that was written, or raises our error."""
+    """Any byte of slots or body that changes leaves a state that was written, or raises an error of this project."""
     place, written = SimulatedPlace(), [b"first", b"second"]
     log = StateLog(place, "log", RUN)
     for record in written:

@@ -147,7 +147,7 @@ def test_a_deadline_stops_between_sweeps() -> None:
     done, calls = False, 0
     while not done:
         log = MemoryLog(records)
-        run, _ = _prepare(dataset, SelectionRequest(k=20), design.response(), sweeper)
+        run = prepare(dataset, SelectionRequest(k=20), design.response(), sweeper).run
         run.journal = journal = DecisionJournal(log, {})
         engine = Engine(dataset.matrix, sweeper)
         done = engine.drive([run], deadline=lambda: True)

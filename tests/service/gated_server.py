@@ -42,7 +42,7 @@ class GatedServer(RunningServer):
         self.gate.touch()
 
     def open_gate(self) -> None:
-        """Let jobs go on."""
+        """Let jobs continue."""
         self.gate.unlink(missing_ok=True)
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Who gets in: tokens, roles, reloading, TLS, and a server that will not serve strangers by accident."""
+"""Access: tokens, roles, reloading, TLS, and no unprotected server beyond this machine by accident."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 
 
 def test_roles_over_the_wire(guarded: RunningServer) -> None:
-    """Each token does what its role and pools allow and no more; a wrong one does nothing."""
+    """Each token has the rights of its role and pools and no others; a wrong one has none."""
     X, y = small_data()
     with guarded.connect("/lab/data", token="wim-token") as writer:
         writer.put(X, y, tier="none")
@@ -84,7 +84,7 @@ def test_roles_over_the_wire(guarded: RunningServer) -> None:
 
 
 def test_quota_over_the_wire(guarded: RunningServer) -> None:
-    """What does not fit is refused with the limit named, and the pool goes on as it was."""
+    """A store that does not fit is refused with the limit named, and the pool stays as it was."""
     with guarded.connect("/lab", token="ann-token") as client:
         before = client.list()
         with pytest.raises(fo.ServerError, match="at most 400000"):

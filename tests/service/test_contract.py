@@ -1,4 +1,4 @@
-"""What every server must do, whatever carries the calls: the embedded one, the double of MCAS, a real MCAS where there is one."""
+"""The contract of every server, whatever the transport: the pool server, the double of MCAS, a real MCAS where there is one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTS = ["embedded", "mcas double", *(["mcas"] if os.environ.get("FASTOMP_TEST_M
 def connect(
     request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], fo.Client]]:
-    """Return what connects to a key of a pool, for each kind of server."""
+    """Return a function that connects to a key of a pool, for each kind of server."""
     patch = pytest.MonkeyPatch()
     patch.delenv("FASTOMP_TOKEN", raising=False)
     if request.param == "embedded":
@@ -62,13 +62,13 @@ def local(X: Any, y: Any, **request: Any) -> dict[str, Any]:
 
 
 def plain(selection: fo.Selection) -> dict[str, Any]:
-    """Return a selection without what names the medium."""
+    """Return a selection without the fields that name the medium."""
     found = selection.to_json()
     return {name: value for name, value in found.items() if name not in ("seconds", "medium", "durability", "emulated")}
 
 
 def test_put_list_info_delete(client: fo.Client) -> None:
-    """What is put is listed and described, not put over unless asked to, and gone once deleted."""
+    """A store that was put is listed and described, replaced only on request, and absent once deleted."""
     X, y = small_data()
     report = client.put(X, y)
     facts = client.info()
@@ -86,7 +86,7 @@ def test_put_list_info_delete(client: fo.Client) -> None:
 
 
 def test_answers_are_those_of_this_machine(client: fo.Client) -> None:
-    """select, select_many, an own response, a constraint: bit for bit what a local store answers."""
+    """select, select_many, an own response, a constraint: bit for bit the selections of a local store."""
     X, y = small_data()
     client.put(X, y)
     constraint = {"partition": {"groups": {"g": [f"f{number}" for number in range(30)]}, "caps": {"g": 2}}}
@@ -99,7 +99,7 @@ def test_answers_are_those_of_this_machine(client: fo.Client) -> None:
 
 
 def test_jobs_have_names(client: fo.Client, connect: Callable[[str], fo.Client]) -> None:
-    """A job is found by its name, by any client, as often as wanted; the name stands for one request."""
+    """A job is found by its name, by any client, repeatedly; a name belongs to one request."""
     client.put(*small_data())
     job = client.submit(k=3, run=f"r{uuid.uuid4().hex[:8]}")
     with connect("") as other:
@@ -115,7 +115,7 @@ def test_jobs_have_names(client: fo.Client, connect: Callable[[str], fo.Client])
 
 
 def test_cancelled_jobs_can_be_resumed(client: fo.Client) -> None:
-    """Cancelling ends a job unless it is over, and a cancelled one is gone on with when asked."""
+    """Cancelling ends an unfinished job, and a cancelled job can be resumed."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 2000), dtype=np.float32)
     client.put(X, X[:, 0] + rng.normal(size=200), tier="none")
@@ -130,7 +130,7 @@ def test_cancelled_jobs_can_be_resumed(client: fo.Client) -> None:
 
 
 def test_mistakes_are_sentences(client: fo.Client, tmp_path: Path) -> None:
-    """Bad input, code and files in a request are refused with errors of ours, and the server goes on."""
+    """Bad input, code and files in a request are refused with errors of this project, and the server keeps serving."""
     X, y = small_data()
     client.put(X, y)
     (tmp_path / "costs.csv").write_text("f0,1\n")

@@ -64,7 +64,7 @@ def expected(mortal: GatedServer) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the clients of these tests cut what they send into more pieces than they would."""
+    """Make the clients of these tests send smaller pieces than usual."""
     monkeypatch.setattr("fastomp_nvm.remote.upload._TILE_BYTES", 1 << 20)
 
 
@@ -152,7 +152,7 @@ def recorded(client: fo.Client) -> list[int]:
 
 
 def test_a_server_killed_during_an_upload(mortal: GatedServer) -> None:
-    """The client goes on with the next server and sends only what it lacks; damaged bytes are noticed and sent again."""
+    """The client continues with the next server and sends only the missing tiles; damaged bytes are detected and sent again."""
     X, _ = long_data()
     fingerprint = fo.create_store("dram:reborn", X, replace=True).layout.fingerprint
     with mortal.connect("/lab/reborn", timeout=60) as client:
@@ -270,7 +270,7 @@ def kill_an_uploader(server: RunningServer, key: str, columns: int = 9000) -> No
 
 
 def test_a_client_killed_during_an_upload(mortal: GatedServer) -> None:
-    """Another client goes on where the dead one was, without sending what arrived."""
+    """Another client continues where the dead one stopped, without sending the tiles that had arrived."""
     kill_an_uploader(mortal, "half")
     X, _ = long_data()
     with mortal.connect("/lab/half") as client:
@@ -296,7 +296,7 @@ client.select(run="widowed", observer=lambda step: print("here", flush=True), **
 
 @pytest.mark.usefixtures("held")
 def test_a_client_killed_during_a_selection(mortal: GatedServer, expected: dict[str, Any]) -> None:
-    """Its job goes on, and whoever asks for it by name gets the answer."""
+    """Its job continues, and any client gets the answer by the job's name."""
     words = [sys.executable, "-c", SELECTOR, f"{mortal.url}/lab/long", mortal.token(), json.dumps(LONG)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as child:
         assert child.stdout is not None
@@ -309,7 +309,7 @@ def test_a_client_killed_during_a_selection(mortal: GatedServer, expected: dict[
 
 
 def test_other_data_is_not_mixed_into_an_upload(mortal: GatedServer) -> None:
-    """Whoever goes on with an upload but has other values is noticed, and all of it is sent again."""
+    """A client that continues an upload with other values is detected, and sends all tiles again."""
     X, _ = long_data()
     with mortal.connect("/lab/mixed") as client:
         upload = client.upload(TableSchema.plain(400, NumberedNames(20_000)))

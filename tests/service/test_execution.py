@@ -1,4 +1,4 @@
-"""How a server carries out its jobs: what a job leaves behind, and what the next server finds of it."""
+"""Execution of jobs: the journal that a job leaves, and the next server that continues from it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def carried_out(
 
 
 def records(folder: Path, of: Job) -> Sequence[bytes]:
-    """Return what a job left in its journal."""
+    """Return the records in a job's journal."""
     run_id = module._run_id(of, 0)
     return read_state(DirectoryRegions(folder / "journals"), f"job-{run_id.hex()}", run_id).records
 

@@ -1,4 +1,4 @@
-"""The queue: bounded, fair, merging jobs on the same data, isolating failures, recovering after crashes, parking what crashes."""
+"""The queue: bounded, fair, merging jobs on the same data, isolating failures, recovering after crashes, parking crashing jobs."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_job_that_waits_for_room_can_be_cancelled(queue: Jobs, gate: Gate, dis
 
 
 def test_the_worker_survives_a_bug(queue: Jobs, monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    """An error that nobody foresaw ends the job at hand as failed, and the worker goes on; a dead worker is told of."""
+    """An unexpected error fails the current job, and the worker continues; a dead worker is reported."""
     failing = ["a bug"]
     original = queue._run
 
@@ -238,7 +238,7 @@ def test_the_queue_is_bounded(queue: Jobs, gate: Gate) -> None:
 
 
 def test_a_mistake_is_its_owners_alone(queue: Jobs, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a batch fails its jobs are run one by one; a bug of ours is a sentence, not a traceback."""
+    """When a batch fails its jobs are run one by one; a bug is reported as one sentence, not as a traceback."""
     bad = {"bad": DataError("this one is bad"), "bug": KeyError("a bug")}
 
     def run(jobs: Sequence[Job], *callbacks: Any) -> None:
@@ -306,7 +306,7 @@ def test_resuming_what_is_only_being_cancelled(tmp_path: Path, noticed: bool) ->
     """A job resumed before it ended of its cancellation has its answer, whether or not it was being dropped at that moment."""
 
     class Hesitant(Gate):
-        """Hears of the cancellation, if at all, while the job is resumed, and acts on what it heard."""
+        """Reads the cancellation while the job is being resumed, and acts on the value read."""
 
         def run(self, jobs: Any, observer: Any, stopped: Any, dropped: Any, ended: Any) -> None:
             if self.forgotten or self.batches:
@@ -330,7 +330,7 @@ def test_resuming_what_is_only_being_cancelled(tmp_path: Path, noticed: bool) ->
 
 
 def test_draining_leaves_jobs_for_the_next_server(tmp_path: Path, gate: Gate) -> None:
-    """A drained queue takes nothing, ends what it can, and the next one runs the rest; no crash is counted."""
+    """A drained queue takes no jobs, ends those it can, and the next queue runs the rest; no crash is counted."""
     records = JobRecords(tmp_path / "jobs")
     queue = Jobs(records, gate, JobLimits())
     gate.open.clear()
@@ -489,7 +489,7 @@ def test_a_session_for_each_job_is_no_privilege(queue: Jobs, gate: Gate) -> None
     ],
 )
 def test_one_odd_record_does_not_stop_a_server(tmp_path: Path, gate: Gate, suffix: str, text: str) -> None:
-    """A job whose records are not what we write is passed over, and the others are recovered."""
+    """A job with invalid records is skipped, and the others are recovered."""
     records = JobRecords(tmp_path / "jobs")
     queue = Jobs(records, gate, JobLimits())
     queue.submit("good", request())
@@ -500,7 +500,7 @@ def test_one_odd_record_does_not_stop_a_server(tmp_path: Path, gate: Gate, suffi
 
 
 def test_a_large_job_on_other_data_does_not_stop_merging(tmp_path: Path, gate: Gate) -> None:
-    """Only what could be merged counts against the limits of a batch."""
+    """Only jobs that can be merged count against the limits of a batch."""
     queue = Jobs(JobRecords(tmp_path / "jobs"), gate, JobLimits(memory=10))
     for name, wanted in {"a": request(), "big": request(key="other", memory=10), "b": request(), "c": request(memory=9)}.items():
         queue.submit(name, wanted)
@@ -511,7 +511,7 @@ def test_a_large_job_on_other_data_does_not_stop_merging(tmp_path: Path, gate: G
 
 
 def test_followers_hear_progress_and_the_end(queue: Jobs, gate: Gate) -> None:
-    """A follower is told at once, at changes and at the end, and a follower of no news is let go in time."""
+    """A follower gets the state at once, at changes and at the end; without changes it returns in time."""
     gate.open.clear()
     job = queue.submit("a", request())
     quiet = list(queue.follow(job, job.version, 0.05))

@@ -1,4 +1,4 @@
-"""MCAS: the same selection inside a server that is not ours, in slices, through everything that can break there.
+"""MCAS: the same selection inside upstream's server, in slices, through every failure known there.
 
 Runs over doubles of upstream's modules and server, in processes of their own, built from what the real ones were seen to do; the
 first part also over a real server where ``FASTOMP_TEST_MCAS=host:port`` names one.
@@ -58,7 +58,7 @@ def doubles_in_reach() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's 30 seconds and our patience with a lock, shortened; small pools."""
+    """Shorten upstream's limit of 30 seconds and the wait for a lock; make small pools."""
     for module in (mcas_session, mcas_transport):
         monkeypatch.setattr(module, "REOPEN_SECONDS", 1.0)
     monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "2")
@@ -178,7 +178,7 @@ def test_slices_add_up_to_the_whole(url, data, monkeypatch) -> None:
 
 
 def test_only_the_expected_sequence_is_carried_out(url, data) -> None:
-    """A call that comes twice, late, or for another run changes nothing and says where the run stands."""
+    """A call that comes twice, late, or for another run changes nothing and returns the sequence of the run."""
     X, y = data
     pool, key = url.split("/")[-2:]
     with fo.connect(url) as client:
@@ -222,7 +222,7 @@ def test_two_drivers_are_harmless(url, data, monkeypatch) -> None:
 
 
 def test_runs_are_cancelled_resumed_and_deleted(url, data) -> None:
-    """Cancel stops every driver, resume lets them go on, delete refuses while a run is open and leaves nothing behind."""
+    """Cancel stops every driver, resume lets them continue, delete is refused while a run is open and leaves no value behind."""
     X, y = data
     with fo.connect(url) as client:
         client.put(X, y)
@@ -298,7 +298,7 @@ def test_a_killed_client_is_succeeded_by_another(server, data) -> None:
 
 
 def test_a_killed_ado_is_succeeded_by_another(server, data) -> None:
-    """SIGKILL of the ADO in the middle of a slice: the key stays locked, the pool is reopened, the run goes on from its journal."""
+    """SIGKILL of the ADO in the middle of a slice: the key stays locked, the pool is reopened, the run continues."""
     X, y = data
     with fo.connect(f"{server.url}/d") as client:
         client.put(X, y, tier="none")
@@ -313,7 +313,7 @@ def test_a_killed_ado_is_succeeded_by_another(server, data) -> None:
 
 
 def test_a_killed_server_is_resumed_from_its_pool(server, data, monkeypatch) -> None:
-    """SIGKILL of the server: a clear error, and not a wait; after a restart the run goes on from the pool."""
+    """SIGKILL of the server: a clear error, and not a wait; after a restart the run continues from the pool."""
     X, y = data
     monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-6)
     with fo.connect(f"{server.url}/d") as client:
@@ -348,7 +348,7 @@ def test_an_orphan_keeps_the_port(server, data) -> None:
 
 
 def test_a_server_killed_during_put_leaves_the_old_store(server, data, monkeypatch) -> None:
-    """A put that is cut off shows nothing: the store before it stands, and putting again works."""
+    """An interrupted put publishes nothing: the previous store stays, and putting again works."""
     X, y = data
     with fo.connect(f"{server.url}/d") as client:
         before = client.put(X, y)["fingerprint"]
@@ -370,13 +370,13 @@ def test_a_server_killed_during_put_leaves_the_old_store(server, data, monkeypat
 
 
 def values_in(server, pool="lab"):
-    """Return the names of the values in a pool of the double, but for runs."""
+    """Return the names of the values in a pool of the double, except those of runs."""
     names = json.loads((server.folder / f"{pool}.map").read_text())["values"]
     return sorted(name for name in names if name.startswith("fo/"))
 
 
 def test_a_put_that_fails_leaves_no_values(server, data, monkeypatch) -> None:
-    """What a put had brought into the pool when it failed, or made old when it ended, is erased."""
+    """The values of a failed put, and those that a finished put replaced, are erased."""
     X, y = data
     monkeypatch.setattr(staging, "PIECE_BYTES", 300_000)
     original = McasSession.put_file
@@ -424,7 +424,7 @@ fo.connect(sys.argv[1]).put(np.random.default_rng(0).normal(size=(150, 3000)).as
 
 @pytest.mark.parametrize("clearing", ["put of another key", "put of the same", "delete"])
 def test_what_a_killed_put_left_goes_with_the_next(server, data, monkeypatch, tmp_path, clearing) -> None:
-    """The values and the staged files of a client that was killed go with the next put, or delete, of anybody on its machine."""
+    """The values and the staged files of a client that was killed are removed by the next put or delete from its machine."""
     X, y = data
     (tmp_path / "staging").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "staging"))
@@ -459,7 +459,7 @@ def test_what_a_killed_put_left_goes_with_the_next(server, data, monkeypatch, tm
 
 
 def test_a_put_overtaken_by_another_says_so(server, data, monkeypatch) -> None:
-    """Of two puts to one key at a time the one begun later stands whole, and the other hears that it does not."""
+    """Of two simultaneous puts to one key the later one is complete, and the other raises an error."""
     X, y = data
     original = McasSession.put_file
 
@@ -479,7 +479,7 @@ def test_a_put_overtaken_by_another_says_so(server, data, monkeypatch) -> None:
 
 
 def test_a_full_pool_is_a_sentence(server, data, monkeypatch) -> None:
-    """A pool that is too small refuses a store, says so, and still serves what it has."""
+    """A pool that is too small refuses a store with the reason, and still serves its other stores."""
     X, y = data
     monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(1 << 20))
     with fo.connect(f"{server.url}/d") as client:
@@ -626,7 +626,7 @@ def test_a_missing_or_foreign_client_module_is_told_apart(tmp_path, monkeypatch)
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    """No server at the address: an error of ours, and not a wait, though upstream's client would wait for ever."""
+    """No server at the address: an UnreachableError, though upstream's client would wait for ever."""
     with fo.connect("mcas://127.0.0.1:1/p/k", timeout=3) as client, pytest.raises(UnreachableError, match="is it up"):
         client.info()
 

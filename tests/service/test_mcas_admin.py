@@ -44,7 +44,7 @@ def mcas_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_configuration_is_the_one_upstream_reads(tmp_path, capsys) -> None:
-    """The JSON has upstream's names, with our defaults filled in."""
+    """The JSON has upstream's names, with defaults filled in."""
     described = tmp_path / "server.yaml"
     described.write_text("ado_path: /opt/mcas/bin/ado\nprovider: sockets\nshards:\n  - {port: 12000, pool_path: /tmp/p}\n")
     assert main(["ado", "config", str(described)]) == 0
@@ -84,7 +84,7 @@ def test_a_configuration_is_the_one_upstream_reads(tmp_path, capsys) -> None:
     ],
 )
 def test_a_wrong_description_is_refused(described) -> None:
-    """What is missing, unknown or of the wrong kind is named, not written."""
+    """A field that is missing, unknown or of the wrong type is named, and no configuration is written."""
     with pytest.raises(InputError):
         server_configuration(described)
 
@@ -98,7 +98,7 @@ def test_mapstore_has_no_device() -> None:
 
 @pytest.mark.crash
 def test_the_check_proves_a_working_server(mcas_url, capsys) -> None:
-    """Put, invoke, resume, endurance and delete pass, and each says what it saw."""
+    """Put, invoke, resume, endurance and delete pass, and each reports its observation."""
     assert main(["ado", "check", mcas_url, "--json"]) == 0
     findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["step"], each["passed"]) for each in findings] == [
@@ -110,7 +110,7 @@ def test_the_check_proves_a_working_server(mcas_url, capsys) -> None:
 
 @pytest.mark.crash
 def test_the_check_names_a_defect_by_its_symptom(tmp_path, monkeypatch, capsys) -> None:
-    """An ADO that dies of upstream's reference-count fault, and a server that is not there, are told apart."""
+    """An ADO that dies of upstream's reference-count fault, and a server that does not exist, get different messages."""
     monkeypatch.setenv("MCAS_DOUBLE_TIMEOUT", "10")  # each death of the ADO costs this much
     monkeypatch.setenv("FASTOMP_MCAS_POOL_BYTES", str(64 << 20))
     server = RunningMcas(tmp_path / "mcas", dies_after=40)
@@ -149,7 +149,7 @@ def test_a_missing_client_module_has_no_other_cause(monkeypatch, capsys) -> None
 
 
 def test_the_plugin_is_installed_where_another_python_finds_it(tmp_path, capsys) -> None:
-    """A path file in a fresh environment makes the plugin importable there; a Python that cannot is told why."""
+    """A path file in a fresh environment makes the plugin importable there; a Python that cannot import it gets the reason."""
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"

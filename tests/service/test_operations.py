@@ -188,7 +188,7 @@ def tile(number: int, data: Any, checksum: int, first: int = 0) -> Tile:
 
 
 def test_an_upload_is_checked_and_goes_on(host: Host) -> None:
-    """Damaged, missing and repeated tiles are noticed; what was begun is gone on with; only a true commit publishes."""
+    """Damaged, missing and repeated tiles are detected; an upload can be continued; only a correct commit publishes."""
     blocks = [np.arange(4, dtype=np.float32)[None], np.arange(4, 8, dtype=np.float32)[None]]
     sums = [zlib.crc32(blocks[0].tobytes())]
     sums.append(zlib.crc32(blocks[1].tobytes(), sums[0]))
@@ -232,7 +232,7 @@ def begin_again(host: Host) -> None:
 
 
 def test_an_upload_survives_its_server(host: Host) -> None:
-    """The next server goes on with what it can prove, up to a damaged tile, in any layout; a published one is not begun again."""
+    """The next server keeps the tiles up to the first damaged one, in any layout; a published upload is not begun again."""
     values = np.arange(40, dtype=np.float32).reshape(4, 10)  # observations by columns
     plan = put_plan(features={"numbered": 10, "prefix": "f"}, missing="mean")
     values[2, 7] = np.nan
@@ -276,7 +276,7 @@ def test_an_upload_survives_its_server(host: Host) -> None:
 
 
 def test_an_upload_left_by_a_server_is_reaped(host: Host) -> None:
-    """What nobody goes on with after a restart is removed with its records; so is what cannot be gone on with."""
+    """An upload that no client continues after a restart is removed with its records; so is one that cannot be continued."""
     lab = host.folder / "pools" / "lab"
     host.call("put", **put_plan())
     begin_again(host)
@@ -329,7 +329,7 @@ def test_delete_waits_for_jobs_and_replace_does_not_disturb_them(host: Host, mon
 
 
 def test_two_servers_cannot_have_the_same_pools(host: Host) -> None:
-    """The pools of a living server are refused to another; what a dead one left half built is swept away."""
+    """The pools of a living server are refused to another; unfinished builds of a dead server are removed."""
     with pytest.raises(fo.ServerError, match="another server"):
         Pools(str(host.folder / "pools"))
     dead = host.folder / "pools" / "lab" / ".x.partial-4194305-aa"
@@ -364,7 +364,7 @@ def test_only_so_many_calls_wait(host: Host, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_client_says_how_long_a_put_may_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While tiles of an earlier server are checked, begin answers within the client's patience, and goes on afterwards."""
+    """While tiles of an earlier server are checked, begin answers within the client's time limit; the upload continues."""
     begun = host.call("put", **put_plan())
     begin_again(host)
     checking = threading.Event()
@@ -377,7 +377,7 @@ def test_a_client_says_how_long_a_put_may_wait(host: Host, monkeypatch: pytest.M
 
 
 def test_closing_does_not_wait_for_ever(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is still being checked when the server must go is left as it is."""
+    """An upload that is being checked when the server stops is left as it is."""
     host.call("put", **put_plan())
     begin_again(host)
     checking = threading.Event()
@@ -462,7 +462,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @settings(max_examples=20)
 @given(body=plausible)
 def test_malformed_requests_get_clean_errors(fuzzed: Host, operation: str, body: Any) -> None:
-    """Whatever JSON an operation is given, the reply is data, an error is one of ours in one line, and nothing fails inside."""
+    """Whatever JSON an operation is given, the reply is JSON, an error is one of this project in one line; nothing is raised."""
     for data in fuzzed.operations.call(ADMIN, operation, json.dumps(body).encode()):
         reply = json.loads(data)
         if "error" in reply and reply["error"] and set(reply) == {"error"}:

@@ -1,4 +1,4 @@
-"""What pushing the selection down saves: the benchmark runs, and its counts (not its times) hold on small data too."""
+"""Savings of selecting next to the data: the benchmark runs, and its counts (not its times) hold on small data too."""
 
 from __future__ import annotations
 

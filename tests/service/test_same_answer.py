@@ -26,7 +26,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 def answer(selection: fo.Selection | dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without what depends on the clock."""
+    """Return an answer without the fields that depend on the clock."""
     found = dict(selection) if isinstance(selection, dict) else selection.to_json()
     found.pop("seconds")
     return found
@@ -181,7 +181,7 @@ def test_row_chunks_and_column_blocks_make_the_same_store(server: RunningServer)
 
 
 def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """Jobs on a server are listed, cancelled, gone on with and fetched by commands, and a key is deleted by one."""
+    """Commands list, cancel, resume and fetch jobs on a server, and delete a key."""
     monkeypatch.setenv("FASTOMP_TOKEN", server.token())
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -20,7 +20,7 @@ GREEDY = {"algorithm": "sds_omp", "polish": "none"}
 
 
 def test_a_dropped_run_leaves_the_others_their_bits() -> None:
-    """A run is dropped within a round and handed over as nothing; the others go on to the answers they have alone."""
+    """A run is dropped within a round and handed over as None; the others reach the answers they have alone."""
     X, y = small_data()
     requests: list[Any] = [{"k": 30, **GREEDY}, {"k": 40, **GREEDY}, {"k": 2, **GREEDY}]
     rounds = [0, 0, 0]

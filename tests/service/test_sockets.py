@@ -45,7 +45,7 @@ def raw(server: RunningServer) -> Iterator[tuple[flight.FlightClient, flight.Fli
 
 
 def test_local_clients_find_the_token_by_themselves(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same FASTOMP_HOME no token need be given; the file is nobody else's; without it the call is refused."""
+    """With the same FASTOMP_HOME no token is needed; the token file is private; without it the call is refused."""
     monkeypatch.setenv("FASTOMP_HOME", str(server.home))
     with fo.connect(server.url) as client:
         assert client.ping()["role"] == "admin"
@@ -74,7 +74,7 @@ def test_no_code_path_hands_out_data(raw: Any, store: str) -> None:
 
 
 def test_oversized_and_foreign_messages(raw: Any, server: RunningServer, store: str) -> None:
-    """A message beyond the limit, bytes that are no JSON and an unknown operation are refused; the server goes on."""
+    """A message beyond the limit, bytes that are no JSON and an unknown operation are refused; the server keeps serving."""
     client, options = raw
     with pytest.raises(flight.FlightServerError, match="at most"):
         list(client.do_action(flight.Action("info", bytes(LARGEST_MESSAGE + 1)), options))
@@ -238,7 +238,7 @@ def test_clients_that_stall_do_not_stop_others(server: RunningServer, raw: Any, 
 
 
 def test_no_call_waits_as_long_as_its_client(server: RunningServer) -> None:
-    """What put, commit and progress may wait at the server is half the client's time limit: a slow end is not taken for none."""
+    """put, commit and progress wait at most half the client's time limit at the server: a slow reply is not taken for none."""
     waits: dict[str, float] = {}
     with server.connect("/lab/waits", timeout=8) as client:
         original = client._transport.call
@@ -255,7 +255,7 @@ def test_no_call_waits_as_long_as_its_client(server: RunningServer) -> None:
 
 
 def test_submit_detach_fetch_later(server: RunningServer, store: str) -> None:
-    """A job goes on without its client; another client finds its answer by name, and submitting again is harmless."""
+    """A job continues without its client; another client gets its answer by name, and submitting again changes nothing."""
     with server.connect(store) as client:
         job = client.submit(k=4, run="later.1", seed=9)
     with server.connect() as client:
@@ -271,7 +271,7 @@ def test_submit_detach_fetch_later(server: RunningServer, store: str) -> None:
 
 
 def test_progress_reaches_an_observer(server: RunningServer, store: str) -> None:
-    """The observer of a remote selection is told rounds as that of a local one is."""
+    """The observer of a remote selection is called with the same rounds as that of a local one."""
     steps: list[Any] = []
     with server.connect(store) as client:
         client.select(k=6, algorithm="sds_omp", observer=steps.append)
@@ -280,7 +280,7 @@ def test_progress_reaches_an_observer(server: RunningServer, store: str) -> None
 
 
 def test_metrics_and_health(server: RunningServer, store: str) -> None:
-    """The metrics are Prometheus text that counts calls and names nobody; health says ok; other paths do not exist."""
+    """The metrics are Prometheus text that counts calls and holds no names; health says ok; other paths do not exist."""
     with server.connect(store) as client:
         client.ping()
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as reply:
@@ -326,7 +326,7 @@ def test_logs_are_json_without_secrets(server: RunningServer, store: str) -> Non
 
 
 def test_a_dead_server_is_a_clear_error(tmp_path: Path) -> None:
-    """Nobody at the address, and somebody who accepts and says nothing, both end in an error of ours, and not in a wait."""
+    """No server at the address, and one that accepts and does not answer, both end in an error, and not in a wait."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port, seconds in ((silent.getsockname()[1], 1.0), (1, 1.0)):
             with (
