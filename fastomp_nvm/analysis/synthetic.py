@@ -1,7 +1,7 @@
-"""Synthetic data sets, made block by block, so that a matrix larger than memory can be generated straight into a store.
+"""Synthetic data sets, generated block by block, so that a matrix larger than memory can be written into a store.
 
-Every block of columns has a random stream of its own, named by the seed and the block's number: the data do not depend on who
-asks for which block in what order.
+Every block of columns has a random stream of its own, keyed by the seed and the block's number: the data do not depend on the order
+in which blocks are generated.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Test kit for media, shipped with the package: a new medium inherits the suite every medium passes."""
+"""Test kit for media, shipped with the package: the contract suite to inherit, and a simulator of power cuts."""

@@ -1,17 +1,17 @@
-"""A place for regions whose power can be cut, and calls that fail on demand: the fault models of the durability tests.
+"""Fault models of the durability tests: regions whose power can be cut, and calls that fail on demand.
 
 The model of a power cut: a region is an array of *granules* (8-byte words, 64-byte cache lines, or any other size), each of which
-reaches the medium by itself, whole, at any moment between its being written and the end of the next ``persist`` that covers it,
-in any order relative to the others. After the cut each granule that was written since its last ``persist`` therefore holds one of
+reaches the medium by itself, whole, at any moment between the write and the end of the next ``persist`` that covers it, in any
+order relative to the others. After the cut each granule that was written since its last ``persist`` therefore holds one of
 the values it had since then, independently of all others. Stores happen in ascending 8-byte words, so a line may also be caught
 between two words. Creating and dropping a region are atomic and durable at once, as ``rename`` and ``unlink`` followed by ``fsync``
 of the directory are. A crash that spares the power (SIGKILL) leaves every region as it was last written, unconfirmed.
 
-``SimulatedPlace.images`` enumerates what may be found after a cut at this moment: every combination while there are few, else the
-extremes and a random sample. ``explore`` does so at every step of a piece of work. The checker never sees how an image came about.
+``SimulatedPlace.images`` enumerates the images that a cut at this moment may leave: every combination while there are few, else the
+extremes and a random sample. ``explore`` does so at every step of some work. The checker sees images only.
 
-Like PMDK's pmreorder and the crash layer of SQLite's tests, on which this is modelled, it sits around the region: nothing in the
-code under test knows of it. A device that ignores flushes is outside the model; nothing survives that.
+Modelled on PMDK's pmreorder and the crash layer of SQLite's tests, it wraps the region: the code under test contains nothing of it.
+A device that ignores flushes is outside the model.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["FailingPlace", "Fault", "SimulatedPlace", "SimulatedRegion", "explor
 
 _WORD = 8
 
-#: What a region may look like after a crash: its name and its bytes.
+#: The regions after a crash: name to bytes.
 Image = Mapping[str, bytes]
 
 
 @dataclass(slots=True)
 class _Memory:
-    """One region: what readers see, and the values each unconfirmed granule had since it was last confirmed, oldest first."""
+    """One region: its current bytes, and the values of each unpersisted granule since its last ``persist``, oldest first."""
 
     current: bytearray
     pending: dict[int, list[bytes]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class SimulatedPlace:
     granule : int
         Bytes that reach the medium together.
     image : mapping of str to bytes, optional
-        What is found there, all of it confirmed: the regions after an earlier cut.
+        Regions after an earlier cut, all of them persisted.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class SimulatedPlace:
         del self._memories[name]
 
     def images(self, limit: int, chance: random.Random) -> Iterator[dict[str, bytes]]:
-        """Yield what may be found after a power cut now: everything when that is at most ``limit`` images, else that many."""
+        """Yield the images that a power cut now may leave: all if they are at most ``limit``, else that many."""
         pending = [(name, place, values) for name, memory in self._memories.items() for place, values in memory.pending.items()]
         sizes = [len(values) for _, _, values in pending]
         for choice in _choices(sizes, limit, chance):
@@ -118,7 +118,7 @@ class SimulatedRegion(DurableRegion):
         return bytes(self._memory.current[offset : offset + length])
 
     def write(self, offset: int, data: bytes) -> None:
-        """Store ``data`` at ``offset``, word by word; unconfirmed until ``persist``."""
+        """Store ``data`` at ``offset``, word by word; not durable until ``persist``."""
         check_range(self._name, self.size, offset, len(data))
         self._place.before("write")
         current = self._memory.current
@@ -135,29 +135,29 @@ class SimulatedRegion(DurableRegion):
             values.append(bytes(current[span]))
 
     def persist(self, offset: int, length: int) -> None:
-        """Confirm every granule that overlaps the range."""
+        """Make every granule that overlaps the range durable."""
         check_range(self._name, self.size, offset, length)
         self._place.before("persist")
         for start in [start for start in self._memory.pending if start < offset + length and offset < start + self._granule]:
             del self._memory.pending[start]
 
     def close(self) -> None:
-        """Let go of the region."""
+        """Close the region."""
 
 
 def explore(
     place: SimulatedPlace, work: Callable[[SimulatedPlace], None], check: Callable[[Image], None], limit: int, seed: int
 ) -> int:
-    """Do ``work`` on ``place`` and check every image that a power cut at any of its steps may leave.
+    """Run ``work`` on ``place`` and check every image that a power cut at any of its steps may leave.
 
     Parameters
     ----------
     place : SimulatedPlace
     work : callable
     check : callable
-        Raises when an image is not acceptable at the moment it is taken.
+        Raises when an image is not acceptable at that step.
     limit : int
-        Most images per step.
+        Largest number of images per step.
     seed : int
 
     Returns
@@ -182,16 +182,16 @@ def explore(
 
 @dataclass(slots=True)
 class Fault:
-    """A call that is to fail.
+    """A call that fails.
 
     Attributes
     ----------
     nth : int
-        Which one, counted from 1 over all calls watched.
+        Its number, counted from 1 over all calls watched.
     code : int
         Its ``errno``.
     fired : bool
-        Whether it came to that.
+        True once it has failed.
     """
 
     nth: int
@@ -200,7 +200,7 @@ class Fault:
     _count: int = 0
 
     def strike(self) -> None:
-        """Count a call; raise ``OSError`` when its turn has come."""
+        """Count a call; raise ``OSError`` at the ``nth``."""
         self._count += 1
         if self._count == self.nth:
             self.fired = True
@@ -208,7 +208,7 @@ class Fault:
 
 
 class FailingPlace:
-    """A place in which one step fails as a device does: the Nth write, persist, create or drop.
+    """A place in which one step fails: the Nth write, persist, create or drop.
 
     Parameters
     ----------
@@ -256,18 +256,18 @@ class _FailingRegion(DurableRegion):
         self._region.write(offset, data)
 
     def persist(self, offset: int, length: int) -> None:
-        """Confirm bytes; counts."""
+        """Persist bytes; counts."""
         _fail("persist", self._fault)
         self._region.persist(offset, length)
 
     def close(self) -> None:
-        """Let go of the region."""
+        """Close the region."""
         self._region.close()
 
 
 @contextlib.contextmanager
 def failing_calls(fault: Fault, *calls: tuple[Any, str]) -> Iterator[None]:
-    """Let ``fault`` strike among the calls of the named functions, such as ``(os, "fsync")``, for the time of a ``with``."""
+    """Make one call of the named functions, such as ``(os, "fsync")``, fail within a ``with``."""
 
     def failing(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -287,7 +287,7 @@ def failing_calls(fault: Fault, *calls: tuple[Any, str]) -> Iterator[None]:
 
 
 def _fail(action: str, fault: Fault) -> None:
-    """Let ``fault`` strike as the media report it."""
+    """Count a call; raise the error of a medium at the ``nth``."""
     try:
         fault.strike()
     except OSError as error:

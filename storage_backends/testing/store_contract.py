@@ -1,7 +1,7 @@
-"""What every medium promises, as tests a medium inherits.
+"""The contract of every medium, as a test suite to inherit.
 
-Subclass ``StoreContract`` in a test module, name the medium, say what it declares, and supply ``make_url``; where there is a way
-to the matrix that does not go through the medium's own code, supply ``peek`` too. Needs pytest and hypothesis.
+Subclass ``StoreContract`` in a test module, set its attributes, and implement ``make_url``; implement ``peek`` where the matrix can
+be read without the medium's own code. Needs pytest and hypothesis.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class StoreContract:
     Attributes
     ----------
     medium : str
-        Name the medium gives itself.
+        Name that the medium declares.
     durability : {"none", "process", "power"}
-        What it must declare at the place where it is tested.
+        Durability that it must declare where it is tested.
     emulated : bool
-        What it must declare on this machine.
+        Whether it must declare itself emulated on this machine.
     """
 
     medium: str
@@ -51,7 +51,7 @@ class StoreContract:
         raise NotImplementedError
 
     def peek(self, url: str) -> AnyArray | None:
-        """Return the matrix behind ``url`` without the help of the medium, or None where that is impossible."""
+        """Return the matrix behind ``url`` without the medium's code, or None where that is impossible."""
         return None
 
     @pytest.fixture
@@ -71,7 +71,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("dtype", STORE_DTYPES)
     def test_values_come_back_bit_for_bit(self, url: str, values: AnyArray, dtype: str) -> None:
-        """The matrix is the data, transposed and rounded to the dtype, also when read through the back door."""
+        """The matrix is the data, transposed and rounded to the dtype, also when read without the medium's code."""
         expected = values.T.astype(dtype)
         with create_store(url, values, dtype=dtype) as store:
             assert store.matrix.dtype == np.dtype(dtype)
@@ -165,7 +165,7 @@ class StoreContract:
             assert store.layout.fingerprint == before
 
     def test_replacing_leaves_open_stores_alone(self, url: str, values: AnyArray) -> None:
-        """Who opened a store before it was replaced keeps seeing the old one, whole."""
+        """A store opened before it was replaced keeps its old content, whole."""
         with create_store(url, values) as old:
             with create_store(url, -values, replace=True) as new:
                 np.testing.assert_array_equal(new.matrix, -old.matrix)
@@ -217,8 +217,8 @@ class StoreContract:
         with open_store(url) as store:
             np.testing.assert_array_equal(store.matrix, -values.T.astype("float32"))
 
-    def test_a_missing_store_is_said_to_be_missing(self, url: str) -> None:
-        """Opening nothing is the caller's error."""
+    def test_a_missing_store_is_reported(self, url: str) -> None:
+        """Opening a store that does not exist is the caller's error."""
         with pytest.raises(StoreURLError, match="no store"):
             open_store(url)
 
@@ -228,7 +228,7 @@ class StoreContract:
         with pytest.raises(StoreURLError, match="takes none"):
             create_store(url + suffix, values)
 
-    def test_traits_are_what_was_promised(self, url: str, values: AnyArray) -> None:
+    def test_traits_are_declared_truthfully(self, url: str, values: AnyArray) -> None:
         """The medium declares its name, durability and emulation truthfully."""
         with create_store(url, values) as store:
             traits = store.traits
@@ -236,12 +236,12 @@ class StoreContract:
             assert traits.detail
 
     def test_a_store_is_not_pickled(self, url: str, values: AnyArray) -> None:
-        """No copy of the matrix travels by accident."""
+        """The matrix is never copied by pickling."""
         with create_store(url, values) as store, pytest.raises(StoreError, match="url"):
             pickle.dumps(store)
 
     def test_views_outlive_the_store(self, url: str, values: AnyArray) -> None:
-        """Closing while views are alive is harmless; the closed store itself says that it is closed; closing twice is fine."""
+        """Closing while views are alive is harmless; using the closed store is an error; closing twice is harmless."""
         store = create_store(url, values)
         view = store.matrix[5]
         store.close()
@@ -252,8 +252,8 @@ class StoreContract:
         with pytest.raises(StoreError, match="closed"):
             store.region("late", 8)
 
-    def test_regions_remember(self, url: str, values: AnyArray) -> None:
-        """A region starts as zeros, keeps what was written and persisted, and is found again by name."""
+    def test_regions_keep_their_content(self, url: str, values: AnyArray) -> None:
+        """A region starts as zeros, keeps written and persisted bytes, and is found again by name."""
         with create_store(url, values) as store:
             assert list(store.regions()) == []
             region = store.region("run-1.log", 10_000)
@@ -273,8 +273,8 @@ class StoreContract:
             store.drop_region("run-1.log")
             assert list(store.regions()) == []
 
-    def test_what_was_started_is_persisted(self, url: str, values: AnyArray) -> None:
-        """``start`` is harmless before, twice, and without ``persist``; what is written after it is persisted as well."""
+    def test_started_ranges_are_persisted(self, url: str, values: AnyArray) -> None:
+        """``start`` is harmless before, twice, and without ``persist``; later writes are persisted as well."""
         with create_store(url, values) as store:
             region = store.region("log", 3 * 4096)
             for number in range(1, 4):
@@ -296,7 +296,7 @@ class StoreContract:
             region.close()
 
     def test_two_openings_share_a_region(self, url: str, values: AnyArray) -> None:
-        """What one opening of a region writes, the other reads."""
+        """Bytes written through one handle of a region are read through the other."""
         with create_store(url, values) as store, open_store(url) as other:
             writer, reader = store.region("shared", 64), other.region("shared", 64)
             writer.write(8, b"seen")
@@ -304,7 +304,7 @@ class StoreContract:
             writer.close()
             reader.close()
 
-    def test_regions_refuse_what_lies_outside(self, url: str, values: AnyArray) -> None:
+    def test_regions_refuse_ranges_outside(self, url: str, values: AnyArray) -> None:
         """Out of bounds, absent, wrongly sized and wrongly named regions are refused with a sentence."""
         with create_store(url, values) as store:
             region = store.region("small", 16)
@@ -344,7 +344,7 @@ class StoreContract:
     @settings(max_examples=15, deadline=None, suppress_health_check=_INHERITED)
     @given(n_obs=st.integers(1, 50), n_columns=st.integers(1, 600), dtype=st.sampled_from(STORE_DTYPES), seed=st.integers(0, 99))
     def test_any_shape_survives(self, url: str, n_obs: int, n_columns: int, dtype: str, seed: int) -> None:
-        """Every shape and dtype comes back bit for bit, and dropping features gives the store of what remains."""
+        """Every shape and dtype comes back bit for bit, and dropping features gives the store of the others."""
         generator = np.random.default_rng(seed)
         values = generator.normal(size=(n_obs, n_columns))
         with create_store(url, values, dtype=dtype, replace=True) as store:
@@ -363,7 +363,7 @@ class StoreContract:
             assert seen.tobytes() == values[:, keep].T.astype(dtype).tobytes()
 
     def test_all_errors_are_ours(self, url: str) -> None:
-        """Hopeless input raises our errors only."""
+        """Unusable input raises our errors only."""
         hopeless: object
         for hopeless in (None, 3, "text", [], [[]], [[["deep"]]], np.zeros((0, 3)), np.zeros((3, 0))):
             with pytest.raises(FastompError):
@@ -372,6 +372,6 @@ class StoreContract:
 
     @staticmethod
     def _exists(url: str) -> bool:
-        """Ask the medium whether a store stands at ``url``."""
+        """Return whether a store exists at ``url``."""
         parsed = StoreURL.parse(url)
         return medium_of(parsed).exists(parsed)

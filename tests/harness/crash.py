@@ -1,7 +1,7 @@
-"""The crash harness: simulated power cuts, real SIGKILLs, mutated files, and broken logs that must be found out.
+"""The crash harness: simulated power cuts, SIGKILLs, mutated files, and deliberately broken logs that must be detected.
 
-``make crash`` runs it to its goals. It works in small steps and appends what each found to a file, so that it can be stopped at
-any moment and goes on where it was; ``--minutes`` bounds one session. Any broken promise ends it with the error and its seed.
+``make crash`` runs it to its goals. It works in small steps and appends their counts to a file, so that it can be stopped at any
+moment and continues from there; ``--minutes`` bounds one session. A failure ends it with the error and the seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUICK_GOALS = {
     "SIGKILLs of a server": 20,
     "mutated files": 2_000,
 }
-ENOUGH_TRIES = 2  # of a point, in which one server at least must come to it
+ENOUGH_TRIES = 2  # of a kill point, after which at least one server must have reached it
 MEDIA = ("mmap", "pmem")
 GRANULES = (8, 64, 512, 4096)
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -57,13 +57,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 class Session:
-    """Tallies that outlive the process: one JSON line per step.
+    """Counts kept in a file, one JSON line per step.
 
     Parameters
     ----------
     path : Path
     seconds : float
-        Time this session may take.
+        Time limit of this session.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -75,14 +75,14 @@ class Session:
                 self.tally.update(json.loads(line))
 
     def note(self, **found: int) -> None:
-        """Add to the tallies, durably enough."""
+        """Add to the counts and append them to the file."""
         counts = {name.replace("_", " "): count for name, count in found.items()}
         with self._path.open("a", encoding="ascii") as file:
             file.write(json.dumps(counts) + "\n")
         self.tally.update(counts)
 
     def wants(self, name: str, goal: int) -> bool:
-        """Tell whether a goal is still ahead and time is left."""
+        """Return whether a goal is not reached yet and time is left."""
         return self.tally[name] < goal and time.monotonic() < self._end
 
 
@@ -94,7 +94,7 @@ def cut_powers(session: Session, goal: int) -> None:
 
 
 def catch_broken_logs(session: Session, goal: int) -> None:
-    """Show that the simulation finds every broken log."""
+    """Check that the simulation detects every broken log."""
     names = list(BROKEN_LOGS)
     while session.wants("broken logs caught", goal):
         name = names[session.tally["broken logs caught"]]
@@ -105,11 +105,11 @@ def catch_broken_logs(session: Session, goal: int) -> None:
         except BrokenPromiseError:
             session.note(broken_logs_caught=1)
         else:
-            raise AssertionError(f"a log with {name} got through 200 lives")
+            raise AssertionError(f"a log with {name} passed 200 simulated lives")
 
 
 def kill_servers(session: Session, goal: int, folder: Path) -> None:
-    """Kill servers with jobs in flight, in the middle of an upload, and, once per medium, three times under the same job."""
+    """Kill servers with jobs in flight, during uploads, and, once per medium, three times under the same job."""
     if not session.wants("SIGKILLs of a server", goal):
         return
     with ServerTrials(folder, *data(), REQUESTS, MEDIA) as trials:
@@ -126,7 +126,7 @@ def kill_servers(session: Session, goal: int, folder: Path) -> None:
             session.note(server_trials=1, SIGKILLs=report.kills, SIGKILLs_of_a_server=report.kills, **counts, **points)
     for point in (*JOB_POINTS, *UPLOAD_POINTS):
         if session.tally[f"tried {point}"] >= ENOUGH_TRIES and not session.tally[f"reached {point}"]:
-            raise AssertionError(f"no server ever came to the point {point!r}: it is not tested")
+            raise AssertionError(f"no server ever reached the kill point {point!r}: it is not tested")
 
 
 def data() -> tuple[Any, dict[str, Any]]:
@@ -190,10 +190,12 @@ def show(tally: Counter[str], goals: dict[str, int], seconds: float) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run towards the goals; exit code 0 once they are reached, 3 when time ran out before."""
+    """Run towards the goals; exit code 0 once they are reached, 3 when time runs out before."""
     parser = argparse.ArgumentParser(prog="crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", type=Path, default=Path("crash-harness.jsonl"), help="tallies; later sessions go on from them")
-    parser.add_argument("--minutes", type=float, default=30.0, help="time of this session (default 30)")
+    parser.add_argument(
+        "--state", type=Path, default=Path("crash-harness.jsonl"), help="file of counts; later sessions continue from it"
+    )
+    parser.add_argument("--minutes", type=float, default=30.0, help="time limit of this session (default 30)")
     parser.add_argument("--quick", action="store_true", help="small goals")
     arguments = parser.parse_args(words)
     goals = QUICK_GOALS if arguments.quick else GOALS

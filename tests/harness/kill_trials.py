@@ -1,8 +1,8 @@
-"""Trials with real processes: a run is killed again and again, and must come to the answer that its parent keeps.
+"""Trials with real processes: a run is killed again and again, and must end with the same answer as an uninterrupted run.
 
 A trial forks a child that starts or resumes a durable run and dies by SIGKILL, at a named point or at a random time; then the next
-child takes over, until the run is finished. The expected answer lives in the parent, outside the store. Kill points are
-wrappers that the child puts around the code under test after the fork: production code knows nothing of them.
+child takes over, until the run is finished. The expected answer is in the parent, outside the store. Kill points are wrappers that
+the child installs after the fork: production code contains nothing of them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
     "kill_at_random_times",
 ]
 
-#: A call that a process does not survive: (owner or owners, attribute, whether it dies before the call or after it).
+#: A call at which a process is killed: (owner or owners, attribute, True for before the call, False for after it).
 KillPoint: TypeAlias = tuple[Any, str, bool]
 
 #: The regions of the mmap and of the pmem medium.
 _REGIONS = (FileRegion, MappedRegion)
 
-#: Where a child can be told to die.
+#: Points at which a child can be killed.
 KILL_POINTS: Mapping[str, KillPoint] = {
     "before registration": (directory, "write_durably", True),
     "registered": (drive, "_drive", True),
@@ -66,23 +66,23 @@ KILL_POINTS: Mapping[str, KillPoint] = {
 }
 
 
-#: Bytes of the first region of a trial's log, which it soon outgrows: moving to a larger one is then among what is killed.
+#: Bytes of the first region of a trial's log, which it soon outgrows, so that moving to a larger one is tested too.
 _SMALL_REGION = 4 * PAGE
 
-#: After as many random kills the last child is let live, however slow the device.
+#: After this many random kills the next child is not killed, however slow the device.
 _MOST_RANDOM_KILLS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """What one trial took.
+    """Counts of one trial.
 
     Attributes
     ----------
     kills : int
         Children that died by SIGKILL after the run was registered.
     early : int
-        Those that died before: they had nothing to lose.
+        Children that died before it was registered.
     processes : int
         Children in all.
     """
@@ -93,25 +93,25 @@ class TrialReport:
 
 
 class WrongAnswerError(Exception):
-    """A run that was killed came to another answer, or to none."""
+    """A run that was killed has a wrong answer, or none."""
 
 
 def comparable(selection: Selection) -> dict[str, Any]:
-    """Return an answer without the time it took."""
+    """Return an answer without its run time."""
     answer = selection.to_json()
     del answer["seconds"]
     return answer
 
 
 def kill_at_point(name: str, url: str, request: Mapping[str, Any], expected: Selection, point: str) -> TrialReport:
-    """Kill one child after the other at ``point``, each at a later call of it, until a child is done before it dies."""
+    """Kill one child after the other at ``point``, each at a later call of it, until a child finishes first."""
     return _trial(name, url, request, expected, lambda attempt: lambda: die_at(KILL_POINTS[point], attempt), lambda attempt: None)
 
 
 def kill_at_random_times(
     name: str, url: str, request: Mapping[str, Any], expected: Selection, chance: random.Random
 ) -> TrialReport:
-    """Kill one child after the other at a random time of its life, later with each, until one is done before that."""
+    """Kill one child after the other at a random time, later with each, until a child finishes first."""
     longest = _seconds_of_a_run(name, url, request)
 
     def patience(attempt: int) -> float | None:
@@ -121,7 +121,7 @@ def kill_at_random_times(
 
 
 def _seconds_of_a_run(name: str, url: str, request: Mapping[str, Any]) -> float:
-    """Return how long a child takes that nobody kills: to register, to sweep, and to wait for the device."""
+    """Return the seconds of a child that is not killed: registering, sweeping, and waiting for the device."""
     started = time.perf_counter()
     child = os.fork()
     if not child:
@@ -171,7 +171,7 @@ def _trial(
 
 
 def _be_child(name: str, url: str, request: Mapping[str, Any], registered: bool, prepare: Callable[[], None]) -> NoReturn:
-    """Drive the run to its end, unless killed; never returns."""
+    """Run to the end, unless killed; never returns."""
     code = 1
     try:
         drive._FIRST_REGION = _SMALL_REGION
@@ -188,12 +188,12 @@ def _be_child(name: str, url: str, request: Mapping[str, Any], registered: bool,
 
 
 def die_at(point: KillPoint, call: int) -> None:
-    """Arrange for this process to die at the ``call``-th call (from 0) of a kill point."""
+    """Make this process die at the ``call``-th call (from 0) of a kill point."""
     owners, attribute, before = point
     count = 0
 
-    def mortal(original: Callable[..., Any]) -> Callable[..., Any]:
-        def dying(*arguments: Any, **options: Any) -> Any:
+    def killing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
             if before and count > call:
@@ -203,7 +203,7 @@ def die_at(point: KillPoint, call: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        return dying
+        return wrapper
 
     for owner in owners if isinstance(owners, tuple) else (owners,):
-        setattr(owner, attribute, mortal(getattr(owner, attribute)))
+        setattr(owner, attribute, killing(getattr(owner, attribute)))

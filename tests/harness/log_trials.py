@@ -1,8 +1,8 @@
-"""Trials of the two-slot log under the power-cut simulator, and broken logs that the trials must catch.
+"""Trials of the two-slot log under the power-cut simulator, and broken logs that the trials must detect.
 
 The invariant: a log opened after a crash holds exactly the records of some state from the last acknowledged to the last attempted
 one, and can be appended to. It is checked on every image of a life of several processes: some end by themselves, some are killed
-between two steps with the power on, and the power may go at any step, also while a successor recovers.
+between two steps with the power on, and the power may fail at any step, also while a successor recovers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def cut_power(seed: int, *, granule: int = 8, limit: int = 64, states: int = 6, 
     Parameters
     ----------
     seed : int
-        Names the life: records, kills, whether the region belonged to another run before.
+        Determines records, kills, and whether the region belonged to another run before.
     granule : int
         Bytes that reach the medium together.
     limit : int
@@ -51,7 +51,7 @@ def cut_power(seed: int, *, granule: int = 8, limit: int = 64, states: int = 6, 
     states : int
         States appended.
     depth : int
-        How often the power may go again while a successor recovers.
+        How often the power may fail again while a successor recovers.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def cut_power(seed: int, *, granule: int = 8, limit: int = 64, states: int = 6, 
     Raises
     ------
     BrokenPromiseError
-        Naming the seed and what was found.
+        With the seed and the violation.
     """
     chance = random.Random(seed)
     records = [_record(chance) for _ in range(states + depth + 1)]
@@ -70,7 +70,7 @@ def cut_power(seed: int, *, granule: int = 8, limit: int = 64, states: int = 6, 
 
 
 class _Life:
-    """A log from its first state on, with what is known of it outside."""
+    """A log from its first state on, with its acknowledged and attempted states."""
 
     def __init__(self, label: str, records: list[bytes], acknowledged: int = 0) -> None:
         self._label, self._records = label, records
@@ -135,7 +135,7 @@ class _Life:
             raise self._broken(f"the log does not open ({error})") from error
 
     def _check_records(self, log: StateLog) -> None:
-        """Compare what was recovered with what was written."""
+        """Compare the recovered records with the written ones."""
         if log.records != self._records[: log.sequence]:
             raise self._broken(f"state {log.sequence} has other records than were written")
 
@@ -160,7 +160,7 @@ def _used_by_another(chance: random.Random) -> dict[str, bytes]:
 
 
 def _patched(target: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what replaces an attribute for the time of a ``with``."""
+    """Return a context that replaces an attribute."""
     return lambda: mock.patch.object(target, name, value)
 
 
@@ -181,7 +181,7 @@ def _late_persist() -> Iterator[None]:
         yield
 
 
-#: What can be wrong with a log -> a context in which it is.
+#: Defect -> a context in which logs have it.
 BROKEN_LOGS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = MappingProxyType(
     {
         "CRC not checked": _patched(checkpoint, "_seal", lambda slot, checksum: 0),

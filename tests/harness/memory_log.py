@@ -1,4 +1,4 @@
-"""A log of records that survives nothing, for tests of what is written to one."""
+"""A log of records in memory, for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MemoryLog:
         self.records += records
 
     def start(self) -> None:
-        """Have nothing to begin."""
+        """Do nothing: there is no device."""
 
     def persist(self) -> None:
-        """Have nothing to do."""
+        """Do nothing: there is no device."""

@@ -1,8 +1,7 @@
-"""Files changed at random: what a bad disk, a bad cable or a curious user makes of everything we keep on disk.
+"""Random mutations of every file format: opening a mutated file raises one of our errors or gives a sound object.
 
-A mutation flips bits, overwrites, cuts, grows or repeats parts, or replaces values in JSON. Half of the time the checksums are made
-to fit again, because a checksum stops honest damage only: what lies behind it must cope with any content too. The promise: whoever
-opens a mutated file gets one of our errors or a sound object, never another exception.
+A mutation flips bits, overwrites, cuts, grows or repeats parts, or replaces values in JSON. Half of the time checksums are made to
+fit again, because a checksum detects accidental damage only and the code behind it must cope with any content.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ class MutationTrials:
         self._open_with({path: data})
 
     def _sidecar(self) -> None:
-        """Open a store with a mutated sidecar, for which the header vouches half of the time."""
+        """Open a store with a mutated sidecar, whose checksum fits half of the time."""
         header = self._store / store_format.HEADER
         path = self._store / self._chance.choice((*store_format.SIDECARS, store_format.TIER_STATISTICS))
         changed = {path: mutate(self._sound[path], self._chance)}
@@ -187,7 +186,7 @@ class MutationTrials:
                 path.write_bytes(self._sound[path])
 
     def _slots(self) -> None:
-        """Open a log whose region was mutated and append to it; unless the checksum was made to fit, what it holds was written."""
+        """Open a log whose region was mutated and append to it; unless the checksum was made to fit, its records were written."""
         place = SimulatedPlace()
         log = StateLog(place, "log", _RUN, 5 * PAGE)
         written = [b"first", b"second" * 100]

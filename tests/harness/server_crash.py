@@ -1,9 +1,9 @@
-"""SIGKILL under the server: jobs in flight, uploads under way, at named points and at random times; what clients get is compared.
+"""Servers killed by SIGKILL with jobs in flight and during uploads, at named points and at random times; answers are compared.
 
-A *nest* is a process that has imported everything and forks ``fastomp serve`` on request, so that a server is up in a fraction of a
-second and hundreds can be killed. Kill points are wrappers that the fork puts around the code before it begins to serve:
-production code knows nothing of them. Pools, port and token outlive the server, as they do in life; its clients are those of
-``fo.connect``, which wait through its death. The expected answers live in this process.
+A *forker* is a process that has imported everything and forks ``fastomp serve`` on request, so that a server starts quickly and
+hundreds can be killed. Kill points are wrappers that the fork installs before it serves: production code contains nothing of them.
+Pools, port and token outlive the server; clients are made by ``fo.connect`` and wait for its restart. The expected
+answers are in this process.
 
 A job under which the server died three times is parked as failed, by design: a trial kills a set of jobs at most twice, and
 ``park`` checks the third time.
@@ -39,9 +39,9 @@ from storage_backends.build.builder import StoreBuilder
 from storage_backends.files.regions import FileRegion
 from tests.harness.kill_trials import KillPoint, WrongAnswerError, comparable, die_at
 
-__all__ = ["JOB_POINTS", "UPLOAD_POINTS", "MortalServer", "ServerReport", "ServerTrials"]
+__all__ = ["JOB_POINTS", "UPLOAD_POINTS", "KillableServer", "ServerReport", "ServerTrials"]
 
-#: Where a server with jobs in flight dies.
+#: Kill points of a server with jobs in flight.
 JOB_POINTS: Mapping[str, KillPoint] = {
     "before a job is recorded": (JobRecords, "write_request", True),
     "job recorded": (JobRecords, "write_request", False),
@@ -57,7 +57,7 @@ JOB_POINTS: Mapping[str, KillPoint] = {
     "journal dropped": (Execution, "forget", False),
 }
 
-#: Where a server dies that is receiving a store.
+#: Kill points of a server that is receiving a store.
 UPLOAD_POINTS: Mapping[str, KillPoint] = {
     "upload begun": (StoreBuilder, "__init__", False),
     "tile written": (StoreBuilder, "write_tile", False),
@@ -77,7 +77,7 @@ _MOST_KILLS = 2  # of one set of jobs; the third death parks them
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """What trials took.
+    """Counts of trials.
 
     Attributes
     ----------
@@ -86,13 +86,13 @@ class ServerReport:
     jobs : int
         Jobs whose answers were compared.
     in_flight : int
-        Of them, those that were waiting or running at a kill, counted at each.
+        Jobs that were waiting or running at a kill, counted at each.
     uploads : int
         Uploads during which the server was killed.
     tried : list of str
-        Named points at which it was to die, once per server.
+        Kill points, once per server.
     reached : list of str
-        Those of them at which it did; otherwise it was killed by hand.
+        Kill points that were reached; otherwise the server was killed after a time limit.
     """
 
     kills: int
@@ -103,8 +103,8 @@ class ServerReport:
     reached: list[str] = field(default_factory=list)
 
 
-class MortalServer:
-    """``fastomp serve`` as often as it takes, on the same pools and the same port.
+class KillableServer:
+    """``fastomp serve``, restarted on the same pools and the same port.
 
     Parameters
     ----------
@@ -123,59 +123,59 @@ class MortalServer:
         self._pid = 0
         words = [sys.executable, "-m", "tests.harness.server_crash"]
         # A session of its own: an interrupt typed at the terminal is this process's to handle.
-        self._nest = subprocess.Popen(
+        self._forker = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=_ROOT
         )
 
-    def __enter__(self) -> MortalServer:
+    def __enter__(self) -> KillableServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._pid:
             _kill(self._pid)
-        assert self._nest.stdin is not None
-        assert self._nest.stdout is not None
-        self._nest.stdin.close()
-        self._nest.wait(_START_SECONDS)
-        self._nest.stdout.close()
+        assert self._forker.stdin is not None
+        assert self._forker.stdout is not None
+        self._forker.stdin.close()
+        self._forker.wait(_START_SECONDS)
+        self._forker.stdout.close()
 
     def start(self, point: str = "", call: int = 0) -> None:
-        """Start it; with a ``point`` it dies at the ``call``-th call of that, which may be before it serves."""
-        assert self._nest.stdin is not None
+        """Start it, to be killed at the ``call``-th call of a kill point if one is given, which may be before it serves."""
+        assert self._forker.stdin is not None
         words = ["serve", "--pools", f"{self.medium}://{self.pools}", "--listen", f"127.0.0.1:{self._port}"]
         words += ["--journal-from", "0", "--threads", "1"]
         before = self._log.stat().st_size if self._log.exists() else 0
-        self._nest.stdin.write(json.dumps({"words": words, "log": str(self._log), "point": point, "call": call}) + "\n")
-        self._nest.stdin.flush()
+        self._forker.stdin.write(json.dumps({"words": words, "log": str(self._log), "point": point, "call": call}) + "\n")
+        self._forker.stdin.flush()
         self._pid = int(self._answer())
         end = time.monotonic() + _START_SECONDS
         while not (found := re.search(rb"serving \S+ at grpc://127\.0\.0\.1:(\d+)\n", self._printed(before))):
             if point and self._port and not _alive(self._pid):
                 return
             if time.monotonic() > end or not _alive(self._pid):
-                raise WrongAnswerError(f"the server did not start again:\n{self.last_words()}")
+                raise WrongAnswerError(f"the server did not start again:\n{self.last_output()}")
             time.sleep(0.01)
         self._port = int(found[1])
 
     def die(self, patience: float) -> bool:
-        """Return once it was killed: True when at its point, False when after ``patience`` seconds by our hand."""
-        status, by_hand = self._ended(patience)
+        """Wait until it is killed; return True if at its kill point, False if after ``patience`` seconds."""
+        status, timed_out = self._ended(patience)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-            raise WrongAnswerError(f"the server ended by itself with status {status}:\n{self.last_words()}")
+            raise WrongAnswerError(f"the server ended by itself with status {status}:\n{self.last_output()}")
         self.kills += 1
-        return not by_hand
+        return not timed_out
 
     def stop(self) -> None:
-        """End it orderly."""
+        """End it by SIGTERM."""
         os.kill(self._pid, signal.SIGTERM)
         status, _ = self._ended(_LONGEST_LIFE)
         if status:
-            raise WrongAnswerError(f"a server that was told to end did so with status {status}:\n{self.last_words()}")
+            raise WrongAnswerError(f"a server ended by SIGTERM has status {status}:\n{self.last_output()}")
 
     def connect(self) -> fo.Client:
         """Return a client that waits through the deaths of the server."""
         client = fo.connect(f"grpc://127.0.0.1:{self._port}/{_POOL}/{_KEY}", timeout=_CLIENT_SECONDS)
-        client._heard = True  # the server is known: its death before the first call is one of those to wait through
+        client._heard = True  # the client waits for a restart from the first call on
         return client
 
     def unfinished_jobs(self) -> int:
@@ -184,20 +184,20 @@ class MortalServer:
         return sum(state in ("queued", "running") for state in states)
 
     def leftovers(self) -> list[str]:
-        """Return what lies about that belongs to no store and to no unfinished job."""
+        """Return files that belong to no store and to no unfinished job."""
         journals = (self.pools / ".fastomp" / "journals").glob("[!.]*")
         return sorted(path.name for path in (*journals, *(self.pools / _POOL).glob(".*")))
 
-    def last_words(self) -> str:
-        """Return the end of what the servers printed and logged."""
+    def last_output(self) -> str:
+        """Return the end of the servers' output."""
         return self._printed(0)[-4000:].decode(errors="replace")
 
     def _ended(self, patience: float) -> tuple[int, bool]:
         """Wait until it has ended; return its status as waitpid(2) has it, and whether we killed it after ``patience`` seconds."""
-        by_hand = threading.Event()
+        timed_out = threading.Event()
 
         def kill(pid: int) -> None:
-            by_hand.set()
+            timed_out.set()
             _kill(pid)
 
         killer = threading.Timer(patience, kill, (self._pid,))
@@ -206,18 +206,18 @@ class MortalServer:
             status, self._pid = int(self._answer()), 0
         finally:
             killer.cancel()
-        return status, by_hand.is_set()
+        return status, timed_out.is_set()
 
     def _answer(self) -> str:
-        """Return the next line the nest says."""
-        assert self._nest.stdout is not None
-        line = self._nest.stdout.readline()
+        """Return the next line from the forker."""
+        assert self._forker.stdout is not None
+        line = self._forker.stdout.readline()
         if not line:
             raise WrongAnswerError("the process that starts the servers has ended")
         return line
 
     def _printed(self, since: int) -> bytes:
-        """Return what the server printed after a place in the log."""
+        """Return the output of the server after an offset in the log."""
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
             file.seek(since)
             return file.read()
@@ -225,7 +225,7 @@ class MortalServer:
 
 
 class ServerTrials:
-    """A server per medium, and what its clients must be told.
+    """A server per medium, and the answers its clients must get.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ class ServerTrials:
         self._expected: dict[tuple[str, str], dict[str, Any]] = {}
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            self._servers = [stack.enter_context(MortalServer(folder / f"server-{medium}", medium)) for medium in media]
+            self._servers = [stack.enter_context(KillableServer(folder / f"server-{medium}", medium)) for medium in media]
             for server in self._servers:
                 server.start()
                 with server.connect() as client:
@@ -260,9 +260,9 @@ class ServerTrials:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None:  # the logs are gone with the folder
+        if error is not None:  # the logs are removed with the folder
             for server in self._servers:
-                sys.stderr.write(f"last words of the server on {server.medium}:\n{server.last_words()}\n")
+                sys.stderr.write(f"output of the server on {server.medium}:\n{server.last_output()}\n")
         self._stack.close()
 
     def kill_with_jobs(self, trial: int) -> ServerReport:
@@ -274,7 +274,7 @@ class ServerTrials:
         point = list(JOB_POINTS)[trial // 2 // len(self._servers) % len(JOB_POINTS)] if trial // len(self._servers) % 2 else ""
 
         def start() -> None:
-            """Start a server, which dies at a point if there is one."""
+            """Start a server, with its kill point if there is one."""
             server.start(point, chance.randrange(len(names)) if point else 0)
 
         def die() -> None:
@@ -298,11 +298,11 @@ class ServerTrials:
         for name in names:
             if found[name] != self._expected[server.medium, name]:
                 raise WrongAnswerError(f"trial {trial}: the answer to {name} is not that of the uninterrupted run")
-        self._check_tidy(server, f"trial {trial}")
+        self._check_clean(server, f"trial {trial}")
         return replace(report, kills=server.kills - kills, in_flight=in_flight)
 
     def kill_with_upload(self, trial: int) -> ServerReport:
-        """Kill a server that is receiving a store: it is absent afterwards, or whole; the client comes to its end."""
+        """Kill a server that is receiving a store: the store is absent afterwards, or whole; the client returns."""
         server, chance = self._servers[trial % len(self._servers)], random.Random(trial)
         turn, kills = trial // len(self._servers), server.kills
         path = server.pools / _POOL / "new"
@@ -316,14 +316,14 @@ class ServerTrials:
                 self._check_whole(server, path)
             server.start()
             outcome = sent.result(_LONGEST_LIFE)
-        # Published, but killed before it could say so: the client is told that the key stands already.
+        # Published, but killed before it could answer: the client gets the error that the key exists.
         if isinstance(outcome, StoreURLError) and not there:
             raise WrongAnswerError(f"upload {trial}: {outcome}")
         self._check_whole(server, path)
         with server.connect() as client:
             client.delete(f"{_POOL}/new")
         server.stop()
-        self._check_tidy(server, f"upload {trial}")
+        self._check_clean(server, f"upload {trial}")
         tried = [point] if point else []
         return ServerReport(server.kills - kills, uploads=1, tried=tried, reached=tried if reached else [])
 
@@ -336,7 +336,7 @@ class ServerTrials:
             job = client.submit(run=f"parked-{place}", **request)
             for death in range(3):
                 if not server.die(10.0):
-                    raise WrongAnswerError("a server with one job did not come to its answer")
+                    raise WrongAnswerError("a server with one job did not reach its answer")
                 if death < 2:
                     server.start("before the answer is kept")
             server.start()
@@ -351,32 +351,32 @@ class ServerTrials:
         server.stop()
         if answer != self._expected[server.medium, name]:
             raise WrongAnswerError("a job that was parked and resumed came to another answer")
-        self._check_tidy(server, "a parked job")
+        self._check_clean(server, "a parked job")
         return ServerReport(server.kills - kills, 1, 3)
 
-    def _ask(self, server: MortalServer, trial: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Be a client: submit jobs, poll them to their end."""
+    def _ask(self, server: KillableServer, trial: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Submit jobs as a client and return their answers."""
         with server.connect() as client:
             jobs = {name: client.submit(run=f"{trial}-{name}", **self._requests[name]) for name in names}
             return {name: comparable(client.result(job)[0]) for name, job in jobs.items()}
 
-    def _put(self, server: MortalServer) -> Any:
-        """Be a client: send a store; return the report, or the error that says that the key stands."""
+    def _put(self, server: KillableServer) -> Any:
+        """Upload a store as a client; return the report, or the error that the key exists."""
         with server.connect() as client:
             try:
                 return client.put(*self._data, key=f"{_POOL}/new")
             except StoreURLError as error:
                 return error
 
-    def _check_whole(self, server: MortalServer, path: Path) -> None:
-        """Insist that a store that can be seen is all there."""
+    def _check_whole(self, server: KillableServer, path: Path) -> None:
+        """Check that a visible store is complete."""
         with fo.open_store(f"{server.medium}://{path}") as store:
             store.verify()
             if store.layout.fingerprint != self._fingerprint:
-                raise WrongAnswerError(f"{path} holds something else than what was sent")
+                raise WrongAnswerError(f"{path} does not hold the data that were sent")
 
-    def _check_tidy(self, server: MortalServer, what: str) -> None:
-        """Insist that nothing is left but the store, which is sound."""
+    def _check_clean(self, server: KillableServer, what: str) -> None:
+        """Check that the store is sound and nothing else is left."""
         self._check_whole(server, server.pools / _POOL / _KEY)
         if leftovers := server.leftovers():
             raise WrongAnswerError(f"{what}: the server left {leftovers} behind")
@@ -396,8 +396,8 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _nest() -> None:
-    """Fork a server per line of the standard input; say its process id, and its status when it has ended."""
+def _fork_servers() -> None:
+    """Fork a server per line of standard input; print its process id, and its status when it has ended."""
     _die_with_parent()
     from fastomp_nvm.cli.main import main
 
@@ -420,7 +420,7 @@ def _nest() -> None:
 
 
 def _serve(main: Callable[[Sequence[str]], int], wanted: Mapping[str, Any]) -> NoReturn:
-    """Become a server that may have a point at which it dies."""
+    """Serve, with a kill point if one is wanted."""
     code = 1
     try:
         _die_with_parent()
@@ -436,10 +436,10 @@ def _serve(main: Callable[[Sequence[str]], int], wanted: Mapping[str, Any]) -> N
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, however that ended."""
+    """Make the kernel kill this process when its parent ends."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    _nest()
+    _fork_servers()
