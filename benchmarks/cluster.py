@@ -48,7 +48,7 @@ REQUESTS: dict[str, dict[str, Any]] = {"fast_omp": {"k": 60}, "sds_omp": {"k": 3
 
 @contextmanager
 def noted() -> Iterator[dict[str, int]]:
-    """Count what the formula needs: rounds, vectors, and what decisions must carry, from the questions and not from payloads."""
+    """Count the terms of the formula from the questions, not from payloads: rounds, vectors, bytes of decisions."""
     seen = {"rounds": 0, "vectors": 0, "decided": 0, "near": 0}
     gradients = driver._ShardedGradients
     sweep, at_least, top_mean, argmax = ShardedRows.sweep, gradients.at_least, gradients.top_mean, gradients.argmax

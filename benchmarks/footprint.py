@@ -79,7 +79,7 @@ fo.create_store(sys.argv[2], X, X[:, :5].sum(1) + rng.normal(size=300)).close()
 
 
 def run_in(tree: Path, code: str, *words: str) -> str:
-    """Run Python code on a tree, in a process of its own; return what it prints. The first argument of the code is the tree."""
+    """Run Python code on a tree, in a process of its own, with the tree as its first argument; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code, str(tree), *words], env=_environment(tree), capture_output=True, text=True, check=False
     )
