@@ -210,8 +210,7 @@ def main(words: Sequence[str] | None = None) -> int:
             found = {name: measure(url, request, repeats) for name, request in requests.items()}
     report.figures(medium=medium, features=features, observations=observations, **found)
     title = f"{observations:,} x {features:,}, {medium}, {'cold' if options.cold else 'in the page cache'}"
-    figures = list(found.values())
-    report.table(title, ("figure", *found), [(name, *(each[name] for each in figures)) for name in figures[0]])
+    report.columns(title, found)
     for name, each in found.items():
         report.bar(f"{name}: cost as a share of the run", each["cost"], BAR, at_most=True)
     return report.finish()

@@ -187,8 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     starts = start_up(trees, 2 if options.quick else options.repeats)
     found: dict[str, dict[str, Any]] = {label: {**sizes(tree), **entered(tree), **starts[label]} for label, tree in trees.items()}
     report.figures(trees={label: str(tree) for label, tree in trees.items()}, found=found)
-    rows = [(name, *(figures[name] for figures in found.values())) for name in found["this tree"]]
-    report.table("", ("figure", *found), rows)
+    report.columns("", found)
     return report.finish()
 
 

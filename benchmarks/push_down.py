@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = measure(n_obs, n_features, options.k, Path(folder))
     report.figures(figures=found)
-    report.table(f"matrix of {found['bytes'] / 1e6:.0f} MB, best of {_ROUNDS}", ("figure", "found"), list(found.items()))
+    report.columns(f"matrix of {found['bytes'] / 1e6:.0f} MB, best of {_ROUNDS}", {"found": found})
     report.bar("upload rate over a plain socket copy", found["upload_over_copy"], 0.30)
     report.bar("empty call over a bare Flight action", found["call_over_bare"], 3.0, at_most=True)
     report.bar("bytes of a push-down", found["push_bytes"], 1e6, at_most=True)
