@@ -48,7 +48,7 @@ REQUESTS: dict[str, dict[str, Any]] = {"fast_omp": {"k": 60}, "sds_omp": {"k": 3
 
 @contextmanager
 def noted() -> Iterator[dict[str, int]]:
-    """Count what the formula needs: rounds, vectors, and what decisions must carry, from the questions and not from payloads."""
+    """Count the terms of the formula from the questions, not from payloads: rounds, vectors, bytes of decisions."""
     seen = {"rounds": 0, "vectors": 0, "decided": 0, "near": 0}
     gradients = driver._ShardedGradients
     sweep, at_least, top_mean, argmax = ShardedRows.sweep, gradients.at_least, gradients.top_mean, gradients.argmax
@@ -155,12 +155,11 @@ def main(words: Sequence[str] | None = None) -> int:
                 found = {name: measure(store, sharded, {**request, "tier": "exact"}, repeats) for name, request in REQUESTS.items()}
     report.figures(features=features, observations=observations, **found)
     title = f"{features:,} features x {observations:,} observations, {options.shards} shards on this machine, {repeats} pairs"
-    figures = list(found.values())
-    report.table(title, ("figure", *found), [(name, *(each[name] for each in figures)) for name in figures[0]])
+    report.columns(title, found)
     if options.shards == 2:
         for name, each in found.items():
             report.bar(f"milliseconds per round that shards add to {name}", each["overhead_ms"], BAR, at_most=True)
-    report.bar("answers that shards change", sum(not each["same"] for each in figures), 0, at_most=True)
+    report.bar("answers that shards change", sum(not each["same"] for each in found.values()), 0, at_most=True)
     return report.finish(judged=True)
 
 

@@ -3,7 +3,7 @@
 Nine features (18 columns, the charge description being one feature of ten), 7214 people, two-year recidivism; 215 people judged
 which features are fair to use: a priori, if they raise accuracy, even if they raise disparity. With nine features all 512 sets can
 be fitted, so every answer is compared with the true optimum. Everything is fitted and evaluated on all rows, as a study of the
-optimisation; nothing here says how well recidivism can be predicted.
+optimisation; it is no statement on how well recidivism can be predicted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Compas:
     white : (n_obs,) bool
         The protected attribute.
     judgements : dict
-        Kind -> (n_people, n_features) bool, who finds which feature fair.
+        Kind -> (n_people, n_features) bool: person finds feature fair.
     """
 
     store: fo.FeatureStore
@@ -57,7 +57,7 @@ class Compas:
 
 @dataclass(frozen=True, slots=True)
 class FittedSet:
-    """A set of features and what its model reaches.
+    """A set of features and the figures of its model.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ def load(folder: Path) -> Compas:
 
 
 def every_set(compas: Compas) -> list[FittedSet]:
-    """Fit all sets of features; the set whose members are the bits of ``m`` stands at ``m``."""
+    """Fit all sets of features; entry ``m`` is the set whose members are the bits of ``m``."""
     dataset = Dataset.of_store(compas.store)
     standardisation = dataset.design().standardisation
     dense = standardisation.materialise(np.asarray(dataset.matrix))
@@ -157,7 +157,7 @@ def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEED
         By judgement, then lambda: FAST_OMP's runs, ISK, the optimum, the most accurate set.
     """
     compas = load(data_folder)
-    with one_blas_thread():  # models of 18 columns: threads would only wait for each other
+    with one_blas_thread():  # models of 18 columns are too small for threads
         fitted = every_set(compas)
     return [
         point for judgement in JUDGEMENTS for limit in limits for point in _points(compas, fitted, judgement, float(limit), seeds)

@@ -16,7 +16,8 @@ import fastomp_nvm as fo
 from benchmarks.harness.report import Report, argument_parser, at_least
 from benchmarks.harness.timing import stopwatch
 from fastomp_nvm.algorithms.draws import RandomSequence
-from fastomp_nvm.constraints import Cardinality, Intersection, Partition
+from fastomp_nvm.constraints import Cardinality, Partition
+from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.engine.dataset import Dataset
 
 __all__ = ["main"]
@@ -35,15 +36,16 @@ def measure(n_features: int, n_obs: int, k: int, groups: int, polish: str, repea
     y = X[:, :: n_features // 400] @ rng.normal(size=len(range(0, n_features, n_features // 400))) + rng.normal(size=n_obs)
     dataset = Dataset.of_array(X)
     partition = Partition(n_features, rng.integers(0, groups, n_features), np.ones(groups, dtype=np.int64))
-    limit = Intersection([Cardinality(n_features, k), partition])  # k as part of it, so that the run asks this very object
-    fo.select(dataset, y, constraint=limit, polish="none")  # first use: the kernel is loaded
-    watched: dict[str, list[tuple[Any, str]]] = {method: [(limit, method)] for method in METHODS}
+    request: dict[str, Any] = {"k": k, "constraint": partition}
+    fo.select(dataset, y, **request, polish="none")  # first use: the kernel is loaded
+    asked = type(intersect([Cardinality(n_features, k), partition]))  # the family that a run asks
+    watched: dict[str, list[tuple[Any, str]]] = {method: [(asked, method)] for method in METHODS}
     watched["random sequences"] = [(RandomSequence, "reach")]
     found = []
     for seed in range(repeats):
         with stopwatch(watched) as spent:
             started = time.perf_counter()
-            fo.select(dataset, y, constraint=limit, seed=seed, polish=polish)
+            fo.select(dataset, y, **request, seed=seed, polish=polish)
             seconds = time.perf_counter() - started
         found.append((sum(spent.values()) / seconds, seconds, spent))
     return sorted(found, key=lambda run: run[0])[len(found) // 2]
@@ -67,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         share, seconds, parts = measure(options.features, options.observations, options.k, options.groups, polish, options.repeats)
         rows.append((polish, seconds, share, *(part / seconds for part in parts.values())))
         if polish == "pool":
+            report.figures(seconds=seconds, parts=parts)
             report.bar("constraint handling as a share of a run", share, BAR, at_most=True)
     title = f"shares of a run, {options.observations} x {options.features}, k = {options.k}, {options.groups} groups"
     report.table(title, ("polish", "seconds", "share", *parts), rows)

@@ -69,7 +69,7 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "rounds": ((DecisionJournal, "record"), (DecisionJournal, "note"), (DecisionJournal, "commit")),
 }
 
-#: Rounds that a run of a pair goes on before it is the other's turn.
+#: Rounds of a run before the other run of the pair takes its turn.
 TURN = 2
 
 
@@ -88,7 +88,7 @@ def parts_timed() -> Iterator[dict[str, float]]:
 
 
 class _Turns:
-    """Clocks of runs of which one goes on at a time.
+    """Clocks of two runs that alternate.
 
     Parameters
     ----------
@@ -101,22 +101,22 @@ class _Turns:
         self._other = dict(zip(kinds, reversed(kinds), strict=True))
         self._gates = {kind: Semaphore(kind == kinds[0]) for kind in kinds}
         self._rounds = dict.fromkeys(kinds, 0)
-        self._going_on = set(kinds)
+        self._unfinished = set(kinds)
 
     def drive(self, kind: str, work: Callable[[Callable[[], bool]], Any]) -> None:
-        """Do ``work``, which asks at every round whether it is cancelled, and is kept waiting then when it is the other's turn."""
+        """Run ``work``, whose ``cancelled`` callback, called every round, blocks while it is the other run's turn."""
         self._take_over(kind)
         try:
-            work(lambda: self._asked(kind))
+            work(lambda: self._next_round(kind))
         finally:
             self._stop(kind)
-            self._going_on.remove(kind)
+            self._unfinished.remove(kind)
             self._gates[self._other[kind]].release()
 
-    def _asked(self, kind: str) -> bool:
-        """Let the other run go on after ``TURN`` rounds; never cancels."""
+    def _next_round(self, kind: str) -> bool:
+        """Switch to the other run after ``TURN`` rounds; never cancels."""
         self._rounds[kind] += 1
-        if self._rounds[kind] % TURN == 0 and self._other[kind] in self._going_on:
+        if self._rounds[kind] % TURN == 0 and self._other[kind] in self._unfinished:
             self._stop(kind)
             self._gates[self._other[kind]].release()
             self._take_over(kind)
@@ -209,8 +209,7 @@ def main(words: Sequence[str] | None = None) -> int:
             found = {name: measure(url, request, repeats) for name, request in requests.items()}
     report.figures(medium=medium, features=features, observations=observations, **found)
     title = f"{observations:,} x {features:,}, {medium}, {'cold' if options.cold else 'in the page cache'}"
-    figures = list(found.values())
-    report.table(title, ("figure", *found), [(name, *(each[name] for each in figures)) for name in figures[0]])
+    report.columns(title, found)
     for name, each in found.items():
         report.bar(f"{name}: cost as a share of the run", each["cost"], BAR, at_most=True)
     return report.finish()

@@ -79,9 +79,9 @@ fo.create_store(sys.argv[2], X, X[:, :5].sum(1) + rng.normal(size=300)).close()
 
 
 def run_in(tree: Path, code: str, *words: str) -> str:
-    """Run Python code on a tree, in a process of its own; return what it prints. The first argument of the code is the tree."""
+    """Run Python code on a tree, in a process of its own, with the tree as its first argument; return its output."""
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tree), *words], env=_environment(tree), capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", code, str(tree), *words], env=_environment(tree), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RequestError(f"{tree} cannot be measured: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
@@ -89,6 +89,7 @@ def run_in(tree: Path, code: str, *words: str) -> str:
 
 
 def _environment(tree: Path) -> dict[str, str]:
+    """Return an environment in which packages are found in a tree; ``python -P`` keeps the working directory out of it."""
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
@@ -150,7 +151,7 @@ def start_up(trees: dict[str, Path], repeats: int) -> dict[str, dict[str, Any]]:
     """Return, per tree, the time of an import and of ``--help`` over importing NumPy, and NumPy with scipy.linalg."""
 
     def process(tree: Path, *words: str) -> Callable[[], object]:
-        command, environment = [sys.executable, *words], _environment(tree)
+        command, environment = [sys.executable, "-P", *words], _environment(tree)
         return lambda: subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
 
     contestants = {"numpy": process(ROOT, "-c", "import numpy"), "scipy": process(ROOT, "-c", "import numpy, scipy.linalg")}
@@ -186,8 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     starts = start_up(trees, 2 if options.quick else options.repeats)
     found: dict[str, dict[str, Any]] = {label: {**sizes(tree), **entered(tree), **starts[label]} for label, tree in trees.items()}
     report.figures(trees={label: str(tree) for label, tree in trees.items()}, found=found)
-    rows = [(name, *(figures[name] for figures in found.values())) for name in found["this tree"]]
-    report.table("", ("figure", *found), rows)
+    report.columns("", found)
     return report.finish()
 
 

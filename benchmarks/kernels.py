@@ -183,10 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ],
     )
     report.say(f"after an idle moment, threads placed by the system over pinned: {paired(woken['free'], woken['pinned'])}")
-    report.table("the int8 tier, all in memory", tuple(tiers[0]), [tuple(row.values()) for row in tiers])
-    if asked:
-        title = f"blocking indices of {candidates} candidates, and a sweep of as many columns of {n_obs} observations"
-        report.table(title, tuple(asked[0]), [tuple(row.values()) for row in asked])
+    report.records("the int8 tier, all in memory", tiers)
+    report.records(f"blocking indices of {candidates} candidates, and a sweep of as many columns of {n_obs} observations", asked)
     report.bar("float32 sweep over BLAS GEMV", paired(seconds["BLAS GEMV"], seconds["float32"]), 0.85)
     report.bar("float64 sweep over BLAS GEMV", paired(seconds["BLAS GEMV, float64"], seconds["float64"]), 0.7)
     report.bar("int8 tier over float32 sweep, rows per second", paired(seconds["float32"], seconds["int8"]), 2.5)

@@ -41,13 +41,13 @@ __all__ = ["main"]
 
 ALGORITHMS = ("fast_omp", "sds_omp")
 
-#: What is asked of FAST_OMP: as in ``paper.toml``, with the polish that users get.
+#: Settings of FAST_OMP: as in ``paper.toml``, with the default polish.
 PAPER: dict[str, Any] = {"tau": 0.9, "until": "full"}
 
-#: Seconds after which a cell is given up.
+#: Time limit of a cell in seconds.
 PATIENCE = 1800
 
-#: Seconds without a word after which a server counts as dead.
+#: Seconds without an answer after which a server counts as dead.
 REMOTE_PATIENCE = 600
 
 #: A file system in memory.
@@ -68,10 +68,10 @@ COLOURS = {
 #: Beyond this factor between the quickest and the slowest the axis of a figure is logarithmic.
 WIDE = 30
 
-#: Repetitions from which quantiles mean something.
+#: Least number of repetitions for quantiles; the range is used below it.
 FEW = 5
 
-#: What exceeding the memory may cost: over the run in DRAM with the tier loaded, over passes x bytes / bandwidth without.
+#: Largest run time beyond memory: over the run in DRAM with the tier loaded, over passes x bytes / bandwidth without.
 TIER_BAR, EXACT_BAR = 2.0, 1.3
 
 TITLES = {
@@ -96,7 +96,7 @@ class Data:
     defaults: bool = False
 
     def asked(self, algorithm: str) -> dict[str, Any]:
-        """Return what is asked of an algorithm besides k."""
+        """Return the settings of an algorithm besides k."""
         return PAPER if algorithm == "fast_omp" and not self.defaults else {}
 
     @property
@@ -106,7 +106,7 @@ class Data:
 
     @property
     def stored_bytes(self) -> int:
-        """What a store of it takes, roughly: the matrix and a tier of a byte per entry."""
+        """Approximate size of its store: the matrix and a tier of one byte per entry."""
         return self.bytes + self.n_obs * self.n_features
 
 
@@ -117,14 +117,14 @@ class Cell:
     Attributes
     ----------
     data, medium : str
-        Which data, and the medium as the reader is told.
+        Names of the data set and of the medium.
     url : str
         The store.
     algorithm : str
     tier : {"exact", "int8"}
     k, repeats : int
     load : {"", "dram", "tier"}
-        What is copied into memory first: everything, or the tier.
+        Copied into memory first: everything, or the tier.
     cold : bool
         Drop the files from memory before every repetition.
     allowed : int
@@ -205,7 +205,7 @@ def data_sets(quick: bool, scale: float) -> list[Data]:
 
 
 def measure(data_sets: list[Data], folder: Path, mcas: str | None = None) -> Generator[dict[str, Any], None, None]:
-    """Run every cell, with an MCAS server at HOST:PORT on that too; yield its row."""
+    """Run every cell, also on the MCAS server at HOST:PORT if there is one; yield its row."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="media-") as disk:
         memory = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="fastomp-media-")) if os.access(SHARED_MEMORY, os.W_OK) else None
         try:
@@ -217,7 +217,7 @@ def measure(data_sets: list[Data], folder: Path, mcas: str | None = None) -> Gen
 
 
 def _measure_data(data: Data, disk: Path, memory: Path | None, mcas: str | None) -> Iterator[dict[str, Any]]:
-    """Build a data set in every place and run its cells."""
+    """Build a data set on every medium and run its cells."""
     store = disk / "pools" / "bench" / data.name
     store.parent.mkdir(parents=True, exist_ok=True)
     build(data, f"mmap://{store}")
@@ -259,7 +259,7 @@ def _measure_data(data: Data, disk: Path, memory: Path | None, mcas: str | None)
         for tier in tiers:
             for cell in media:
                 if cell.url.startswith("pushed:") and tier != "exact":
-                    continue  # what the server adds does not depend on the tier
+                    continue  # the overhead of the server does not depend on the tier
                 yield run_process(replace(cell, algorithm=algorithm, tier=tier, asked=data.asked(algorithm)), data)
     yield from _in_mcas(data, store, mcas)
     if memory is not None:
@@ -267,7 +267,7 @@ def _measure_data(data: Data, disk: Path, memory: Path | None, mcas: str | None)
 
 
 def _lacking(place: Path, needed: int) -> str | None:
-    """Say that there is no room for so many bytes in a place; None where there is."""
+    """Return a sentence if a folder lacks room for ``needed`` bytes, else None."""
     free = shutil.disk_usage(place).free
     return None if needed <= free else f"{place} has {free / 1e6:,.0f} MB free and {needed / 1e6:,.0f} MB are needed"
 
@@ -276,12 +276,12 @@ def _in_mcas(data: Data, store: Path, address: str | None) -> Iterator[dict[str,
     """Put the data into a pool of the MCAS server at HOST:PORT, run its cells there, and delete it."""
     skipped = {"data": data.name, "medium": MCAS}
     if address is None:
-        yield {**skipped, "skipped": "needs a server of its own: see fastomp ado, and name it with --mcas"}
+        yield {**skipped, "skipped": "needs an MCAS server: see fastomp ado, and give its address with --mcas"}
         return
     url = f"mcas://{address}/fastomp-bench/{data.name}-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as stack:
         try:
-            # Open until the end: with its last client the server ends the process that serves the pool, and starting it takes long.
+            # Open until the end: without clients the server ends the process that serves the pool, and starting it takes long.
             client = stack.enter_context(fo.connect(url, timeout=REMOTE_PATIENCE))
             with fo.open_store(f"mmap://{store}") as opened:
                 client.put(opened.matrix.T, PaperDesign(data.n_obs, data.n_features).response(), dtype=data.dtype)
@@ -300,12 +300,12 @@ def _remove(client: Client) -> None:
         for job in client.jobs():
             client.cancel(job["job"])
         client.delete()
-    except FastompError as error:  # the figures are worth more than its room
+    except FastompError as error:  # the figures are kept
         print(f"the data could not be deleted from the MCAS server: {error}", flush=True)
 
 
 def _excess(data: Data, store: Path) -> Iterator[dict[str, Any]]:
-    """Run the data set in DRAM, and from its file under an allowance that it exceeds."""
+    """Run the data set in DRAM, and from its file under a memory limit that it exceeds."""
     base = Cell(data.name, "", f"mmap://{store}", "", "exact", data.k, data.repeats)
     allowed = data.bytes // EXCESS
     for algorithm in ALGORITHMS:
@@ -354,7 +354,7 @@ def measure_cell(cell: Cell) -> dict[str, Any]:
     found: Any = None
     folder = Path(StoreURL.parse(cell.url).path)
     with PeakMemory() as memory:
-        # A warm medium gets one run that does not count: it brings the pages in.
+        # The first run on a warm medium loads the pages and does not count.
         for turn in range(cell.repeats + (not cell.cold)):
             stayed = [evict(folder / name) for name in ("matrix.npy", "tier.npy")] if cell.cold else []
             started = time.perf_counter()
@@ -366,22 +366,29 @@ def measure_cell(cell: Cell) -> dict[str, Any]:
                 loads.append(time.perf_counter() - started)
                 found = fo.select(dataset, k=cell.k, algorithm=cell.algorithm, tier=cell.tier, **cell.asked)
                 traits = dataset.traits
-                del dataset  # or its copy in memory would still be there when the next turn makes its own
+                del dataset  # frees its copy in memory before the next turn makes another
             if cell.cold or turn:
                 taken.append(found.seconds)
     return {
+        **_figures(found, taken),
+        "load_seconds": min(loads),
+        "emulated": traits.emulated,
+        "detail": traits.detail,
+        "peak_memory": memory.peak,
+        "resident_before": max(stayed, default=None),
+    }
+
+
+def _figures(found: fo.Selection, taken: list[float]) -> dict[str, Any]:
+    """Return the figures of the last selection and the seconds of all."""
+    return {
         "seconds": float(np.median(taken)),
         "all_seconds": taken,
-        "load_seconds": min(loads),
         "score": found.score,
         "indices": found.indices.tolist(),
         "passes": found.full_passes,
         "bytes_read": found.bytes_read,
         "bytes_read_exact": found.bytes_read_exact,
-        "emulated": traits.emulated,
-        "detail": traits.detail,
-        "peak_memory": memory.peak,
-        "resident_before": max(stayed, default=None),
     }
 
 
@@ -396,31 +403,19 @@ def _pushed(cell: Cell) -> dict[str, Any]:
 
 
 def _through(client: Client, cell: Cell, detail: str) -> dict[str, Any]:
-    """Push the selections of a cell down to a server; return its figures, the seconds being the client's."""
+    """Push the selections of a cell down to a server; return its figures, with the seconds of the client."""
     taken = []
     for turn in range(cell.repeats + 1):
         started = time.perf_counter()
         found = client.select(k=cell.k, algorithm=cell.algorithm, tier=cell.tier, **cell.asked)
         if turn:
             taken.append(time.perf_counter() - started)
-    return {
-        "seconds": float(np.median(taken)),
-        "all_seconds": taken,
-        "load_seconds": 0.0,
-        "score": found.score,
-        "indices": found.indices.tolist(),
-        "passes": found.full_passes,
-        "bytes_read": found.bytes_read,
-        "bytes_read_exact": found.bytes_read_exact,
-        "emulated": False,
-        "detail": detail,
-        "peak_memory": 0,
-        "resident_before": None,
-    }
+    figures = {"load_seconds": 0.0, "emulated": False, "detail": detail, "peak_memory": 0, "resident_before": None}
+    return {**_figures(found, taken), **figures}
 
 
 def _refusal(data: Data, url: str) -> str | None:
-    """Build a data set where it may not be possible; return why it is not."""
+    """Build a data set; return the reason if it cannot be built."""
     try:
         build(data, url)
     except FastompError as error:

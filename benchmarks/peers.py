@@ -29,10 +29,10 @@ from fastomp_nvm.errors import RequestError
 
 __all__ = ["CONTESTANTS", "Contestant", "main"]
 
-#: Largest number of features for which a Gram matrix is asked for.
+#: Largest number of features for which a Gram matrix is computed.
 GRAM_FEATURES = 20_000
 
-#: Between samples of the memory: the quickest contestant takes some 40 ms, a sample less than 0.1.
+#: Seconds between samples of the memory: the fastest contestant takes some 40 ms, a sample less than 0.1.
 SAMPLE_SECONDS = 0.004
 
 Selected = np.ndarray
@@ -43,7 +43,7 @@ Prepared = Callable[[], Selected]
 class Contestant:
     """A method: its name, the module it needs, and a function that prepares its data and returns the call to time.
 
-    One that spoils its data is prepared anew before every call.
+    One with ``spoils_data`` overwrites its data and is prepared again before every call.
     """
 
     name: str
@@ -184,7 +184,7 @@ def _spams(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 CONTESTANTS = (
     Contestant("fastomp FAST_OMP", "fastomp_nvm", _fastomp("fast_omp")),
     Contestant("fastomp SDS_OMP", "fastomp_nvm", _fastomp("sds_omp")),
-    Contestant("scikit-learn OMP, float64 C order", "sklearn", _sklearn_omp("C", "float64", False), "as people call it"),
+    Contestant("scikit-learn OMP, float64 C order", "sklearn", _sklearn_omp("C", "float64", False), "as most users call it"),
     Contestant("scikit-learn OMP, float64 Fortran", "sklearn", _sklearn_omp("F", "float64", False), "its estimator's best form"),
     Contestant(
         "scikit-learn OMP, float64 Fortran, no copy",
@@ -226,7 +226,7 @@ def _sequential_step(X: np.ndarray, y: np.ndarray, k: int) -> dict[str, Any]:
 
 def measure(name: str, n_obs: int, n_features: int, k: int, repeats: int) -> dict[str, Any]:
     """Run one contestant in this process; return its best time, its peak memory above the data and its score."""
-    warnings.simplefilter("ignore")  # early stops show in the number selected
+    warnings.simplefilter("ignore")  # the number selected shows early stops
     X, y = sparse_design(n_obs, n_features, 2 * k, 0.1)
     if name == "SequentialFeatureSelector":
         return _sequential_step(X, y, k)
@@ -236,9 +236,9 @@ def measure(name: str, n_obs: int, n_features: int, k: int, repeats: int) -> dic
     spent, extra = 0.0, 0
     for _ in range(repeats):
         if call is None or contestant.spoils_data:
-            call = None  # or its data would still be there while it is made anew
+            call = None  # frees its data before they are prepared again
             call = contestant.prepare(X, y, k)
-        gc.collect()  # what is freed during the call would hide what the call takes
+        gc.collect()  # memory freed during the call would hide memory taken by it
         before = resident_bytes()
         with PeakMemory(SAMPLE_SECONDS) as memory:
             started = time.perf_counter()

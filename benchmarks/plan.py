@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         report.measured(row)
     report.figures(machine_constants=machine, rows=rows)
-    report.table("predicted over real, and predicted at least", tuple(rows[0]), [tuple(row.values()) for row in rows])
+    report.records("predicted over real, and predicted at least", rows)
     ratios = [row[name] for row in rows for name in ("passes", "bytes read", "network bytes") if row[name] is not None]
     worst = max(max(ratio, 1 / ratio) for ratio in ratios)
     report.bar("largest factor between predicted and real passes or bytes", worst, BAR, at_most=True)

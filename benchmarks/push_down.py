@@ -40,7 +40,7 @@ _ROUNDS = 5
 
 
 class BareServer(flight.FlightServerBase):
-    """Flight and nothing else: hands out a matrix, takes bytes in and drops them, answers empty actions."""
+    """A Flight server without anything else: streams a matrix, discards uploads, answers empty actions."""
 
     def __init__(self, path: str) -> None:
         super().__init__("grpc://127.0.0.1:0")
@@ -59,17 +59,17 @@ class BareServer(flight.FlightServerBase):
         return flight.GeneratorStream(schema, batches())
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take in a stream."""
+        """Receive a stream and discard it."""
         size = sum(chunk.data.nbytes for chunk in reader)
         writer.write(str(size).encode())
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        """Answer at once."""
+        """Return an empty answer."""
         return [b"{}"]
 
 
 class Relay:
-    """A loopback relay that counts the bytes it passes on, in both directions."""
+    """A loopback relay that counts the bytes it forwards, in both directions."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -80,7 +80,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Pass on no more."""
+        """Stop forwarding."""
         self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._socket.close()
         for connection in self._open:
@@ -108,7 +108,7 @@ class Relay:
 
 
 def plain_copy(matrix: np.ndarray) -> float:
-    """Return the seconds it takes to send the bytes of a matrix through a plain socket to another process."""
+    """Return the seconds of sending the bytes of a matrix through a plain socket to another process."""
     receiver = (
         "import socket,sys\n"
         "s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True)\n"
@@ -127,7 +127,7 @@ def plain_copy(matrix: np.ndarray) -> float:
 
 
 def bare_copy(client: flight.FlightClient, matrix: np.ndarray) -> float:
-    """Return the seconds it takes to send the bytes of a matrix to a Flight server that drops them."""
+    """Return the seconds of sending the bytes of a matrix to a Flight server that discards them."""
     flat = matrix.reshape(-1)
     schema, step = pa.schema([("values", pa.float32())]), _BATCH_BYTES // flat.itemsize
     started = time.perf_counter()
@@ -141,10 +141,10 @@ def bare_copy(client: flight.FlightClient, matrix: np.ndarray) -> float:
 
 
 def file_write(path: Path, size: int) -> float:
-    """Return the seconds it takes to write a file of ``size`` bytes into the page cache; it is removed afterwards.
+    """Return the seconds of writing a file of ``size`` bytes into the page cache; it is removed afterwards.
 
-    Also what makes the page cache of the upload after it comparable: a virtual machine may give free memory back to its host, and
-    touching that again costs several times more than everything else that is measured here.
+    It also warms the page cache for the upload that follows: a virtual machine may have returned free memory to its host, and
+    touching that again takes several times longer than everything else measured here.
     """
     block = bytes(_BATCH_BYTES)
     started = time.perf_counter()
@@ -180,7 +180,7 @@ def measure(n_obs: int, n_features: int, k: int, folder: Path) -> dict[str, Any]
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((n_features, n_obs), dtype=np.float32)
     np.save(folder / "matrix.npy", matrix)
-    os.sync()  # so that writing it back does not disturb what is timed
+    os.sync()  # so that write-back does not disturb the timing
     y = 3.0 * matrix[: min(k, n_features)].sum(axis=0) + rng.standard_normal(n_obs)
     out: dict[str, Any] = {"shape": [n_obs, n_features], "bytes": int(matrix.nbytes)}
     served = ("fastomp_nvm", "serve", "--pools", f"mmap://{folder}/pools", "--listen", "127.0.0.1:0")
@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = measure(n_obs, n_features, options.k, Path(folder))
     report.figures(figures=found)
-    report.table(f"matrix of {found['bytes'] / 1e6:.0f} MB, best of {_ROUNDS}", ("figure", "found"), list(found.items()))
+    report.columns(f"matrix of {found['bytes'] / 1e6:.0f} MB, best of {_ROUNDS}", {"found": found})
     report.bar("upload rate over a plain socket copy", found["upload_over_copy"], 0.30)
     report.bar("empty call over a bare Flight action", found["call_over_bare"], 3.0, at_most=True)
     report.bar("bytes of a push-down", found["push_bytes"], 1e6, at_most=True)

@@ -241,8 +241,7 @@ def show(report: Report, row: dict[str, Any]) -> None:
     )
     if "generation_seconds" in row:
         report.say(f"generation {row['generation_seconds']:.1f} s, ingest {row['ingest_seconds']:.1f} s")
-    cells = [row[name] for name in ("tier_in_dram", "exact_only")]
-    report.table("", ("figure", "tier in DRAM", "exact only"), [(name, *(cell[name] for cell in cells)) for name in cells[0]])
+    report.columns("", {"tier in DRAM": row["tier_in_dram"], "exact only": row["exact_only"]})
     report.say(f"same features both ways: {row['same_features']}")
 
 

@@ -1,4 +1,4 @@
-"""What a file's device can do, and how to make a file cold."""
+"""Bandwidth of a file's device, and dropping a file from the page cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fastomp_nvm.matrix.reader import MatrixFile
 
 __all__ = ["direct_bandwidth", "evict", "resident_share"]
 
-#: Of the raw reads that others are measured against: the quickest of those tried, whatever the reader of the package uses.
+#: Threads and block size of the raw reads: the fastest combination tried, independent of the package's own reader.
 THREADS, BLOCK_BYTES = 8, 1 << 20
 
 
 def evict(path: Path) -> float:
-    """Drop a file that nobody maps from the page cache; return the share of it that stayed there all the same."""
+    """Drop an unmapped file from the page cache; return the share of it that stayed."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)  # dirty pages would be kept
@@ -36,7 +36,7 @@ def resident_share(path: Path) -> float:
 
 
 def direct_bandwidth(path: Path, first: int = 0, size: int | None = None) -> float:
-    """Read a file, or ``size`` bytes of it from ``first`` on, past the page cache and for nothing; return bytes per second.
+    """Read a file, or ``size`` bytes of it from ``first`` on, bypassing the page cache; return bytes per second.
 
     ``first`` must be a multiple of a page.
     """

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.memory import MemoryGroup
+from fastomp_nvm.errors import FastompError
 
 __all__ = ["CellError", "private_home", "run_alone", "run_cell", "server"]
 
 
-class CellError(Exception):
+class CellError(FastompError):
     """A measurement gave no figures; the message says why."""
 
 

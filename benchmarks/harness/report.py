@@ -11,7 +11,7 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,15 @@ class Report:
             page += "</tr><tr>" + "".join(f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
         named = f"{title}\n\n" if title else ""
         self._add(table, named + marked, f"<p>{html.escape(title)}</p><table><tr>{page}</tr></table>")
+
+    def records(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add a table with one row per mapping, of equal keys."""
+        self.table(title, tuple(rows[0]) if rows else (), [tuple(row.values()) for row in rows])
+
+    def columns(self, title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add a table with one column per mapping, of equal keys, and one row per key."""
+        names = next(iter(found.values()), {})
+        self.table(title, ("figure", *found), [(name, *(each[name] for each in found.values())) for name in names])
 
     def figure(self, name: str, draw: Callable[[Path], None]) -> None:
         """Add a figure to the page: ``draw`` writes it to a path with matplotlib. Without ``--out`` there is no page."""

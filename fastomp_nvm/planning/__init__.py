@@ -1,1 +1,1 @@
-"""What a selection would cost, without data."""
+"""Predictions of the passes, bytes, memory and time of a selection, without data."""

@@ -43,7 +43,7 @@ GRAM_WASTE, GRAM_COLUMNS = 1.4, 17
 #: (Samsung PM9A3). ``optane``: six interleaved modules (Izraelevitz et al. 2019, arXiv:1903.05714).
 MEDIA: dict[str, float | None] = {"dram": None, "nvme": 6.9, "optane": 39.4}
 
-#: What can limit a phase, as users read it.
+#: Resources that can limit a phase, as users read them.
 RESOURCES = {
     "memory": "memory bandwidth",
     "device": "device bandwidth",

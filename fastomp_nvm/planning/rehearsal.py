@@ -33,7 +33,7 @@ from fastomp_nvm.objectives.base import Candidates
 
 __all__ = ["KINDS", "DataKind", "Pass", "Rehearsal", "rehearse"]
 
-#: Survivors that inner iterations run on, and how many per selected feature; each stands for an equal share of all survivors.
+#: Size of the sample of survivors that inner iterations run on: at least, and per selected feature.
 SAMPLE, SAMPLE_PER_FEATURE = 4000, 8
 
 #: Quantiles of a stratum's tail at which the share of candidates gathered before is evaluated.

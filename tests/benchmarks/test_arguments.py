@@ -1,4 +1,4 @@
-"""Benchmarks refuse what makes no sense in one sentence, before anything is built."""
+"""Benchmarks refuse senseless arguments in one sentence, before anything is built."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_media_checks_the_disk_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["--dtype float16", "--features 41", "--observations 31", "--k 41"])
-def test_scale_refuses_a_store_that_is_not_what_was_asked_for(words: str, tmp_path: Path) -> None:
-    """A store that stands is used as it is; what contradicts it is named, not ignored."""
+def test_scale_refuses_a_store_that_contradicts_its_options(words: str, tmp_path: Path) -> None:
+    """An existing store is used as it is; an option that contradicts it is named, not ignored."""
     X = np.random.default_rng(0).normal(size=(30, 40))
     store = tmp_path / "store"
     fo.create_store(f"mmap://{store}", X, X[:, 0]).close()

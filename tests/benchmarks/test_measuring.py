@@ -1,4 +1,4 @@
-"""What benchmarks measure with: memory, children, the machine; and what they leave behind when they are ended."""
+"""The measuring tools of benchmarks, and the files and processes left behind when a benchmark is ended: none."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_memory_of_this_process_is_seen() -> None:
 
 
 @pytest.mark.parametrize("spoils", [True, False])
-def test_data_that_a_contestant_spoils_is_made_anew(spoils: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call of one that overwrites its data gets fresh ones; the others are prepared once."""
+def test_overwritten_data_are_prepared_again(spoils: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contestant that overwrites its data gets fresh data for every call; the others are prepared once."""
     prepared = []
 
     def prepare(X: np.ndarray, y: np.ndarray, k: int) -> peers.Prepared:
@@ -123,15 +123,15 @@ def test_a_stopwatch_counts_nested_calls_once() -> None:
     assert Work.outer is outer
 
 
-def test_the_fingerprint_says_when_and_which_version() -> None:
-    """Figures can be told apart by date and version."""
+def test_the_fingerprint_has_date_and_version() -> None:
+    """Figures name their date and version."""
     found = machine.fingerprint()
     assert found["fastomp"] == fo.__version__
     assert abs(datetime.now(UTC) - datetime.fromisoformat(found["date"])) < timedelta(hours=1)
 
 
 def test_a_child_leaves_no_process_behind(tmp_path: Path) -> None:
-    """A server that a measurement started is gone with it, also when the measurement was given up."""
+    """A server that a measurement started ends with it, also after a time-out."""
     server = tmp_path / "server"
     for last_word, patience in (("true", 60.0), ("sleep 600", 1.0)):
         words = ["sh", "-c", f"sleep 600 > /dev/null 2>&1 & echo $! > {server}; {last_word}"]
@@ -170,7 +170,7 @@ def _lives(process: int) -> bool:
 
 @pytest.mark.parametrize("benchmark", ["scale", "media"])
 def test_sigterm_leaves_no_data_behind(benchmark: str, tmp_path: Path) -> None:
-    """Ended while it builds, a benchmark removes what it has built so far, in memory too, and ends with 143."""
+    """Ended while it builds, a benchmark removes its unfinished stores, in memory too, and exits with 143."""
     memory_folder, out = tmp_path / "memory", tmp_path / "out"
     memory_folder.mkdir()
     script = f"""

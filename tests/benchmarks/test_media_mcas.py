@@ -43,7 +43,7 @@ def rows_of(tmp_path: Path, address: str | None, monkeypatch: pytest.MonkeyPatch
 
 
 def test_selections_are_pushed_down_to_a_server(server: RunningMcas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both algorithms select inside the server what they select from the store, and the key is gone afterwards."""
+    """Both algorithms select the same features inside the server and from the store, and the key is deleted afterwards."""
     address = f"127.0.0.1:{server.port}"
     rows = rows_of(tmp_path, address, monkeypatch)
     assert [row["algorithm"] for row in rows] == ["fast_omp", "sds_omp"]

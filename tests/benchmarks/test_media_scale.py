@@ -66,11 +66,11 @@ def test_media_measures_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "NVM (emulated) against DRAM" in page
     assert "is a defect" not in page
     assert (tmp_path / "small.png").stat().st_size > 5_000
-    assert not list(tmp_path.glob("media-*")), "the stores are gone"
+    assert not list(tmp_path.glob("media-*")), "the stores are removed"
 
 
 def vars_of(one: media.Cell, data: media.Data) -> dict[str, object]:
-    """Return what a row says of its cell."""
+    """Return the fields of a row that describe its cell."""
     return {**media.asdict(one), "n_obs": data.n_obs, "n_features": data.n_features, "bytes": data.bytes}
 
 
@@ -112,7 +112,7 @@ def test_without_the_right_to_limit_rows_are_skipped(tmp_path: Path, monkeypatch
     assert "control group" in row["skipped"]
 
 
-def test_the_noise_is_what_repetitions_differ_by() -> None:
+def test_the_noise_is_the_spread_of_repetitions() -> None:
     """A ratio is within the noise when repetitions of one of its two cells differ as much; otherwise it is beyond."""
     rows = [cell("dram", "fast_omp", [1.0, 1.2, 1.4]), cell("pmem", "fast_omp", [1.3, 1.5, 1.6])]
     assert "is within the noise, as the paper found" in media.noise_sentence(rows)
@@ -131,9 +131,9 @@ def test_an_outlier_does_not_make_a_steady_difference_noise() -> None:
         cell("tmpfs-pmem", "fast_omp", [1.0, 5.0, 1.0]),
         cell("mmap warm", "fast_omp", [0.5, 0.5, 0.5]),
     ]
-    told = media.noise_sentence(rows)
-    assert "pmem FAST_OMP exact 1.80 (beyond a noise of 1.20)" in told
-    assert "tmpfs-pmem FAST_OMP exact 1.00 (within a noise of 5.00)" in told
+    sentence = media.noise_sentence(rows)
+    assert "pmem FAST_OMP exact 1.80 (beyond a noise of 1.20)" in sentence
+    assert "tmpfs-pmem FAST_OMP exact 1.00 (within a noise of 5.00)" in sentence
 
 
 def test_the_page_names_an_answer_that_differs(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_exceeding_memory_is_judged_against_device_and_dram(tmp_path: Path) -> N
 def test_media_judges_its_bars_on_data_of_full_size(
     missing: bool, quick: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bars and noise are told in the terminal, and a bar that is missed ends with 1; quick data are too small to be judged."""
+    """Bars and noise are printed, and a missed bar gives exit code 1; quick data are too small to be judged."""
     rows = [
         cell("dram", "fast_omp", [1.0, 1.0]),
         cell("pmem", "fast_omp", [1.5, 1.5]),

@@ -55,10 +55,12 @@ def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_constraint_share_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:
-    """The quick form times the constraint within the run."""
+    """The quick form times the questions to the constraint, and the drawing of sequences, within the run."""
     assert constraint_share.main(["--quick", "--json"]) == 0
-    (bar,) = json.loads(capsys.readouterr().out)["bars"]
+    printed = json.loads(capsys.readouterr().out)
+    (bar,) = printed["bars"]
     assert 0 < bar["found"] < 1
+    assert all(printed["parts"][name] > 0 for name in ("extensions", "blocking", "random sequences"))
 
 
 def test_plan_compares_passes_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

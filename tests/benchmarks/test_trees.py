@@ -42,6 +42,17 @@ def test_the_footprint_of_this_tree(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert 10 < one[f"{name}: functions"] <= one[f"{name}: functions, comprehensions included"]
 
 
+def test_a_tree_is_measured_whatever_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Code runs on the packages of the tree that was named, not on those of the folder it is started in."""
+    (tmp_path / "fastomp_nvm").mkdir()
+    (tmp_path / "fastomp_nvm" / "__init__.py").write_text("")
+    code = "import sys, fastomp_nvm; print(fastomp_nvm.__file__)"
+    monkeypatch.chdir(footprint.ROOT)
+    assert footprint.run_in(tmp_path, code).startswith(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert footprint.run_in(footprint.ROOT, code).startswith(str(footprint.ROOT))
+
+
 def test_start_up_is_a_ratio_to_numpy() -> None:
     """Every ratio is positive and inside its interval."""
     found = footprint.start_up({"this tree": footprint.ROOT}, 1)["this tree"]

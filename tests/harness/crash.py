@@ -193,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run towards the goals; exit code 0 once they are reached, 3 when time runs out before."""
     parser = argparse.ArgumentParser(prog="crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--state", type=Path, default=Path("crash-harness.jsonl"), help="file of the counts; later sessions continue from it"
+        "--state", type=Path, default=Path("crash-harness.jsonl"), help="file of counts; later sessions continue from it"
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="time limit of this session (default 30)")
     parser.add_argument("--quick", action="store_true", help="small goals")

@@ -193,7 +193,7 @@ def die_at(point: KillPoint, call: int) -> None:
     count = 0
 
     def killing(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
             if before and count > call:
@@ -203,7 +203,7 @@ def die_at(point: KillPoint, call: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        return call
+        return wrapper
 
     for owner in owners if isinstance(owners, tuple) else (owners,):
         setattr(owner, attribute, killing(getattr(owner, attribute)))

@@ -1,8 +1,8 @@
 """Servers killed by SIGKILL with jobs in flight and during uploads, at named points and at random times; answers are compared.
 
-A *forker* is a process that has imported everything and forks ``fastomp serve`` on request, so that a server starts in a fraction
-of a second and hundreds can be killed. Kill points are wrappers that the fork installs before it serves: production code contains
-nothing of them. Pools, port and token outlive the server; clients are made by ``fo.connect`` and wait for its restart. The expected
+A *forker* is a process that has imported everything and forks ``fastomp serve`` on request, so that a server starts quickly and
+hundreds can be killed. Kill points are wrappers that the fork installs before it serves: production code contains nothing of them.
+Pools, port and token outlive the server; clients are made by ``fo.connect`` and wait for its restart. The expected
 answers are in this process.
 
 A job under which the server died three times is parked as failed, by design: a trial kills a set of jobs at most twice, and

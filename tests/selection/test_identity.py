@@ -139,6 +139,7 @@ def test_a_deadline_stops_between_sweeps() -> None:
     from fastomp_nvm.matrix.sweeper import Sweeper
     from fastomp_nvm.runs.journal import DecisionJournal
     from fastomp_nvm.selection.request import SelectionRequest
+    from fastomp_nvm.selection.select import prepare
     from tests.harness.memory_log import MemoryLog
 
     design = PaperDesign(100, 300, seed=2)
