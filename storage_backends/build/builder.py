@@ -36,8 +36,6 @@ _TILE_CELLS = 1 << 20
 _RESIDENT_BYTES = 64 << 20
 
 
-
-
 class StoreBuilder:
     """Fills a draft and commits it. Use as a context manager: it leaves nothing behind unless ``finish`` returned.
 
@@ -85,9 +83,7 @@ class StoreBuilder:
         self._missing = missing
         self._progress = progress
         earlier: dict[str, Any] = {} if folder is None else {"folder": folder}
-        self._draft = medium_of(parsed).draft(
-            parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier
-        )
+        self._draft = medium_of(parsed).draft(parsed, schema.n_columns, schema.n_obs, dtype, replace=replace, tier=tier, **earlier)
         self._written = np.zeros(schema.n_columns, dtype=np.int64)  # observations written so far, per column
         self._gaps = np.zeros(schema.n_columns, dtype=bool)  # whether a column has a missing value
         self._resident = 0
@@ -182,7 +178,7 @@ class StoreBuilder:
                     stored = piece.astype(self._dtype, order="C", copy=False)
                 row, column = first_obs + top, first_column + left
                 if not np.isfinite(stored).all():
-                    self._examine(piece, stored, row, column)
+                    self._check_cells(piece, stored, row, column)
                 if stored.shape[1] == n_obs:
                     self._draft.write_columns(column, stored)
                 else:
@@ -249,8 +245,8 @@ class StoreBuilder:
         )
         return report
 
-    def _examine(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
-        """Raise ``DataError`` for the first cell that cannot be stored; mark columns with missing cells. Arrays are (columns, rows)."""
+    def _check_cells(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
+        """Raise ``DataError`` for a cell that cannot be stored; mark columns with missing cells. Arrays are (columns, rows)."""
         missing = np.isnan(piece) if piece.dtype.kind == "f" else np.zeros(piece.shape, dtype=bool)
         self._gaps[column : column + len(piece)] |= missing.any(axis=1)
         refused = ~np.isfinite(stored)

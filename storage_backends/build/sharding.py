@@ -101,12 +101,12 @@ def cut(
         sidecars: Sidecars = store.sidecars
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
         partial, directory = stack.enter_context(_hidden_directory(final))
-        spent = stack.enter_context(_Spent(store)) if consume else None
+        freed = stack.enter_context(_FreedFiles(store)) if consume else None
         addresses = []
         for place, (first, last) in enumerate(ranges):
             name = f"shard-{place}"
             part = part_of(sidecars, first, last, {"shard": place, "shards": len(ranges)})
-            _copy(store, sidecars, (first, last), _url(scheme, partial / name), part, spent, progress)
+            _copy(store, sidecars, (first, last), _url(scheme, partial / name), part, freed, progress)
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
             url = name if scheme == "mmap" else f"{scheme}:{name}"
@@ -178,7 +178,7 @@ def _copy(
     blocks: tuple[int, int],
     url: str,
     part: Sidecars,
-    spent: _Spent | None,
+    freed: _FreedFiles | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Build one shard from a range of blocks of a store."""
@@ -197,8 +197,8 @@ def _copy(
                 _check(codes, int(whole.tier.checksums[block]), block, store.url)
                 draft.tier[here : here + len(codes)] = codes
             draft.forget(here, here + len(columns))
-            if spent is not None:
-                spent.give_back(start, end)
+            if freed is not None:
+                freed.free(start, end)
             if progress is not None:
                 progress(end * columns.shape[1] * columns.itemsize, matrix.nbytes)
         draft.commit(part)
@@ -206,7 +206,7 @@ def _copy(
         draft.abort()
 
 
-class _Spent:
+class _FreedFiles:
     """The files of a store whose disk space is freed as it is copied.
 
     Parameters
@@ -222,14 +222,14 @@ class _Spent:
             widths[store_format.TIER] = layout.n_obs
         self._files = [(os.open(folder / name, os.O_RDWR), width) for name, width in widths.items()]
 
-    def __enter__(self) -> _Spent:
+    def __enter__(self) -> _FreedFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for file, _ in self._files:
             os.close(file)
 
-    def give_back(self, first: int, last: int) -> None:
+    def free(self, first: int, last: int) -> None:
         """Free the disk space of columns ``first:last``."""
         with device_errors("free the disk space of copied blocks"):
             for file, width in self._files:
@@ -275,4 +275,3 @@ def _destination(out: str, replace_existing: bool) -> tuple[str, Path]:
     elif not replace_existing:
         raise StoreURLError(f"there is a sharded store at {final} already: choose another place or ask to replace it (--replace)")
     return target.scheme, final
-

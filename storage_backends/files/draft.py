@@ -12,17 +12,27 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from typing import Literal
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, device_errors, rename_with_flag, sync_directory, write_file
+from storage_backends.files.durable import (
+    EXCHANGE,
+    NO_REPLACE,
+    allocate,
+    device_errors,
+    partial_file,
+    rename_with_flag,
+    sync_directory,
+    write_file,
+)
 from storage_backends.files.matrix import DraftMatrix
 from storage_backends.opened import already_exists, check_commit
 
-__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
+__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "new_file", "occupant", "publish"]
 
 #: Upper bound on the length of a header file.
 LARGEST_HEADER = 1 << 26
@@ -232,6 +242,22 @@ def publish(partial: str, path: str, *, replaces: bool) -> None:
     sync_directory(os.path.dirname(path))
     if retired:
         shutil.rmtree(retired, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(directory: int, name: str, length: int, label: str) -> Iterator[int]:
+    """Create a file of ``length`` bytes in an open directory atomically; yield the descriptor to write it with.
+
+    An existing file is kept. ``label`` names the file in errors.
+    """
+    with partial_file(directory, name, 0o666) as (partial, descriptor):
+        allocate(descriptor, length, label)
+        yield descriptor
+        os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            if not rename_with_flag(partial, name, NO_REPLACE, directory=directory):
+                os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)
 
 
 def _open_locked(path: str, operation: int) -> int:

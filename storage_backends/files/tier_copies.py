@@ -6,11 +6,11 @@ dead processes are removed. As with the tier's own file, the first sweep compare
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from fastomp_nvm.errors import StoreError, StoreURLError
-from storage_backends.files.durable import NO_REPLACE, allocate, device_errors, partial_file, rename_with_flag
+from storage_backends.files.draft import new_file
+from storage_backends.files.durable import device_errors
 
 __all__ = ["open_folder", "provide_copy"]
 
@@ -38,16 +38,10 @@ def provide_copy(directory: int, name: str, source: int, path: str) -> None:
             return
         if found is not None:
             raise StoreError(f"{path}/{name} has {found} bytes and a copy of the tier {length}: remove it")
-        with partial_file(directory, name, 0o666) as (partial, descriptor):
-            allocate(descriptor, length, f"the tier in {path}")
+        with new_file(directory, name, length, f"the tier in {path}") as descriptor:
             position = 0
             while position < length:
                 data = os.pread(source, min(_COPY_BYTES, length - position), position)
                 if not data:
                     raise StoreError("the tier of the store was truncated while it was copied: build the store again")
                 position += os.pwrite(descriptor, data, position)
-            os.fsync(descriptor)
-            with contextlib.suppress(FileExistsError):  # another process was faster, with the same bytes
-                if not rename_with_flag(partial, name, NO_REPLACE, directory=directory):
-                    os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
-        os.fsync(directory)

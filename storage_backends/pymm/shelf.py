@@ -230,21 +230,21 @@ class ShelfDraft(StoreDraft):
     @property
     def matrix(self) -> AnyArray:
         """Writable (n_columns, n_obs) array on the shelf."""
-        return _shaped(_as_bytes(self._alive().array("matrix")), self._pointer["matrix"], self._shape)
+        return _shaped(_as_bytes(self._open_shelf().array("matrix")), self._pointer["matrix"], self._shape)
 
     @property
     def tier(self) -> AnyArray | None:
         """Writable (n_columns, n_obs) int8 array on the shelf, if there is a tier."""
         if self._tier == "none":
             return None
-        return _shaped(_as_bytes(self._alive().array("tier")), self._pointer["tier"], (*self._shape[:2], "int8"))
+        return _shaped(_as_bytes(self._open_shelf().array("tier")), self._pointer["tier"], (*self._shape[:2], "int8"))
 
     def forget(self, first: int, last: int) -> None:
         """Do nothing: a shelf is memory."""
 
     def commit(self, sidecars: Sidecars) -> None:
         """Write the sidecars to the shelf, then make NAME.json name it."""
-        directory = self._alive()
+        directory = self._open_shelf()
         check_commit(self._url.text, self._shape, sidecars)
         files = store_format.encode_sidecars(sidecars)
         files[store_format.HEADER] = store_format.encode_header(sidecars, files)
@@ -279,7 +279,7 @@ class ShelfDraft(StoreDraft):
             except OSError:
                 return  # not empty
 
-    def _alive(self) -> ShelfDirectory:
+    def _open_shelf(self) -> ShelfDirectory:
         """Return the shelf; raise when the draft was committed or aborted."""
         if self._directory is None:
             raise StoreError(f"the draft of {self._url.text} was committed or aborted")
