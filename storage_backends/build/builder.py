@@ -70,12 +70,10 @@ class StoreBuilder:
         progress: Callable[[int, int], None] | None = None,
         folder: str | None = None,
     ) -> None:
-        if dtype not in STORE_DTYPES:
-            raise RequestError(f"unknown dtype {dtype!r}: expected one of {', '.join(STORE_DTYPES)}")
-        if missing not in MISSING_POLICIES:
-            raise RequestError(f"unknown policy {missing!r} for missing values: expected one of {', '.join(MISSING_POLICIES)}")
-        if tier not in TIERS:
-            raise RequestError(f"unknown tier {tier!r}: expected one of {', '.join(TIERS)}")
+        options = (("dtype", dtype, STORE_DTYPES), ("policy for missing values", missing, MISSING_POLICIES), ("tier", tier, TIERS))
+        for option, value, known in options:
+            if value not in known:
+                raise RequestError(f"unknown {option} {value!r}: expected one of {', '.join(known)}")
         parsed = StoreURL.parse(url)
         self._url = url
         self._schema = schema

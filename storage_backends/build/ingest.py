@@ -22,7 +22,7 @@ from fastomp_nvm.errors import DataError, InputError, MediumError
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.names import NumberedNames
-from fastomp_nvm.stores.reports import BuildReport, IngestReport, first_names
+from fastomp_nvm.stores.reports import IngestReport, first_names
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.indicators import Indicators
@@ -99,7 +99,9 @@ def ingest(
     if rows not in ("observations", "features"):
         raise InputError(f"unknown rows {rows!r}: expected observations or features")
     if open_builder is None:
-        _refuse_existing(url, replace)
+        parsed = StoreURL.parse(url)
+        if not replace and medium_of(parsed).exists(parsed):  # before the source is read; the draft checks again
+            raise already_exists(url)
         open_builder = StoreBuilder
     meter = _Meter(progress, source)
     options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column, consumed=meter.consumed)
@@ -122,7 +124,18 @@ def ingest(
                     "missing": missing,
                 }
                 built = builder.finish(responses, provenance)
-            return _report(built, layout.filled, tuple(responses), tuple(reader.notes))
+            return IngestReport(
+                n_obs=built.n_obs,
+                n_features=built.n_features,
+                n_columns=built.n_columns,
+                bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
+                imputed=sum(built.imputed.values()) + layout.filled,
+                dropped=built.dropped,
+                constant=built.constant,
+                targets=tuple(responses),
+                notes=tuple(reader.notes),
+                fingerprint=built.fingerprint,
+            )
     except OSError as error:
         raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
 
@@ -315,29 +328,6 @@ class _Layout:
             else:
                 found[name] = target
         return found
-
-
-def _refuse_existing(url: str, replace: bool) -> None:
-    """Raise ``StoreURLError`` for an existing store before the source is read; the draft checks again."""
-    parsed = StoreURL.parse(url)
-    if not replace and medium_of(parsed).exists(parsed):
-        raise already_exists(url)
-
-
-def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
-    """Return the report of an ingest."""
-    return IngestReport(
-        n_obs=built.n_obs,
-        n_features=built.n_features,
-        n_columns=built.n_columns,
-        bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
-        imputed=sum(built.imputed.values()) + filled,
-        dropped=built.dropped,
-        constant=built.constant,
-        targets=targets,
-        notes=notes,
-        fingerprint=built.fingerprint,
-    )
 
 
 def _hint(names: Sequence[str], text: str) -> str:

@@ -296,7 +296,7 @@ ERRORS: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
     ("unknown drop", "a,b\n1,2\n", {"drop": ["z*"]}, InputError, r"no column of t\.csv matches 'z\*'"),
     ("unknown rows", "a,b\n1,2\n", {"rows": "lines"}, InputError, "expected observations or features"),
     ("unknown dtype", "a,b\n1,2\n", {"dtype": "int8"}, InputError, "unknown dtype 'int8'"),
-    ("unknown policy", "a,b\n1,2\n", {"missing": "zero"}, InputError, "unknown policy 'zero'"),
+    ("unknown policy", "a,b\n1,2\n", {"missing": "zero"}, InputError, "unknown policy for missing values 'zero'"),
     ("feature of text", "n,s,t\ng,1,2\nh,1,x\n", {"rows": "features"}, DataError, r"row 2 \(line 3\), column 't' holds 'x'"),
 ]
 
