@@ -70,12 +70,10 @@ class StoreBuilder:
         progress: Callable[[int, int], None] | None = None,
         folder: str | None = None,
     ) -> None:
-        if dtype not in STORE_DTYPES:
-            raise RequestError(f"unknown dtype {dtype!r}: expected one of {', '.join(STORE_DTYPES)}")
-        if missing not in MISSING_POLICIES:
-            raise RequestError(f"unknown policy {missing!r} for missing values: expected one of {', '.join(MISSING_POLICIES)}")
-        if tier not in TIERS:
-            raise RequestError(f"unknown tier {tier!r}: expected one of {', '.join(TIERS)}")
+        options = (("dtype", dtype, STORE_DTYPES), ("policy for missing values", missing, MISSING_POLICIES), ("tier", tier, TIERS))
+        for option, value, known in options:
+            if value not in known:
+                raise RequestError(f"unknown {option} {value!r}: expected one of {', '.join(known)}")
         parsed = StoreURL.parse(url)
         self._url = url
         self._schema = schema
@@ -178,7 +176,7 @@ class StoreBuilder:
                     stored = piece.astype(self._dtype, order="C", copy=False)
                 row, column = first_obs + top, first_column + left
                 if not np.isfinite(stored).all():
-                    self._examine(piece, stored, row, column)
+                    self._check_cells(piece, stored, row, column)
                 if stored.shape[1] == n_obs:
                     self._draft.write_columns(column, stored)
                 else:
@@ -245,8 +243,8 @@ class StoreBuilder:
         )
         return report
 
-    def _examine(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
-        """Raise ``DataError`` for the first cell that cannot be stored; mark columns with missing cells; (columns, rows)."""
+    def _check_cells(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
+        """Raise ``DataError`` for a cell that cannot be stored; mark columns with missing cells. Arrays are (columns, rows)."""
         missing = np.isnan(piece) if piece.dtype.kind == "f" else np.zeros(piece.shape, dtype=bool)
         self._gaps[column : column + len(piece)] |= missing.any(axis=1)
         refused = ~np.isfinite(stored)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError, MediumError
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.names import NumberedNames
-from fastomp_nvm.stores.reports import BuildReport, IngestReport, first_names
+from fastomp_nvm.stores.reports import IngestReport, first_names
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.indicators import Indicators
@@ -98,20 +99,22 @@ def ingest(
     if rows not in ("observations", "features"):
         raise InputError(f"unknown rows {rows!r}: expected observations or features")
     if open_builder is None:
-        _refuse_existing(url, replace)
+        parsed = StoreURL.parse(url)
+        if not replace and medium_of(parsed).exists(parsed):  # before the source is read; the draft checks again
+            raise already_exists(url)
         open_builder = StoreBuilder
     meter = _Meter(progress, source)
     options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column, consumed=meter.consumed)
     try:
         with open_reader(source, options) as reader:
             meter.passes = reader.passes
-            plan = _plan(reader, targets, id_column, drop)
-            scan = reader.scan(plan.columns)
-            layout = _Layout(reader, plan, scan, missing)
+            columns, sources = _plan(reader, targets, id_column, drop)
+            scan = reader.scan(columns)
+            layout = _Layout(reader, columns, sources, scan, missing)
             with open_builder(
                 url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=meter.built
             ) as builder:
-                for chunk in reader.chunks(plan.columns, scan):
+                for chunk in reader.chunks(columns, scan):
                     layout.write(builder, chunk)
                 responses = layout.responses()
                 provenance = {
@@ -121,7 +124,18 @@ def ingest(
                     "missing": missing,
                 }
                 built = builder.finish(responses, provenance)
-            return _report(built, layout.filled, tuple(responses), tuple(reader.notes))
+            return IngestReport(
+                n_obs=built.n_obs,
+                n_features=built.n_features,
+                n_columns=built.n_columns,
+                bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
+                imputed=sum(built.imputed.values()) + layout.filled,
+                dropped=built.dropped,
+                constant=built.constant,
+                targets=tuple(responses),
+                notes=tuple(reader.notes),
+                fingerprint=built.fingerprint,
+            )
     except OSError as error:
         raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
 
@@ -154,28 +168,21 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True)
 class _TargetSource:
-    """Source of a target: a column of the table, a vector beside it, or a file."""
+    """A target: a column of the table, or ``load``, which returns its name and values given the number of observations."""
 
     name: str
-    column: int | None = None
-    vector: str | None = None
-    file: str | None = None
+    column: int = -1
+    load: Callable[[int], tuple[str, AnyArray]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The chosen columns in file order, and the targets in the requested order."""
-
-    columns: IndexArray
-    targets: tuple[_TargetSource, ...]
-
-
-def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: Sequence[str]) -> _Plan:
-    """Decide which columns are features, targets, or left out."""
+def _plan(
+    reader: Reader, targets: Sequence[str], id_column: str | None, drop: Sequence[str]
+) -> tuple[IndexArray, list[_TargetSource]]:
+    """Return the columns of features and targets, in file order, and the targets in the requested order."""
     names = reader.names
     _check_names(reader)
     asked = list(targets) or ([reader.default_target] if reader.default_target else [])
-    sources = tuple(_target_source(reader, text) for text in asked)
+    sources = [_target_source(reader, text) for text in asked]
     keep = np.ones(len(names), dtype=bool)
     if id_column is not None and not reader.names_from_id:
         found = _column(names, id_column)
@@ -185,25 +192,23 @@ def _plan(reader: Reader, targets: Sequence[str], id_column: str | None, drop: S
     for pattern in drop:
         matched = _matching(names, pattern)
         if not matched.any():
-            raise InputError(f"no column of {reader.label} matches {pattern!r}, to drop{_hint(names, pattern)}")
+            raise InputError(f"no column of {reader.label} matches {pattern!r}, so nothing is dropped{_hint(names, pattern)}")
         keep &= ~matched
-    chosen = [source.column for source in sources if source.column is not None]
+    chosen = [source.column for source in sources if source.load is None]
     if len(set(chosen)) < len(chosen):
         raise InputError(f"two targets are the same column of {reader.label}: name each once")
     keep[chosen] = True
     if int(keep.sum()) == len(chosen):
         raise DataError(f"{reader.label} has no features: at least one column besides targets and dropped ones is needed")
-    return _Plan(np.flatnonzero(keep), sources)
+    return np.flatnonzero(keep), sources
 
 
 def _target_source(reader: Reader, text: str) -> _TargetSource:
     """Return the source that a target argument names."""
     names = reader.names
     if not text.startswith(("./", "../", "/")):
-        if text in names:
-            return _TargetSource(text, column=names.index(text))
-        if text in reader.vectors:
-            return _TargetSource(text, vector=text)
+        if text in reader.vectors and text not in names:
+            return _TargetSource(text, load=lambda _: (text, reader.vector(text)))
         column = _column(names, text)
         if column is not None:
             return _TargetSource(names[column], column=column)
@@ -214,7 +219,7 @@ def _target_source(reader: Reader, text: str) -> _TargetSource:
             )
     if not os.path.isfile(text):
         raise InputError(f"there is no file {text} to take a target from")
-    return _TargetSource(os.path.basename(text), file=text)
+    return _TargetSource(os.path.basename(text), load=functools.partial(read_target_file, text))
 
 
 def _column(names: Sequence[str], text: str) -> int | None:
@@ -248,36 +253,43 @@ def _check_names(reader: Reader) -> None:
 class _Layout:
     """Maps each chosen column to columns of the store or to a target."""
 
-    def __init__(self, reader: Reader, plan: _Plan, scan: Scan, missing: str) -> None:
+    def __init__(self, reader: Reader, columns: IndexArray, targets: Sequence[_TargetSource], scan: Scan, missing: str) -> None:
         self._reader = reader
-        self._plan = plan
-        self._n_obs = scan.n_obs
-        self._names = reader.names
-        self._target_position = {
-            source.name: int(np.searchsorted(plan.columns, source.column)) for source in plan.targets if source.column is not None
-        }
-        #: Values of the targets that are columns, by position.
-        self._target_values: dict[int, Float64Array] = {
-            position: np.empty(scan.n_obs) for position in self._target_position.values()
-        }
-        # Loaded before the chunks, so that a target that does not fit is refused early.
-        self._given: dict[str, Target] = {}
-        self._target_names = [self._take_given(source) for source in plan.targets]
-        if len(set(self._target_names)) < len(self._target_names):
-            raise InputError(f"two targets have the same name among {first_names(self._target_names)}: rename one of them")
         self._categories = scan.categories
+        #: Name of each target with the target, or with the position of its column.
+        self._targets: list[tuple[str, Target | int]] = []
+        #: Values of the targets that are columns, by position.
+        self._target_values: dict[int, Float64Array] = {}
+        for source in targets:
+            if source.load is not None:  # before the chunks, so that a target that does not fit is refused early
+                name, values = source.load(scan.n_obs)
+                self._targets.append((name, make_target(name, values)))
+            else:
+                position = int(np.searchsorted(columns, source.column))
+                self._targets.append((source.name, position))
+                self._target_values[position] = np.empty(scan.n_obs)
+        given = [name for name, _ in self._targets]
+        if len(set(given)) < len(given):
+            raise InputError(f"two targets have the same name among {first_names(given)}: rename one of them")
         self._texts = {
-            position: Indicators(self._names[int(plan.columns[position])], categories, missing)
+            position: Indicators(reader.names[int(columns[position])], categories, missing)
             for position, categories in scan.categories.items()
             if position not in self._target_values
         }
-        widths = np.ones(len(plan.columns), dtype=np.int64)
+        widths = np.ones(len(columns), dtype=np.int64)
         widths[list(self._target_values)] = 0
         for position, text in self._texts.items():
             widths[position] = len(text.columns)
         self._first_column = np.concatenate(([0], np.cumsum(widths)))
         self._special = np.array(sorted([*self._target_values, *self._texts]), dtype=np.int64)
-        self.schema = self._make_schema(widths)
+        if not self._special.size and len(columns) == len(reader.names):
+            self.schema = TableSchema.plain(scan.n_obs, reader.names)
+            return
+        groups: list[tuple[str, Sequence[str]]] = []
+        for position in np.flatnonzero(widths).tolist():
+            name = reader.names[int(columns[position])]
+            groups.append((name, self._texts[position].columns if position in self._texts else [name]))
+        self.schema = TableSchema.grouped(scan.n_obs, groups)
 
     def write(self, builder: StoreBuilder, chunk: Chunk) -> None:
         """Write a chunk to the builder: runs of numeric columns, text as indicators; keep the values of targets."""
@@ -308,57 +320,14 @@ class _Layout:
 
     def responses(self) -> dict[str, Target]:
         """Return the targets; complete once all chunks were written."""
-        return {name: self._given[name] if name in self._given else self._column_target(name) for name in self._target_names}
-
-    def _take_given(self, source: _TargetSource) -> str:
-        """Load a target that is not a column of the table, if ``source`` is one; return its name, which a file may define."""
-        name = source.name
-        if source.file is not None:
-            name, values = read_target_file(source.file, self._n_obs)
-            self._given[name] = make_target(name, values)
-        elif source.vector is not None:
-            self._given[name] = make_target(name, self._reader.vector(source.vector))
-        return name
-
-    def _column_target(self, name: str) -> Target:
-        """Return the target in a column: numbers, or classes for a text column."""
-        position = self._target_position[name]
-        target = make_target(name, self._target_values[position])
-        return Target(target.values, self._categories[position].labels) if position in self._categories else target
-
-    def _make_schema(self, widths: IndexArray) -> TableSchema:
-        """Return the schema of the store."""
-        columns = self._plan.columns
-        if not self._special.size and len(columns) == len(self._names):
-            return TableSchema.plain(self._n_obs, self._names)
-        groups: list[tuple[str, Sequence[str]]] = []
-        for position in np.flatnonzero(widths).tolist():
-            name = self._names[int(columns[position])]
-            groups.append((name, self._texts[position].columns if position in self._texts else [name]))
-        return TableSchema.grouped(self._n_obs, groups)
-
-
-def _refuse_existing(url: str, replace: bool) -> None:
-    """Raise ``StoreURLError`` for an existing store before the source is read; the draft checks again."""
-    parsed = StoreURL.parse(url)
-    if not replace and medium_of(parsed).exists(parsed):
-        raise already_exists(url)
-
-
-def _report(built: BuildReport, filled: int, targets: tuple[str, ...], notes: tuple[str, ...]) -> IngestReport:
-    """Return the report of an ingest."""
-    return IngestReport(
-        n_obs=built.n_obs,
-        n_features=built.n_features,
-        n_columns=built.n_columns,
-        bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
-        imputed=sum(built.imputed.values()) + filled,
-        dropped=built.dropped,
-        constant=built.constant,
-        targets=targets,
-        notes=notes,
-        fingerprint=built.fingerprint,
-    )
+        found = {}
+        for name, target in self._targets:
+            if isinstance(target, int):  # numbers, or codes of a text column
+                values = make_target(name, self._target_values[target]).values
+                found[name] = Target(values, self._categories[target].labels if target in self._categories else ())
+            else:
+                found[name] = target
+        return found
 
 
 def _hint(names: Sequence[str], text: str) -> str:

@@ -12,7 +12,6 @@ import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -101,12 +100,12 @@ def cut(
         sidecars: Sidecars = store.sidecars
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
         partial, directory = stack.enter_context(_hidden_directory(final))
-        spent = stack.enter_context(_Spent(store)) if consume else None
+        free = stack.enter_context(_freeing(store)) if consume else None
         addresses = []
         for place, (first, last) in enumerate(ranges):
             name = f"shard-{place}"
             part = part_of(sidecars, first, last, {"shard": place, "shards": len(ranges)})
-            _copy(store, sidecars, (first, last), _url(scheme, partial / name), part, spent, progress)
+            _copy(store, sidecars, (first, last), _url(scheme, partial / name), part, free, progress)
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
             url = name if scheme == "mmap" else f"{scheme}:{name}"
@@ -178,7 +177,7 @@ def _copy(
     blocks: tuple[int, int],
     url: str,
     part: Sidecars,
-    spent: _Spent | None,
+    free: Callable[[int, int], None] | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Build one shard from a range of blocks of a store."""
@@ -197,8 +196,8 @@ def _copy(
                 _check(codes, int(whole.tier.checksums[block]), block, store.url)
                 draft.tier[here : here + len(codes)] = codes
             draft.forget(here, here + len(columns))
-            if spent is not None:
-                spent.give_back(start, end)
+            if free is not None:
+                free(start, end)
             if progress is not None:
                 progress(end * columns.shape[1] * columns.itemsize, matrix.nbytes)
         draft.commit(part)
@@ -206,34 +205,22 @@ def _copy(
         draft.abort()
 
 
-class _Spent:
-    """The files of a store whose disk space is freed as it is copied.
+@contextlib.contextmanager
+def _freeing(store: FeatureStore) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that frees the disk space of columns ``first:last`` of a file store."""
+    folder, layout = Path(StoreURL.parse(store.url).path), store.layout
+    widths = {store_format.MATRIX: layout.n_obs * np.dtype(layout.dtype).itemsize}
+    if store.tier is not None:
+        widths[store_format.TIER] = layout.n_obs
+    with contextlib.ExitStack() as stack:
+        files = [(stack.enter_context(open(folder / name, "r+b", buffering=0)), width) for name, width in widths.items()]
 
-    Parameters
-    ----------
-    store : FeatureStore
-        A file store.
-    """
+        def free(first: int, last: int) -> None:
+            with device_errors("free the disk space of copied blocks"):
+                for file, width in files:
+                    give_back(file.fileno(), store_format.DATA_OFFSET + first * width, (last - first) * width)
 
-    def __init__(self, store: FeatureStore) -> None:
-        folder, layout = Path(StoreURL.parse(store.url).path), store.layout
-        widths = {store_format.MATRIX: layout.n_obs * np.dtype(layout.dtype).itemsize}
-        if store.tier is not None:
-            widths[store_format.TIER] = layout.n_obs
-        self._files = [(os.open(folder / name, os.O_RDWR), width) for name, width in widths.items()]
-
-    def __enter__(self) -> _Spent:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for file, _ in self._files:
-            os.close(file)
-
-    def give_back(self, first: int, last: int) -> None:
-        """Free the disk space of columns ``first:last``."""
-        with device_errors("free the disk space of copied blocks"):
-            for file, width in self._files:
-                give_back(file, store_format.DATA_OFFSET + first * width, (last - first) * width)
+        yield free
 
 
 def _check(columns: Any, expected: int, block: int, url: str) -> None:

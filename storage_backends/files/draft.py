@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from typing import Literal
 
 from fastomp_nvm.arrays import AnyArray
@@ -18,11 +19,11 @@ from fastomp_nvm.durable_files import device_errors, lock, new_locked_directory,
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, rename_with_flag, write_file
+from storage_backends.files.durable import EXCHANGE, allocate, partial_file, publish_file, rename_with_flag, write_file
 from storage_backends.files.matrix import DraftMatrix
 from storage_backends.opened import already_exists, check_commit
 
-__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
+__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "new_file", "occupant", "publish"]
 
 #: Upper bound on the length of a header file.
 LARGEST_HEADER = 1 << 26
@@ -226,3 +227,16 @@ def publish(partial: str, path: str, *, replaces: bool) -> None:
     sync_directory(os.path.dirname(path))
     if retired:
         shutil.rmtree(retired, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(directory: int, name: str, length: int, label: str) -> Iterator[int]:
+    """Create a file of ``length`` bytes in an open directory atomically; yield the descriptor to write it with.
+
+    An existing file is kept. ``label`` names the file in errors.
+    """
+    with partial_file(directory, name, 0o666) as (partial, descriptor):
+        allocate(descriptor, length, label)
+        yield descriptor
+        os.fsync(descriptor)
+        publish_file(partial, name, directory)  # another process may have been faster

@@ -26,8 +26,7 @@ from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
-from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
-from storage_backends.files.durable import allocate, partial_file, publish_file
+from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, new_file, occupant
 from storage_backends.files.mapped import Access, MappedRegion, map_file
 from storage_backends.files.matrix import matrix_view
 from storage_backends.files.regions import FileRegion
@@ -250,8 +249,8 @@ class FileStore(OpenedStore):
             self._check_region(name, size, found)
             if found is None:
                 self._create_region(name, size)
-            writable = os.access(file, os.W_OK, dir_fd=self._alive(), effective_ids=True)
-            with _opened(self._alive(), file, size or None, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
+            writable = os.access(file, os.W_OK, dir_fd=self._descriptor(), effective_ids=True)
+            with _opened(self._descriptor(), file, size or None, os.O_RDWR if writable else os.O_RDONLY) as descriptor:
                 length = os.fstat(descriptor).st_size
                 if not length:
                     raise StoreError(f"region {name!r} of {self.url} is empty: drop it and create it again")
@@ -266,7 +265,7 @@ class FileStore(OpenedStore):
         with device_errors(f"list the regions of {self.url}"):
             if self._length(_REGIONS) is None:
                 return ()
-            with self._directory(_REGIONS) as descriptor:
+            with self._subdirectory(_REGIONS) as descriptor:
                 entries = os.listdir(descriptor)
         return tuple(sorted(entry[:-4] for entry in entries if entry.endswith(".bin") and not entry.startswith(".")))
 
@@ -275,7 +274,7 @@ class FileStore(OpenedStore):
         check_region_name(name)
         with device_errors(f"drop region {name!r} of {self.url}"):
             self._check_region(name, 0, self._length(f"{_REGIONS}/{name}.bin"))
-            with self._directory(_REGIONS) as regions:
+            with self._subdirectory(_REGIONS) as regions:
                 os.unlink(f"{name}.bin", dir_fd=regions)
                 os.fsync(regions)
 
@@ -290,7 +289,7 @@ class FileStore(OpenedStore):
 
     def files(self) -> Sequence[MatrixFile]:
         """Return the files of the matrix and, unless it was loaded into memory, of the tier."""
-        self._alive()
+        self._descriptor()
         found = []
         with device_errors(f"open {self.url}"):
             for mapped in self._mapped[:1] if self._tier_loaded else self._mapped:
@@ -308,7 +307,7 @@ class FileStore(OpenedStore):
 
     def _checksum(self, first: int, last: int, *, tier: bool) -> int:
         """Return the CRC-32 of columns ``first:last``, read with pread(2), which reports a bad sector as an error, not a signal."""
-        self._alive()
+        self._descriptor()
         mapped, checksum = self._mapped[tier], 0
         row = mapped.array.shape[1] * mapped.array.itemsize
         position, end = store_format.DATA_OFFSET + first * row, store_format.DATA_OFFSET + last * row
@@ -324,23 +323,24 @@ class FileStore(OpenedStore):
     def _create_region(self, name: str, size: int) -> None:
         """Create a zero-filled region atomically; if another process is faster, keep its region."""
         with contextlib.suppress(FileExistsError):
-            os.mkdir(_REGIONS, dir_fd=self._alive())
-        os.fsync(self._alive())  # also if the directory exists: its creator may have died before syncing
-        with self._directory(_REGIONS) as regions, partial_file(regions, f"{name}.bin", 0o666) as (partial, descriptor):
-            allocate(descriptor, size, f"region {name!r} of {self.url}")
-            os.fsync(descriptor)
-            publish_file(partial, f"{name}.bin", regions)
+            os.mkdir(_REGIONS, dir_fd=self._descriptor())
+        os.fsync(self._descriptor())  # also if the directory exists: its creator may have died before syncing
+        with (
+            self._subdirectory(_REGIONS) as regions,
+            new_file(regions, f"{name}.bin", size, f"region {name!r} of {self.url}"),
+        ):
+            pass
 
     @contextlib.contextmanager
-    def _directory(self, name: str) -> Iterator[int]:
+    def _subdirectory(self, name: str) -> Iterator[int]:
         """Open a directory inside the store for the duration of a ``with``."""
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._alive())
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._descriptor())
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _alive(self) -> int:
+    def _descriptor(self) -> int:
         """Return the descriptor of the store's directory; raise when the store is closed."""
         if not self._descriptors:
             raise StoreError(f"the store {self.url} is closed: open it again")
@@ -349,7 +349,7 @@ class FileStore(OpenedStore):
     def _length(self, name: str) -> int | None:
         """Return the length of a file of the store, or None if it does not exist."""
         try:
-            return os.stat(name, dir_fd=self._alive()).st_size
+            return os.stat(name, dir_fd=self._descriptor()).st_size
         except FileNotFoundError:
             return None
 

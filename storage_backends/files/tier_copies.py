@@ -10,7 +10,7 @@ import os
 
 from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import StoreError, StoreURLError
-from storage_backends.files.durable import allocate, partial_file, publish_file
+from storage_backends.files.draft import new_file
 
 __all__ = ["open_folder", "provide_copy"]
 
@@ -38,13 +38,10 @@ def provide_copy(directory: int, name: str, source: int, path: str) -> None:
             return
         if found is not None:
             raise StoreError(f"{path}/{name} has {found} bytes and a copy of the tier {length}: remove it")
-        with partial_file(directory, name, 0o666) as (partial, descriptor):
-            allocate(descriptor, length, f"the tier in {path}")
+        with new_file(directory, name, length, f"the tier in {path}") as descriptor:
             position = 0
             while position < length:
                 data = os.pread(source, min(_COPY_BYTES, length - position), position)
                 if not data:
                     raise StoreError("the tier of the store was truncated while it was copied: build the store again")
                 position += os.pwrite(descriptor, data, position)
-            os.fsync(descriptor)
-            publish_file(partial, name, directory)  # another process may have been faster, with the same bytes

@@ -156,7 +156,7 @@ class DramDraft(StoreDraft):
     @property
     def matrix(self) -> AnyArray:
         """Writable (n_columns, n_obs) array in memory."""
-        return np.frombuffer(self._alive(), self._dtype).reshape(self._shape[:2])
+        return np.frombuffer(self._open_memory(), self._dtype).reshape(self._shape[:2])
 
     @property
     def tier(self) -> AnyArray | None:
@@ -168,7 +168,7 @@ class DramDraft(StoreDraft):
 
     def commit(self, sidecars: Sidecars) -> None:
         """Make the store visible, atomically."""
-        matrix_memory = self._alive()
+        matrix_memory = self._open_memory()
         check_commit(self._url.text, self._shape, sidecars)
         shape = (sidecars.layout.n_columns, sidecars.layout.n_obs)
         matrix = _sealed(matrix_memory, self._dtype, shape)
@@ -180,7 +180,7 @@ class DramDraft(StoreDraft):
         """Release the memory. Harmless after ``commit``."""
         self._memory = self._codes = None
 
-    def _alive(self) -> mmap.mmap:
+    def _open_memory(self) -> mmap.mmap:
         """Return the memory of the matrix; raise when the draft was committed or aborted."""
         if self._memory is None:
             raise StoreError(f"the draft of {self._url.text} was committed or aborted")

@@ -24,7 +24,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.matrix.rows import PiecedRows
-from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
+from fastomp_nvm.stores.contract import DurableRegion, MediumTraits
 from storage_backends.files import format as store_format
 from storage_backends.opened import ArrayRegion, OpenedStore
 
@@ -92,12 +92,13 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
         sidecars = store_format.decode_sidecars(header, read)
     except StoreError as error:
         raise StoreError(f"the store {key!r} of this pool cannot be used: {error}") from error
-    matrix = _rows([view(f"matrix/{number}") for number in range(len(pieces) - 1)], pieces, header.matrix, key)
-    codes = None
-    if header.tier is not None:
-        codes = _rows([view(f"tier/{number}") for number in range(len(pieces) - 1)], pieces, header.tier, key)
-    _check_grid(sidecars, pieces, key)
-    return PoolStore(key, TRAITS, matrix, sidecars, codes)
+    if not set(pieces) <= set(sidecars.layout.blocks.tolist()):
+        raise StoreError(f"a piece of the store {key!r} ends inside a block of its grid: put the store again")
+
+    def rows(kind: str, shape: store_format.Shape) -> Any:
+        return _rows([view(f"{kind}/{number}") for number in range(len(pieces) - 1)], pieces, shape, key)
+
+    return PoolStore(key, TRAITS, rows("matrix", header.matrix), sidecars, header.tier and rows("tier", header.tier))
 
 
 class RoomNeededError(Exception):
@@ -184,7 +185,7 @@ def _writable_view(array: AnyArray) -> AnyArray:
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array))
 
 
-def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, int, str], key: str) -> Any:
+def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: store_format.Shape, key: str) -> Any:
     """Return the pieces as one matrix after checking their shapes."""
     n_columns, n_obs, dtype = shape
     for piece, first, last in zip(pieces, edges, edges[1:], strict=False):
@@ -194,9 +195,3 @@ def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: tuple[int, in
         raise StoreError(f"the pieces of the store {key!r} do not make up its {n_columns} columns: put the store again")
     rows = PiecedRows(pieces)
     return rows.arrays[0] if len(pieces) == 1 else rows
-
-
-def _check_grid(sidecars: Sidecars, edges: Sequence[int], key: str) -> None:
-    """Raise ``StoreError`` when a block of the grid spans two pieces."""
-    if not set(edges) <= set(sidecars.layout.blocks.tolist()):
-        raise StoreError(f"a piece of the store {key!r} ends inside a block of its grid: put the store again")

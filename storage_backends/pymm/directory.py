@@ -66,26 +66,26 @@ class ShelfDirectory:
         # Unique: opening two shelves of the same name, even in two directories, ends the process.
         self._name = f"store_{path.name.rpartition('.')[2]}"
         self._users = 0
-        self._doomed = False
+        self._discarded = False
         self._process = os.getpid()
         self._range = (address, address + size_mb * _MEGABYTE)
         self._capacity = int(size_mb * _MEGABYTE / _OVERHEAD)
         pymm = _import_pymm()
-        other = _in_the_way(self._range)
+        other = _overlapping(self._range)
         if other is not None:
             raise StoreError(f"the shelves {path} and {other.path} need the same addresses: open them in two processes")
         if _mapped(self._range):  # pymm would map over it silently
             raise StoreError(f"the addresses of the shelf {path} are in use in this process: open it in another one")
-        self._lock = _Lock(path)
+        self._lock = _lock(path)
         try:
             with _quiet(), device_errors(f"open the shelf in {path}"):
                 # The backend is pymm's default; an unknown one would end the process.
                 self._shelf = pymm.shelf(self._name, pmem_path=str(path), size_mb=size_mb, load_addr=hex(address))
         except RuntimeError as error:
-            self._lock.close()
+            os.close(self._lock)
             raise MediumError(f"pymm cannot open the shelf in {path} ({error}): is there room for {size_mb} MiB?") from error
         except BaseException:
-            self._lock.close()
+            os.close(self._lock)
             raise
         self._pymm = pymm
         self._alive: list[weakref.ref[Any]] = [weakref.ref(self._shelf)]
@@ -107,20 +107,20 @@ class ShelfDirectory:
         with _guard:
             found = _open.get(path)
             if found is not None and found._process == os.getpid():
-                found._doomed = True
+                found._discarded = True
                 if not found._users:
                     found._remove()
                 return
             with contextlib.suppress(StoreError, FileNotFoundError):
-                lock = _Lock(path)
+                lock = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)
-                lock.close()
+                os.close(lock)
 
     def release(self) -> None:
         """End one use. The shelf stays open in this process, because pymm cannot close it before the process ends."""
         with _guard:
             self._users -= 1
-            if self._doomed and not self._users:
+            if self._discarded and not self._users:
                 self._remove()
 
     def drop(self) -> None:
@@ -141,7 +141,7 @@ class ShelfDirectory:
             with contextlib.suppress(OSError), open(data, "r+b") as file, mmap.mmap(file.fileno(), 0) as whole:
                 whole.madvise(mmap.MADV_REMOVE)
         shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+        os.close(self._lock)
 
     def check_process(self) -> None:
         """Raise ``StoreError`` in a forked child, where reading the shelf would be a segmentation fault."""
@@ -228,28 +228,23 @@ class ShelfDirectory:
         return checked
 
 
-class _Lock:
-    """A lock on the directory of a shelf."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not lock(self._descriptor):
-                raise BlockingIOError
-            # A conflict over pymm's own lock ends the process, so it is tested first: another program may hold it. Only before pymm
-            # has opened the file in this process, because closing any descriptor of it releases that lock.
-            for data in path.glob("*.data"):
-                with open(data, "r+b") as file:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise StoreError(
-                f"the shelf {path} is used by another process, which must end first: pymm never releases a shelf"
-            ) from error
-
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self._descriptor)
+def _lock(path: Path) -> int:
+    """Lock the directory of a shelf; return a descriptor whose closing releases the lock."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not lock(descriptor):
+            raise BlockingIOError
+        # A conflict over pymm's own lock ends the process, so it is tested first: another program may hold it. Only before pymm
+        # has opened the file in this process, because closing any descriptor of it releases that lock.
+        for data in path.glob("*.data"):
+            with open(data, "r+b") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StoreError(
+            f"the shelf {path} is used by another process, which must end first: pymm never releases a shelf"
+        ) from error
+    return descriptor
 
 
 def _at_exit() -> None:
@@ -282,12 +277,12 @@ def free_address(size_mb: int) -> int:
     for _ in range(100):
         address = _LOWEST_ADDRESS + secrets.randbelow(_ADDRESSES) * _ADDRESS_STEP
         wanted = (address, address + size_mb * _MEGABYTE)
-        if _in_the_way(wanted) is None and not _mapped(wanted):
+        if _overlapping(wanted) is None and not _mapped(wanted):
             return address
     raise MediumError(f"no free range of {size_mb} MiB was found in this process's memory: build the store in a fresh process")
 
 
-def _in_the_way(wanted: tuple[int, int]) -> ShelfDirectory | None:
+def _overlapping(wanted: tuple[int, int]) -> ShelfDirectory | None:
     """Return a shelf of this process, open or with views, that overlaps a range of addresses; None without one."""
     for other in (*_open.values(), *_viewed):
         if other._range[0] < wanted[1] and wanted[0] < other._range[1]:

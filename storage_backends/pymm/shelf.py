@@ -99,10 +99,10 @@ class ShelfStore(OpenedStore):
             sidecars = store_format.decode_sidecars(header, read)
         except StoreError as error:
             raise StoreError(f"the store {url} cannot be used: {error}") from error
-        matrix = _sealed(directory.array("matrix"), pointer["matrix"], header.matrix)
+        matrix = _matrix(directory.array("matrix"), pointer["matrix"], header.matrix)
         codes = None
         if header.tier is not None:
-            codes = _sealed(directory.array("tier"), pointer["tier"], header.tier)
+            codes = _matrix(directory.array("tier"), pointer["tier"], header.tier)
         super().__init__(url, _TRAITS, matrix, sidecars, codes)
 
     @property
@@ -229,21 +229,22 @@ class ShelfDraft(StoreDraft):
     @property
     def matrix(self) -> AnyArray:
         """Writable (n_columns, n_obs) array on the shelf."""
-        return _shaped(_as_bytes(self._alive().array("matrix")), self._pointer["matrix"], self._shape)
+        return _matrix(self._open_shelf().array("matrix"), self._pointer["matrix"], self._shape, writable=True)
 
     @property
     def tier(self) -> AnyArray | None:
         """Writable (n_columns, n_obs) int8 array on the shelf, if there is a tier."""
         if self._tier == "none":
             return None
-        return _shaped(_as_bytes(self._alive().array("tier")), self._pointer["tier"], (*self._shape[:2], "int8"))
+        shape = (*self._shape[:2], "int8")
+        return _matrix(self._open_shelf().array("tier"), self._pointer["tier"], shape, writable=True)
 
     def forget(self, first: int, last: int) -> None:
         """Do nothing: a shelf is memory."""
 
     def commit(self, sidecars: Sidecars) -> None:
         """Write the sidecars to the shelf, then make NAME.json name it."""
-        directory = self._alive()
+        directory = self._open_shelf()
         check_commit(self._url.text, self._shape, sidecars)
         files = store_format.encode_sidecars(sidecars)
         files[store_format.HEADER] = store_format.encode_header(sidecars, files)
@@ -278,7 +279,7 @@ class ShelfDraft(StoreDraft):
             except OSError:
                 return  # not empty
 
-    def _alive(self) -> ShelfDirectory:
+    def _open_shelf(self) -> ShelfDirectory:
         """Return the shelf; raise when the draft was committed or aborted."""
         if self._directory is None:
             raise StoreError(f"the draft of {self._url.text} was committed or aborted")
@@ -346,21 +347,18 @@ def _as_bytes(array: AnyArray) -> AnyArray:
     return np.asarray(array).view(np.uint8)
 
 
-def _shaped(data: AnyArray, offset: int, shape: tuple[int, int, str]) -> AnyArray:
-    """Return the matrix at ``offset`` of an array of bytes."""
-    n_columns, n_obs, dtype = shape
-    length = n_columns * n_obs * np.dtype(dtype).itemsize
-    return data[offset : offset + length].view(dtype).reshape(n_columns, n_obs)
+def _matrix(array: AnyArray, offset: int, shape: store_format.Shape, *, writable: bool = False) -> AnyArray:
+    """Return the matrix at ``offset`` of an array of the shelf, over a read-only buffer unless ``writable``.
 
-
-def _sealed(array: AnyArray, offset: int, shape: tuple[int, int, str]) -> AnyArray:
-    """Return the matrix in an array of the shelf over a read-only buffer: flags.writeable of a plain view could be set again."""
+    Of a read-only view of a writable buffer ``flags.writeable`` could be set again.
+    """
     n_columns, n_obs, dtype = shape
     count = n_columns * n_obs
     if offset + count * np.dtype(dtype).itemsize > array.nbytes:
         raise StoreError("an array on the shelf is shorter than its header says: build the store again")
-    buffer = _as_bytes(array).data.toreadonly()
-    return np.frombuffer(buffer, store_format.element_type(dtype), count, offset).reshape(n_columns, n_obs)
+    buffer = _as_bytes(array).data
+    element = store_format.element_type(dtype)
+    return np.frombuffer(buffer if writable else buffer.toreadonly(), element, count, offset).reshape(n_columns, n_obs)
 
 
 MEDIUM = ShelfMedium()

@@ -113,7 +113,7 @@ def test_shards_are_not_cut_again(store: FeatureStore, tmp_path: Path) -> None:
     """Their matrix lies elsewhere; one sentence says what to cut instead."""
     with (
         open_in_process(cut(store, str(tmp_path / "once"), 2)) as sharded,
-        pytest.raises(RequestError, match="cut the store that they were cut from"),
+        pytest.raises(RequestError, match="cut the original store"),
     ):
         cut(sharded, str(tmp_path / "again"), 2)
 

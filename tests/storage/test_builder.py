@@ -1,4 +1,4 @@
-"""What goes into a store is what was given: checked, filled, grouped and summed up the same way however it arrives."""
+"""A store holds the given values, checked, filled, grouped and summarised in the same way for every kind and order of input."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_lists_and_masked_arrays_are_arrays() -> None:
 
 
 def test_unusable_data_is_refused_with_its_place() -> None:
-    """Each kind of unusable data raises DataError with a sentence that says where and what."""
+    """Each kind of unusable data raises DataError with a sentence that names the place and the reason."""
     cases = [
         (np.arange(4.0), {}, "two dimensions"),
         (np.zeros((2, 2, 2)), {}, "two dimensions"),
@@ -182,7 +182,7 @@ def test_unusable_data_is_refused_with_its_place() -> None:
 
 
 def test_sparse_matrices_are_named_as_such() -> None:
-    """A SciPy sparse matrix is refused with what to do."""
+    """A SciPy sparse matrix is refused with advice."""
     from scipy import sparse
 
     with pytest.raises(DataError, match="toarray"):
@@ -224,7 +224,7 @@ def test_infinite_values_are_refused_whatever_the_policy() -> None:
 
 
 def test_options_are_checked() -> None:
-    """Unknown dtypes and policies are refused with those there are."""
+    """Unknown dtypes and policies are refused with a list of the known ones."""
     with pytest.raises(RequestError, match="float16, float32, float64"):
         build(grid(), dtype="int8")
     with pytest.raises(RequestError, match="drop-feature"):
@@ -296,7 +296,7 @@ def test_nothing_left_is_said() -> None:
 
 
 def test_the_median_of_large_halves_does_not_overflow() -> None:
-    """Fillings are computed in float64, whatever the dtype."""
+    """Fillings are computed in float64 for every dtype."""
     _, store = build(np.array([[65000.0], [65000.0], [np.nan]]), missing="median", dtype="float16")
     assert np.isfinite(store.matrix).all()
 

@@ -1,4 +1,4 @@
-"""One CRC-32, whatever computes it."""
+"""Both implementations compute the same CRC-32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_checksum_is_that_of_zlib(data: bytes, start: int, cut: int) -> None
 
 
 def test_without_isal_it_is_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the quicker library is not installed nothing is missing."""
+    """Checksums work without the faster library."""
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "isal.isal_zlib", None)  # what Python takes for "not to be imported"
         assert importlib.reload(checksum)._crc32 is zlib.crc32

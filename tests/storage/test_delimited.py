@@ -55,7 +55,7 @@ def only_parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("only_parser", PARSERS, indirect=True)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_csv_parsers_agree(tmp_path: Path, table: np.ndarray, only_parser: str, end: str) -> None:
-    """Whichever parser takes a run, the numbers are those that were written, bit for bit."""
+    """Every parser returns the written numbers, bit for bit."""
     path = tmp_path / "t.csv"
     write_csv(path, table * 10.0 ** np.arange(-8, 9))
     path.write_bytes(path.read_bytes().replace(b"\n", end.encode()))
@@ -119,7 +119,7 @@ def test_a_table_without_names_as_pandas_writes_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("heading", "noted"), [("cat,1,2", True), ("a,b,c", False), (",b,c", False)])
 def test_a_header_that_holds_numbers_is_noted(tmp_path: Path, heading: str, noted: bool) -> None:
-    """Where the first line may as well be data, the report says that it was taken as names."""
+    """When the first line could be data, the report notes that it was taken as names."""
     (tmp_path / "t.csv").write_text(f"{heading}\n3,4,5\n")
     with open_reader(str(tmp_path / "t.csv"), ReaderOptions()) as reader:
         assert any("taken as column names" in note for note in reader.notes) == noted
@@ -144,7 +144,7 @@ def test_a_header_that_holds_numbers_is_noted(tmp_path: Path, heading: str, note
     ],
 )
 def test_csv_errors(tmp_path: Path, only_parser: str, text: str, message: str) -> None:
-    """What cannot be read is named by row, line and column, whichever parser met it first."""
+    """An unreadable cell is named by row, line and column, whichever parser found it."""
     path = tmp_path / "t.csv"
     path.write_bytes(text.encode())
     with pytest.raises(DataError, match=message):
@@ -180,7 +180,7 @@ def test_gzip_cut_short(tmp_path: Path) -> None:
 
 
 def test_csv_identifier_like_text(tmp_path: Path) -> None:
-    """A text column of more than 256 values is refused with what to do about it, unless it is not used."""
+    """A text column of more than 256 values is refused with advice, unless it is not used."""
     path = tmp_path / "t.csv"
     path.write_text("id,x\n" + "".join(f"p{row},{row}\n" for row in range(300)))
     with pytest.raises(DataError, match=r"column 'id' holds text with more than 256 different values.*--drop.*--id"):
@@ -203,7 +203,7 @@ def test_csv_of_features(tmp_path: Path, table: np.ndarray, only_parser: str) ->
 
 
 def test_csv_of_features_without_names_or_with_an_id(tmp_path: Path) -> None:
-    """Lines of numbers alone get numbered names; an identifier column may stand anywhere."""
+    """Lines of numbers alone get numbered names; an identifier column may be at any position."""
     (tmp_path / "a.csv").write_text("1,2,3\n4,5,6\n")
     (tmp_path / "b.csv").write_text("s1,key,s2\n1,7,2\n3,8,4\n")
     np.testing.assert_array_equal(read_all(tmp_path / "a.csv", rows="features"), [[1, 4], [2, 5], [3, 6]])

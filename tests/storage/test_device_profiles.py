@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_device_takes_at_least_its_own_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read, over the bandwidth of the device, is a lower bound of the time; the answer is that of the medium as it is."""
+    """The time is at least the bytes read divided by the device's bandwidth; the answer does not change."""
     slow = DeviceProfile("a slow device", 4e6, 0.0)
     monkeypatch.setattr(MEDIUM, "_profiles", {"slow": slow})
     for tier in ("exact", "int8"):
@@ -56,7 +56,7 @@ def test_the_emulation_is_named_and_kept_in_the_address(place: Path) -> None:
 
 
 def test_unknown_profiles_and_media_without_any_are_refused(place: Path) -> None:
-    """One sentence, saying what there is."""
+    """An unknown profile is refused in one sentence that lists the known ones."""
     with pytest.raises(fo.StoreURLError, match=r"'floppy'.*optane"):
         fo.open_store(f"pmem://{place}?profile=floppy")
     with pytest.raises(fo.StoreURLError, match="mmap takes none"):

@@ -111,7 +111,7 @@ FORMATS: dict[str, Callable[[Path, np.ndarray], None]] = {
 
 
 def left_in(directory: Path) -> set[str]:
-    """Return what is in a directory, hidden files included."""
+    """Return the names in a directory, hidden files included."""
     return {entry.name for entry in directory.iterdir()}
 
 
@@ -133,7 +133,7 @@ def place(tmp_path: Path) -> Path:
 def test_every_format_gives_the_same_store(
     tmp_path: Path, place: Path, table: np.ndarray, name: str, dtype: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stored matrix is the table in the store's type, bit for bit, whatever the format and however small the chunks."""
+    """The stored matrix is the table in the store's type, bit for bit, for every format and size of chunks."""
     monkeypatch.setattr(ingest_module, "ReaderOptions", lambda **options: base.ReaderOptions(**options, chunk_bytes=budget))
     FORMATS[name](tmp_path / name, table)
     report = ingest(str(tmp_path / name), str(place / "s"), dtype=dtype)
@@ -180,7 +180,7 @@ PEOPLE = "id,age,colour,income,answer,note\n1,30,red,10.5,yes,a\n2,40,blue,11,no
 
 
 def test_columns_have_their_roles(tmp_path: Path, place: Path) -> None:
-    """Features, several targets, an identifier and dropped columns are told apart; text becomes indicators or classes."""
+    """Features, several targets, an identifier and dropped columns are distinguished; text becomes indicators or classes."""
     (tmp_path / "p.csv").write_text(PEOPLE)
     report = ingest(
         str(tmp_path / "p.csv"), str(place / "s"), targets=["answer", "income"], id_column="id", drop=["no*"], dtype="float64"
@@ -231,7 +231,7 @@ def test_marked_targets_are_the_default(tmp_path: Path, place: Path, table: np.n
 
 
 def test_missing_cells(tmp_path: Path, place: Path) -> None:
-    """Each policy does what it says, for numbers and for text."""
+    """Each policy for missing values treats numbers and text as documented."""
     (tmp_path / "t.csv").write_text("a,b,c\n1,2,x\n,4,NA\n3,6,y\n8,8,x\n")
     report = ingest(str(tmp_path / "t.csv"), str(place / "mean"), missing="mean", dtype="float64")
     assert report.imputed == 2
@@ -246,7 +246,7 @@ def test_missing_cells(tmp_path: Path, place: Path) -> None:
 
 
 def test_report(tmp_path: Path, place: Path) -> None:
-    """The report counts and tells what was assumed."""
+    """The report has the counts and notes the assumptions."""
     (tmp_path / "t.csv").write_text("1,5\n2,5\n3,5\n")
     seen: list[tuple[int, int]] = []
     report = ingest(str(tmp_path / "t.csv"), str(place / "s"), progress=lambda done, total: seen.append((done, total)))
@@ -262,7 +262,7 @@ def test_report(tmp_path: Path, place: Path) -> None:
 def test_progress_covers_every_pass(
     tmp_path: Path, place: Path, table: np.ndarray, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Progress grows with every pass over a text, beginning with the first, and ends where it said it would."""
+    """Progress grows with every pass over a text, beginning with the first, and ends at the announced total."""
     monkeypatch.setattr("storage_backends.readers.delimited.BLOCK_BYTES", 512)
     monkeypatch.setattr("storage_backends.readers.svmlight._BLOCK_BYTES", 512)
     FORMATS[name](tmp_path / name, table)
@@ -296,7 +296,7 @@ ERRORS: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
     ("unknown drop", "a,b\n1,2\n", {"drop": ["z*"]}, InputError, r"no column of t\.csv matches 'z\*'"),
     ("unknown rows", "a,b\n1,2\n", {"rows": "lines"}, InputError, "expected observations or features"),
     ("unknown dtype", "a,b\n1,2\n", {"dtype": "int8"}, InputError, "unknown dtype 'int8'"),
-    ("unknown policy", "a,b\n1,2\n", {"missing": "zero"}, InputError, "unknown policy 'zero'"),
+    ("unknown policy", "a,b\n1,2\n", {"missing": "zero"}, InputError, "unknown policy for missing values 'zero'"),
     ("feature of text", "n,s,t\ng,1,2\nh,1,x\n", {"rows": "features"}, DataError, r"row 2 \(line 3\), column 't' holds 'x'"),
 ]
 
@@ -353,7 +353,7 @@ def test_failure_while_reading(tmp_path: Path, place: Path, monkeypatch: pytest.
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 8), width=st.integers(1, 4))
 def test_tables_survive_csv(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, rows: int, width: int) -> None:
-    """Whatever finite numbers are written as CSV are the numbers in the store."""
+    """Any finite numbers written as CSV are stored exactly."""
     number = st.floats(-1e150, 1e150)  # squares must not overflow: the store keeps norms
     values = np.array(data.draw(st.lists(st.lists(number, min_size=width, max_size=width), min_size=rows, max_size=rows)))
     directory = tmp_path_factory.mktemp("ingest")

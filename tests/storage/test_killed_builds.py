@@ -123,7 +123,7 @@ def test_a_terminated_ingest_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_living_builder_is_not_swept_away(tmp_path: Path) -> None:
-    """Cleaning up spares drafts that are locked and those of other stores; a process with the number of a dead one saves none."""
+    """Cleaning up keeps locked drafts and drafts of other stores; it does not depend on process numbers."""
     dead = 2**22 + 1  # above the largest process number Linux gives
     swept = [f".s.partial-{dead}-aa", f".s.partial-{os.getpid()}-bb"]
     spared = [f".other.partial-{dead}-cc", f".s.partial-{dead}-dd", ".s.partial-x-ee"]
@@ -137,7 +137,7 @@ def test_a_living_builder_is_not_swept_away(tmp_path: Path) -> None:
 
 
 def test_builders_of_one_store_do_not_sweep_each_other(tmp_path: Path) -> None:
-    """Drafts begun at once all stand, although each looks for what the dead left before it begins."""
+    """Drafts begun at the same time do not remove each other while cleaning up."""
     with ThreadPoolExecutor(4) as threads:
         drafts = list(threads.map(lambda _: FileDraft(str(tmp_path / "s"), 2, 2, "float32", replace=False), range(40)))
     assert sorted(draft.folder for draft in drafts) == sorted(entry.name for entry in tmp_path.iterdir())

@@ -52,7 +52,7 @@ class TestDram(StoreContract):
 
 
 class FileContract(StoreContract):
-    """What file media promise beyond the contract."""
+    """Guarantees of file media beyond the contract."""
 
     def make_url(self, directory: Path) -> str:
         return f"{self.medium}://{directory}/a store"
@@ -112,7 +112,7 @@ class TestPmemOnTmpfs(OnTmpfs, FileContract):
 
 
 def test_mmap_and_pmem_open_each_others_stores(tmp_path: Path) -> None:
-    """The layout is one: what either medium wrote, regions included, the other opens."""
+    """Both file media share one format: each opens stores of the other, regions included."""
     values = np.random.default_rng(0).normal(size=(20, 30))
     for writer, reader in (("mmap", "pmem"), ("pmem", "mmap")):
         with create_store(f"{writer}://{tmp_path}/{writer}", values) as written:
@@ -193,7 +193,7 @@ def test_libpmem_is_called_with_the_address_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("module", [mmap_ssd, pmem])
 def test_an_unknown_file_system_is_not_trusted_with_power(module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file system cannot be told, only the death of the process is promised to be survived."""
+    """On an unknown file system only the end of the process is declared to be survived."""
     monkeypatch.setattr(module, "file_system_type", lambda path: "unknown")
     with open(tmp_path / "file", "wb") as file:
         file.write(bytes(8192))

@@ -1,4 +1,4 @@
-"""Stores on pymm shelves: the contract of every medium, and each of pymm's hazards met or made impossible.
+"""Stores on pymm shelves: the contract of every medium, and protection from each of pymm's hazards.
 
 Runs over a double of ``pymm`` built from what the real one was seen to do, and over the real one where ``FASTOMP_TEST_PYMM`` names
 a directory for it.
@@ -87,7 +87,7 @@ class Processes:
 
 @pytest.fixture(params=["double", *(["real"] if os.environ.get("FASTOMP_TEST_PYMM") else [])])
 def run(request: pytest.FixtureRequest) -> Processes:
-    """Return what runs code in a process of its own."""
+    """Return a runner of code in a separate process."""
     return Processes(request.param)
 
 
@@ -128,7 +128,7 @@ def test_the_answer_does_not_depend_on_the_shelf(tmp_path: Path, values: np.ndar
 
 @pytest.mark.usefixtures("pymm_double")
 def test_a_shelf_is_never_filled(tmp_path: Path, values: np.ndarray) -> None:
-    """What may not fit is refused before pymm is asked, and the shelf opens again."""
+    """An allocation that may not fit is refused before pymm is called, and the shelf opens again."""
     url = f"shelf://{tmp_path}/s#a"
     with create_store(url, values) as store:
         with pytest.raises(MediumError, match="more do not fit"):
@@ -222,7 +222,7 @@ def test_a_second_process_gets_an_error_and_not_a_signal(tmp_path: Path, run: Pr
 
 
 def test_a_process_without_our_lock_is_respected(tmp_path: Path, run: Processes) -> None:
-    """A shelf that a program of somebody else has open through pymm is refused with a sentence, not with a signal."""
+    """A shelf that another program has open through pymm is refused with an error, not a signal."""
     url = f"shelf://{tmp_path}/s#a"
     assert run(CREATE, url).returncode == 0
     (data,) = tmp_path.glob("s/a.*/*.data")
@@ -247,7 +247,7 @@ def test_a_process_without_our_lock_is_respected(tmp_path: Path, run: Processes)
 
 @pytest.mark.usefixtures("pymm_double")
 def test_the_memory_of_a_replaced_store_is_given_back(tmp_path: Path, values: np.ndarray) -> None:
-    """A removed shelf stays mapped; its pages go all the same, once nobody has a view of them."""
+    """A removed shelf stays mapped, but its pages are freed once there is no view of them."""
     url = f"shelf://{tmp_path}/s#a"
     store = create_store(url, values)
     (data,) = tmp_path.glob("s/a.*/*.data")
@@ -286,7 +286,7 @@ def test_a_forked_child_is_refused(tmp_path: Path, run: Processes) -> None:
 
 
 def test_noise_does_not_reach_our_output(tmp_path: Path, run: Processes) -> None:
-    """The JSON of the command line stays one object, whatever pymm prints from Python or from C."""
+    """Command-line JSON stays one object although pymm prints from Python and from C."""
     np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(30, 20)))
     code = "import sys; from fastomp_nvm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     url = f"shelf://{tmp_path}/s#a"
@@ -297,7 +297,7 @@ def test_noise_does_not_reach_our_output(tmp_path: Path, run: Processes) -> None
 
 
 def test_a_foreign_module_of_that_name_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyPI's pymm, or none at all, is an error that says where the real one comes from."""
+    """PyPI's pymm, or none at all, is an error that names the source of the real one."""
     monkeypatch.setitem(sys.modules, "pymm", types.ModuleType("pymm"))
     with pytest.raises(UnavailableError, match=r"another package of that name.*github\.com/IBM/pymm"):
         create_store(f"shelf://{tmp_path}/s#a", np.eye(3))
@@ -317,7 +317,7 @@ def test_names_that_break_a_shelf_are_refused(tmp_path: Path, name: str) -> None
 
 @pytest.mark.crash
 def test_a_killed_build_leaves_no_store_and_is_swept(tmp_path: Path, run: Processes) -> None:
-    """After SIGKILL in the middle of a build there is no store, and the next build removes what was left."""
+    """After SIGKILL in the middle of a build there is no store, and the next build removes the remains."""
     code = """
     import os, signal, sys, numpy as np
     from storage_backends.build.builder import StoreBuilder
@@ -365,6 +365,6 @@ def test_a_run_killed_on_a_shelf_is_resumed(tmp_path: Path, run: Processes) -> N
 
 
 def test_the_overhead_is_on_the_safe_side() -> None:
-    """A shelf sized by us holds what was asked for by the fraction that was seen: 31 arrays of a megabyte in 64."""
+    """The size of a shelf allows for the measured overhead: 31 arrays of a megabyte in 64 MiB."""
     wanted = 31 << 20
     assert pymm_directory.room_for(wanted) >= 64

@@ -1,4 +1,4 @@
-"""Readers: every format yields the same table, in bounded chunks, and says precisely what it cannot read."""
+"""Readers: every format yields the same table, in bounded chunks, and names precisely the input it cannot read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def table() -> np.ndarray:
 def test_matrix_formats_in_both_orders_and_orientations(
     tmp_path: Path, table: np.ndarray, extension: str, rows: str, order: str
 ) -> None:
-    """Memory order and orientation change how a matrix is read, never what is read."""
+    """Memory order and orientation do not change the values read."""
     stored = np.asarray(table if rows == "observations" else table.T, order=order)
     path = tmp_path / f"t.{extension.partition('-')[0]}"
     if extension == "npy":
@@ -89,7 +89,7 @@ def test_matrix_formats_in_both_orders_and_orientations(
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4", ">f8", "int8", "uint16", "int64", "bool"])
 def test_element_types(tmp_path: Path, dtype: str) -> None:
-    """Every real element type reads as its value, whatever its byte order."""
+    """Every real element type is read correctly in either byte order."""
     values = np.arange(12).reshape(4, 3).astype(dtype)
     np.save(tmp_path / "a.npy", values)
     np.savez(tmp_path / "b.npz", values)
@@ -289,7 +289,7 @@ def test_matrix_market_pattern_and_repeated_entries(tmp_path: Path) -> None:
     ],
 )
 def test_matrix_market_errors(tmp_path: Path, text: str, message: str) -> None:
-    """A malformed file is refused with what is wrong in it."""
+    """A malformed file is refused with the reason."""
     path = tmp_path / "t.mtx"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
@@ -297,7 +297,7 @@ def test_matrix_market_errors(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_column_slabs_spill_and_add() -> None:
-    """Entries in any order and number of runs come back as their sum, however narrow the slabs."""
+    """Entries in any order and number of runs come back as their sum, for any width of slabs."""
     rng = np.random.default_rng(3)
     expected = np.zeros((50, 23))
     with ColumnSlabs(50, 23, budget=1500) as slabs:
@@ -319,7 +319,7 @@ def test_garbage_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.feather", "t.h5", "t.svm", "t.mtx", "t.csv"])
 def test_empty_files_missing_files_and_directories(tmp_path: Path, name: str) -> None:
-    """Each has its own sentence, whatever the format."""
+    """Each defect has its own message, in every format."""
     with pytest.raises(InputError, match="there is no file"):
         read_all(tmp_path / name)
     (tmp_path / name).touch()
@@ -376,7 +376,7 @@ def test_an_archive_by_the_name_of_an_array(tmp_path: Path, as_target: bool) -> 
 
 @pytest.mark.parametrize("extension", ["npy", "npz"])
 def test_damaged_numpy_headers(tmp_path: Path, extension: str) -> None:
-    """Whatever NumPy raises over a header that is no Python literal, or that promises more than there is, names the file."""
+    """Any error of NumPy about a malformed or oversized header becomes an error that names the file."""
     stored = io.BytesIO()
     np.save(stored, np.eye(3))
     for damage in (lambda data: data.replace(b"(3, 3)", b"(3, (3"), lambda data: data.replace(b"(3, 3), ", b"(9**9,3)")):
@@ -402,7 +402,7 @@ def test_an_archive_that_promises_more_than_it_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signature", [b"TREE", b"HEAP", b"SNOD"])
 def test_damaged_hdf5(tmp_path: Path, table: np.ndarray, signature: bytes) -> None:
-    """Whatever the library raises over damaged objects, the error names the file."""
+    """Any error of the library about damaged objects becomes an error that names the file."""
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "t.h5"
     with h5py.File(path, "w") as file:
@@ -440,14 +440,14 @@ def test_text_with_damaged_offsets(tmp_path: Path) -> None:
     ],
 )
 def test_archives_without_a_table(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
-    """An archive must tell which array is the table, and it must hold numbers."""
+    """The table of an archive must be unambiguous and numeric."""
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=message):
         read_all(tmp_path / "t.npz")
 
 
 def test_arrays_of_objects_beside_the_table_are_noted(tmp_path: Path) -> None:
-    """A target that was pickled is not loaded, and the report says so."""
+    """A pickled target is not loaded, and the report notes it."""
     np.savez(tmp_path / "t.npz", X=np.eye(2), y=np.array(["a", None], dtype=object))
     with open_reader(str(tmp_path / "t.npz"), ReaderOptions()) as reader:
         assert reader.vectors == ()
@@ -465,7 +465,7 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
 
 
 def test_unknown_extension_lists_the_known(tmp_path: Path) -> None:
-    """The sentence says which formats there are."""
+    """The message lists the known formats."""
     with pytest.raises(InputError, match=r"\.csv.*\.parquet.*\.gz"):
         read_all(tmp_path / "t.xlsx")
     with pytest.raises(InputError, match="no extension of a known format"):
@@ -530,7 +530,7 @@ def test_target_file_errors(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_line_blocks_keep_every_line(tmp_path: Path) -> None:
-    """Runs of lines are whole, complete and numbered, whatever the block size."""
+    """Runs of lines are whole, complete and numbered for every block size."""
     (tmp_path / "t").write_bytes(b"ab\n\ncdefgh\ni")
     for size in range(1, 15):
         blocks = list(line_blocks(str(tmp_path / "t"), size))
@@ -543,7 +543,7 @@ def test_line_blocks_keep_every_line(tmp_path: Path) -> None:
 
 
 def test_numbers_and_messages() -> None:
-    """A number is what every parser takes; a message stays on one line."""
+    """``parse_number`` accepts what all parsers accept; ``shorten`` keeps a message on one line."""
     assert parse_number("1e3") == 1000.0
     assert parse_number("1_000") is None
     assert parse_number("\u0663") is None

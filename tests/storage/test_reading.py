@@ -1,4 +1,4 @@
-"""Reading past the page cache: the same bytes and bits as through the mapping, and nobody's pages pushed out."""
+"""Reading past the page cache: the same bytes and bits as through the mapping, without evicting other pages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def picking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("n_obs", "n_columns"), [(1, 1), (3, 7), (1023, 37), (1024, 8), (4099, 11), (517, 300)])
 def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str, n_obs: int, n_columns: int) -> None:
-    """Sweeps of matrix and tier and gathers in any order agree bit for bit, whatever the shape and the end of the file."""
+    """Sweeps of matrix and tier and gathers in any order agree bit for bit for every shape and end of file."""
     monkeypatch.setattr(reading, "BLOCK_BYTES", 10_000)
     monkeypatch.setattr(reading, "PICKED_BYTES", 10_000)
     monkeypatch.setattr(reading, "NEAR_BYTES", 5_000)
@@ -163,7 +163,7 @@ def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
 
 
 def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> None:
-    """A matrix or tier that is cold and only copied does not pass through the page cache, however much memory there is."""
+    """Copying a cold matrix or tier bypasses the page cache, regardless of free memory."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: 0.0)
     reads: list[int] = []
@@ -183,7 +183,7 @@ def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> No
 
 @pytest.mark.usefixtures("picking")
 def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
-    """A direct read past the new end of a file raises instead of computing with what the buffer held before."""
+    """A direct read past the new end of a file raises instead of computing with stale content of the buffer."""
     with build(str(tmp_path / "store"), 1000, 50) as store:
         rows = FileRows(store.files()[0], "direct")
         os.truncate(tmp_path / "store" / "matrix.npy", 4096 + 60_123)
@@ -194,7 +194,7 @@ def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the device says when columns are picked reaches the user as one sentence."""
+    """A device error while gathering columns reaches the user as one sentence."""
 
     def fail(*arguments: object) -> None:
         raise OSError(5, "Input/output error")
@@ -273,7 +273,7 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("io", ["direct", "mmap"])
 def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str) -> None:
-    """Once a block cannot be used the threads end after what they have in hand: nobody waits for the rest of the data."""
+    """After an unusable block the threads finish their current blocks and do not read the rest."""
     monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.TASK_BYTES", 4096)
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.INLINE_PRODUCTS", 0)
@@ -305,7 +305,7 @@ def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) 
 
 
 def test_files_of_others_count_as_cold(tmp_path: Path, monkeypatch) -> None:
-    """Of a file that this user could not write the kernel says that all of it is in memory, which nobody may rely on."""
+    """For a file without write permission the kernel reports all pages as resident, which is not relied on."""
 
     def all_in_memory(name: str, address: int, length: int, state: ctypes.c_void_p) -> int:
         ctypes.memset(state, 1, length // mmap.PAGESIZE)
@@ -320,7 +320,7 @@ def test_files_of_others_count_as_cold(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_memory_to_fill_is_bounded_by_the_machine() -> None:
-    """What this process may fill is positive and no more than the machine has."""
+    """The memory this process may fill is positive and at most that of the machine."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < fillable_memory() <= total
 
@@ -354,7 +354,7 @@ def test_pieces_cover_every_column_once(columns: list[int], most: int, near: int
 
 
 def test_descriptors_are_returned(tmp_path: Path) -> None:
-    """A closed store whose data set is gone holds no file open."""
+    """A closed store without a data set holds no open file."""
     build(str(tmp_path / "store"), 50, 40).close()
 
     def once() -> int:

@@ -94,7 +94,7 @@ def test_no_changed_length_goes_unnoticed(store: Path, name: str, where: float, 
 
 @pytest.mark.parametrize("name", [*SMALL_FILES, "matrix.npy"])
 def test_a_missing_file_is_named(store: Path, name: str) -> None:
-    """A store without one of its files does not open, and the error says which."""
+    """A store without one of its files does not open, and the error names the file."""
     (store / name).unlink()
     with pytest.raises(StoreError, match=name):
         open_store(str(store))
@@ -190,7 +190,7 @@ def test_a_header_that_lies_is_refused(store: Path, changes: dict) -> None:
     ],
 )
 def test_a_foreign_header_is_refused(store: Path, raw: bytes) -> None:
-    """Whatever else is called header.json raises our error."""
+    """Any other content of header.json raises our error."""
     (store / "header.json").write_bytes(raw)
     with pytest.raises(StoreError):
         open_store(str(store))
@@ -394,7 +394,7 @@ def test_forty_gigabytes_open_at_once(tmp_path: Path) -> None:
 
 
 def test_no_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that does not fit is refused when it is begun, with what it needs and what there is."""
+    """A store that does not fit is refused at the start, with the needed and the free space."""
     values = np.broadcast_to(np.float32(1), (10**15, 10**3))
     with pytest.raises(MediumError, match=r"needs 4000000\.0 TB, has .* free"):
         create_store(str(tmp_path / "s"), values)
@@ -540,7 +540,7 @@ def test_no_descriptor_leaks(store: Path) -> None:
 
 
 def test_regions_that_dead_processes_were_making_are_swept(store: Path) -> None:
-    """Whoever makes the next region removes what nobody holds the lock of; who is at it at the same time is not disturbed."""
+    """Creating a region removes partial files without a lock and keeps those of concurrent creators."""
     with open_store(str(store)) as opened:
         opened.region("first", 64).close()
         dead, alive = (store / "regions" / f".run.bin.partial-{digits}" for digits in ("1234-ab", "cd"))

@@ -63,7 +63,7 @@ def rewrite_header(store: Path, files: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("scheme", ["dram:", "mmap://", "pmem://"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_tier_is_that_of_the_stored_values(tmp_path: Path, values: np.ndarray, scheme: str, dtype: str) -> None:
-    """Codes, scales and bounds are those of the matrix as stored, whatever the medium, and read-only."""
+    """Codes, scales and bounds are those of the matrix as stored, on every medium, and read-only."""
     with create_store(f"{scheme}{tmp_path}/s", values, dtype=dtype, replace=True) as store:
         tier = store.tier
         assert tier is not None
@@ -147,7 +147,7 @@ needs_quick_checksums = pytest.mark.skipif(not checksum.QUICK, reason="without i
 @needs_quick_checksums
 @pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
 def test_a_damaged_tier_gives_no_answer(store: Path, algorithm: str) -> None:
-    """A selection over codes that changed on the device is an error that names the block, however often it is tried."""
+    """A selection over codes that changed on the device is an error that names the block, every time."""
     with (store / "tier.npy").open("r+b") as file:
         file.seek(-1000, os.SEEK_END)
         file.write(b"\x55")
@@ -165,7 +165,7 @@ def test_a_damaged_tier_gives_no_answer(store: Path, algorithm: str) -> None:
 def test_the_first_sweep_compares_every_block(
     store: Path, monkeypatch: pytest.MonkeyPatch, io: str, threads: int, piece: int
 ) -> None:
-    """By whichever way, on however many threads and in whatever pieces the codes come; later sweeps compare nothing."""
+    """The first sweep compares the codes for every way of reading, number of threads and size of pieces; later sweeps do not."""
     monkeypatch.setattr(sweep, "TASK_BYTES", 60 * piece)
     monkeypatch.setattr(sweep, "INLINE_PRODUCTS", 0)
     monkeypatch.setattr(reader, "BLOCK_BYTES", 60 * piece)
@@ -259,7 +259,7 @@ def test_a_store_from_before_tiers_opens(store: Path) -> None:
 
 
 def test_the_tier_alone_is_copied_into_memory(store: Path) -> None:
-    """``?tier=dram`` leaves the matrix in its file, takes the tier off it, and says so in the URL that opens it again."""
+    """``?tier=dram`` copies the tier into memory, leaves the matrix in its file, and is part of the store's URL."""
     with open_store(f"mmap://{store}?tier=dram") as opened, open_store(str(store)) as plain:
         assert opened.url == f"mmap://{store}?tier=dram"
         assert opened.tier is not None
@@ -311,7 +311,7 @@ def test_a_build_that_fails_leaves_no_tier(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_closed_store_hands_out_no_tier(store: Path) -> None:
-    """After ``close`` there is no tier to take, and both descriptors are gone; a view taken before stays whole."""
+    """After ``close`` there is no tier and no open descriptor; an existing view stays valid."""
     before = len(os.listdir("/proc/self/fd"))
     opened = open_store(str(store))
     assert opened.tier is not None
@@ -324,7 +324,7 @@ def test_a_closed_store_hands_out_no_tier(store: Path) -> None:
 
 
 def test_the_command_line_builds_shows_and_takes_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``ingest --tier``, ``info``, ``select --tier`` and ``--tier-load`` agree on what there is and what was read."""
+    """``ingest --tier``, ``info``, ``select --tier`` and ``--tier-load`` agree on the tier and on the bytes read."""
     rng = np.random.default_rng(1)
     table = rng.normal(size=(80, 30))
     np.save(tmp_path / "X.npy", table)
