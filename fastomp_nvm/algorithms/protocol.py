@@ -15,7 +15,7 @@ from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
 from fastomp_nvm.matrix.pool import ColumnPool
-from fastomp_nvm.matrix.standardisation import Design
+from fastomp_nvm.matrix.rows import Design
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.base import Objective
 

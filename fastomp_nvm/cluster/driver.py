@@ -33,8 +33,7 @@ from fastomp_nvm.cluster.candidate_sets import Bits, ShardedCandidates, Slot, pa
 from fastomp_nvm.cluster.shard import Answer, ForgottenError, ShardAddress, SweepRequest, View
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.matrix.checksum import Seal
-from fastomp_nvm.matrix.gradients import Ask, Gradients, Sweep, largest
-from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.gradients import Ask, ExactColumns, Gradients, Sweep, largest
 from fastomp_nvm.matrix.rows import Network, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation, Whitener, column_index
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
@@ -167,7 +166,7 @@ class ShardedRows(Rows):
         candidates: ShardedCandidates,
         decision: str,
         arguments: Mapping[int, Any],
-        pool: ColumnPool,
+        pool: ExactColumns,
     ) -> dict[int, Answer]:
         """Return a decision of each shard, given its argument; count the columns they read for the run."""
         asked_under, sent = self.connection.views[pool.design.matrix], self.connection.sent
@@ -286,7 +285,7 @@ class _Connection:
         self.shares = _Shares()
         self.views: WeakKeyDictionary[Rows, View] = WeakKeyDictionary()  # the standardisation behind each view of the rows
         self.shared_views: WeakKeyDictionary[Rows, _Named] = WeakKeyDictionary()  # those handed over to the shards
-        self._slots: WeakKeyDictionary[ColumnPool, list[Slot]] = WeakKeyDictionary()  # of runs in flight, by their pools
+        self._slots: WeakKeyDictionary[ExactColumns, list[Slot]] = WeakKeyDictionary()  # of runs in flight, by their pools
 
     @property
     def transport(self) -> Transport:
@@ -296,7 +295,7 @@ class _Connection:
             self._transport.watch(self._report)
         return self._transport
 
-    def slots(self, pool: ColumnPool, count: int) -> list[Slot]:
+    def slots(self, pool: ExactColumns, count: int) -> list[Slot]:
         """Return slots for the asks of a run: its own, then unused ones with low numbers, so that shards keep few sets."""
         mine = self._slots.setdefault(pool, [])
         if len(mine) < count:
@@ -329,7 +328,9 @@ class _ShardedSweep(Sweep):
         self._request = request
         self._shares = rows.connection.shares = _Shares(rows.connection.shares.lowest)
 
-    def answer(self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None) -> Sequence[Gradients]:
+    def answer(
+        self, asks: Sequence[Ask], first: int, pool: ExactColumns, account: TierAccount | None = None
+    ) -> Sequence[Gradients]:
         """Return the answers, decided by the shards under the standardisation of the run."""
         rows = self._rows
         slots = rows.connection.slots(pool, len(asks))
@@ -343,7 +344,7 @@ class _ShardedGradients(Gradients):
     """The answer to one ask, from all shards."""
 
     def __init__(
-        self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ColumnPool, shares: _Shares, slot: Slot
+        self, rows: ShardedRows, request: _Named, place: int, ask: Ask, pool: ExactColumns, shares: _Shares, slot: Slot
     ) -> None:
         self._rows = rows
         self._request = request

@@ -23,8 +23,7 @@ from fastomp_nvm.errors import FastompError, RequestError, StoreError
 from fastomp_nvm.matrix.gradients import Ask, CertifiedSweep, ExactSweep, LocalGradients
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.pool import ColumnPool
-from fastomp_nvm.matrix.rows import local_rows
-from fastomp_nvm.matrix.standardisation import Design
+from fastomp_nvm.matrix.rows import Design, local_rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.matrix.traffic import Traffic

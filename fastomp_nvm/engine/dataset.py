@@ -18,8 +18,8 @@ from fastomp_nvm.errors import DataError
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import rows_of
-from fastomp_nvm.matrix.rows import ArrayRows, Rows
-from fastomp_nvm.matrix.standardisation import Design, Standardisation
+from fastomp_nvm.matrix.rows import ArrayRows, Design, Rows
+from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Target

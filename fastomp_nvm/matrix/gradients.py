@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from fastomp_nvm.matrix.tier import TierAccount, TierSweep
 from fastomp_nvm.matrix.traffic import Traffic
 
 if TYPE_CHECKING:
-    from fastomp_nvm.matrix.pool import ColumnPool
-    from fastomp_nvm.matrix.rows import LocalRows
+    from fastomp_nvm.matrix.rows import Design, LocalRows
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 __all__ = [
     "Ask",
     "CertifiedSweep",
+    "ExactColumns",
     "ExactGradients",
     "ExactSweep",
     "Gradients",
@@ -77,11 +77,27 @@ class Gradients(ABC):
         """Return the gradient of the columns of ``features``, in their order."""
 
 
+class ExactColumns(Protocol):
+    """Columns that decisions may read exactly: what a sweep needs of the pool of a run."""
+
+    design: Design
+
+    def products(self, features: IndexArray, vectors: Float64Array) -> Float64Array:
+        """Return (n_columns, m): the standardised columns of ``features`` times ``vectors`` (n_obs, m)."""
+        ...
+
+    def count_probe(self, traffic: Traffic) -> None:
+        """Count bytes that a question took elsewhere."""
+        ...
+
+
 class Sweep(ABC):
     """One pass over a matrix with the vectors of several runs."""
 
     @abstractmethod
-    def answer(self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None) -> Sequence[Gradients]:
+    def answer(
+        self, asks: Sequence[Ask], first: int, pool: ExactColumns, account: TierAccount | None = None
+    ) -> Sequence[Gradients]:
         """Return the answer to each of the ``asks`` of a run; a place is answered once.
 
         Parameters
@@ -89,7 +105,7 @@ class Sweep(ABC):
         asks : sequence of Ask
         first : int
             Place of their first vector among those of the sweep.
-        pool : ColumnPool
+        pool : ExactColumns
             Of the run: its standardisation, and the columns that must be known exactly.
         account : TierAccount, optional
             Decides when reading single columns costs more than another sweep.
@@ -111,7 +127,7 @@ class ExactSweep(Sweep):
     vectors: Vectors
 
     def answer(
-        self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None
+        self, asks: Sequence[Ask], first: int, pool: ExactColumns, account: TierAccount | None = None
     ) -> Sequence[LocalGradients]:
         """Return the answers, from the gradient of every column."""
         standardisation, vectors, here = pool.design.standardisation, self.vectors, slice(first, first + len(asks))
@@ -141,7 +157,7 @@ class CertifiedSweep(Sweep):
     vectors: Vectors
 
     def answer(
-        self, asks: Sequence[Ask], first: int, pool: ColumnPool, account: TierAccount | None = None
+        self, asks: Sequence[Ask], first: int, pool: ExactColumns, account: TierAccount | None = None
     ) -> Sequence[LocalGradients]:
         """Return the answers, from intervals; where these decide too little, from one exact sweep for all ``asks``."""
         rows, standardisation = self.rows, pool.design.standardisation
@@ -181,7 +197,7 @@ class TierGradients(LocalGradients):
     ask : Ask
     below, above : (n_features,) float64
         Bounds of the scores of the exact sweep.
-    pool : ColumnPool
+    pool : ExactColumns
         Reads the columns that must be known exactly.
     exactly : callable, optional
         Given how many columns must be known exactly, returns the exact answer to this ask, or None where reading them costs less.
@@ -192,7 +208,7 @@ class TierGradients(LocalGradients):
         ask: Ask,
         below: Float64Array,
         above: Float64Array,
-        pool: ColumnPool,
+        pool: ExactColumns,
         exactly: Callable[[int], Gradients | None] | None = None,
     ) -> None:
         self._candidates = ask.candidates

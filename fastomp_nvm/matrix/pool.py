@@ -14,8 +14,8 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.memory import aligned_empty, fillable_memory
-from fastomp_nvm.matrix.rows import Rows
-from fastomp_nvm.matrix.standardisation import Design, Standardisation, column_index
+from fastomp_nvm.matrix.rows import Design, Rows
+from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.traffic import Traffic
 

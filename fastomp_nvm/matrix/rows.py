@@ -28,7 +28,7 @@ from fastomp_nvm.matrix.tier import Tier, TierSweep
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
-__all__ = ["ArrayRows", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
+__all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
 
 #: Columns whose moments are computed at a time; the result does not depend on it.
 _MOMENT_COLUMNS = 256
@@ -320,3 +320,27 @@ def local_rows(rows: AnyArray | Rows) -> LocalRows:
     if isinstance(rows, LocalRows):
         return rows
     return ArrayRows(np.asarray(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A raw matrix and its standardisation.
+
+    Attributes
+    ----------
+    matrix : Rows
+    standardisation : Standardisation
+    """
+
+    matrix: Rows
+    standardisation: Standardisation
+
+    @property
+    def n_obs(self) -> int:
+        """Number of observations."""
+        return self.matrix.shape[1]
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return self.standardisation.n_features

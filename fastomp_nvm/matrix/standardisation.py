@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.linalg import lapack
@@ -22,10 +21,7 @@ from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.moments import ColumnStatistics
 
-if TYPE_CHECKING:
-    from fastomp_nvm.matrix.rows import Rows
-
-__all__ = ["Design", "Standardisation", "Whitener", "column_index", "whitener_of_gram"]
+__all__ = ["Standardisation", "Whitener", "column_index", "whitener_of_gram"]
 
 #: A column counts as constant when its centred norm is below this fraction of the norm of its largest entry repeated.
 CONSTANT_RELATIVE_NORM = 1e-10
@@ -264,27 +260,3 @@ class Standardisation:
             for columns, matrix in zip(group.columns, group.matrices, strict=True):
                 original[columns] = matrix.T @ coef[columns]
         return original, -float(original @ self.mean)
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """A raw matrix and its standardisation.
-
-    Attributes
-    ----------
-    matrix : Rows
-    standardisation : Standardisation
-    """
-
-    matrix: Rows
-    standardisation: Standardisation
-
-    @property
-    def n_obs(self) -> int:
-        """Number of observations."""
-        return self.matrix.shape[1]
-
-    @property
-    def n_features(self) -> int:
-        """Number of features."""
-        return self.standardisation.n_features

@@ -223,8 +223,8 @@ def _constraint(dataset: Dataset, request: SelectionRequest, usable: BoolArray, 
             raise RequestError("give k, or a constraint that bounds how many features may be selected")
         return limit
     constraint = bind_constraint(request.constraint, dataset, usable)
-    # Not ``Intersection``: a limit next to lower bounds must leave room for them.
-    return constraint if limit is None else intersect([limit, constraint])
+    # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
+    return intersect([constraint] if limit is None else [limit, constraint])
 
 
 def bind_constraint(

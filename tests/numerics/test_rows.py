@@ -19,8 +19,8 @@ from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.pacing import DeviceProfile
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.reader import FileRows, MatrixFile
-from fastomp_nvm.matrix.rows import ArrayRows, LocalRows, PiecedRows
-from fastomp_nvm.matrix.standardisation import Design, Standardisation
+from fastomp_nvm.matrix.rows import ArrayRows, Design, LocalRows, PiecedRows
+from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.traffic import Traffic
 
