@@ -146,10 +146,10 @@ def select_cell(store: str, k: int, tier: str) -> dict[str, Any]:
     with fo.open_store(store) as opened:
         for _ in range(2):
             started = time.perf_counter()
-            details = fo.select(opened, k=k, tier="int8" if tier == "int8" else "exact").details
+            found = fo.select(opened, k=k, tier="int8" if tier == "int8" else "exact")
             seconds = time.perf_counter() - started
-    network = details.get("bytes_sent", 0) + details.get("bytes_received", 0)
-    return {"passes": details["full_passes"], "bytes_read": details["bytes_read"], "network_bytes": network, "seconds": seconds}
+    network = (found.bytes_sent or 0) + (found.bytes_received or 0)
+    return {"passes": found.full_passes, "bytes_read": found.bytes_read, "network_bytes": network, "seconds": seconds}
 
 
 def compare_rehearsals(report: Report, sizes: Sequence[tuple[int, int]]) -> None:
@@ -163,13 +163,13 @@ def compare_rehearsals(report: Report, sizes: Sequence[tuple[int, int]]) -> None
             X, y = sparse_design(n_obs, n_features, true=100, noise=0.3)
         settings = [(k, tau, 0.1) for k in (50, 100, 300) for tau in ((0.25, 0.5, 0.9) if n_features <= 100_000 else (0.5,))]
         for k, tau, epsilon in [*settings, (100, 0.5, 0.2)]:
-            real = fo.select(X, y, k=k, tau=tau, epsilon=epsilon, polish="none").details
+            real = fo.select(X, y, k=k, tau=tau, epsilon=epsilon, polish="none")
             predicted = rehearse(n_features, n_obs, k, kind=KINDS[kind], epsilon=epsilon, tau=tau)
-            passes = math.floor(real["full_passes"])
+            passes = math.floor(real.full_passes)
             counts = {
                 "full passes": len(predicted.passes) / passes,
-                "gathered columns": predicted.gathered / ((real["full_passes"] - passes) * n_features),
-                "inner iterations": predicted.inner_iterations / (real["gradient_rounds"] - passes),
+                "gathered columns": predicted.gathered / ((real.full_passes - passes) * n_features),
+                "inner iterations": predicted.inner_iterations / (real.gradient_rounds - passes),
             }
             report.measured({"data": kind, "shape": [n_obs, n_features], "k": k, "tau": tau, "epsilon": epsilon, **counts})
             for name, ratio in counts.items():

@@ -22,7 +22,7 @@ from benchmarks.harness.processes import CellError, run_alone, run_cell
 
 
 def test_memory_beyond_the_data_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a contestant's preparation needed for a while does not count, what its call needs does."""
+    """Memory of the call counts, temporary memory of the preparation does not."""
     held, sampled = [1000], threading.Event()
 
     def resident_bytes(process: int | None = None) -> int:
@@ -37,7 +37,7 @@ def test_memory_beyond_the_data_is_that_of_the_call(monkeypatch: pytest.MonkeyPa
 
         def call() -> np.ndarray:
             held[0] = 5000
-            for _ in range(2):  # the first sample may have been on its way before
+            for _ in range(2):  # the first sample may have begun before
                 sampled.clear()
                 assert sampled.wait(60)
             held[0] = 2000
@@ -52,10 +52,10 @@ def test_memory_beyond_the_data_is_that_of_the_call(monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_of_this_process_is_seen() -> None:
-    """Pages that were written to are counted, in a process of its own: what other tests left is freed at any time."""
-    code = "import numpy as np; from benchmarks.harness.memory import resident_bytes as now; "
-    code += "before = now(); block = np.ones(10_000_000); "
-    done = subprocess.run([sys.executable, "-c", code + "print(now() - before)"], capture_output=True, text=True, check=True)
+    """Pages that were written to are counted; in a process of its own, because memory left by other tests is freed at any time."""
+    code = "import numpy as np; from benchmarks.harness.memory import resident_bytes as now; before = now(); "
+    code += "block = np.ones(10_000_000); print(now() - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 40e6
 
 
