@@ -262,7 +262,7 @@ class ArrayRows(LocalRows):
 
 
 class PiecedRows(LocalRows):
-    """Rows in several arrays, one below the other: what a pool with values of limited size can offer.
+    """Rows in several arrays, one below the other: for media whose values are limited in size.
 
     Parameters
     ----------
