@@ -1,4 +1,4 @@
-"""Reading past the page cache: the same bytes and bits as through the mapping, and nobody's pages pushed out."""
+"""Direct reads: the same bytes and bits as through the mapping, without using the page cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build(url: str, n_obs: int, n_columns: int, dtype: str = "float32", tier: st
 
 
 def evict(path: Path) -> None:
-    """Drop the pages of a file that nobody maps from the page cache."""
+    """Drop the pages of an unmapped file from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -46,7 +46,7 @@ def evict(path: Path) -> None:
 
 
 def on_device(path: Path) -> None:
-    """Skip where the temporary folder is memory: nothing there is ever cold."""
+    """Skip where the temporary folder is in memory."""
     if file_system_type(str(path)) in VOLATILE_FILE_SYSTEMS:
         pytest.skip("the temporary folder is on a file system in memory")
 
@@ -58,7 +58,7 @@ def read_from_device() -> int:
 
 @pytest.fixture(params=["compiled", "interpreted"])
 def picking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Pick columns in C, and as where there was no compiler."""
+    """Gather with and without the compiled extension."""
     if request.param == "interpreted":
         monkeypatch.setattr(reading, "native", None)
     elif reading.native is None:
@@ -93,7 +93,7 @@ def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 def test_a_selection_is_the_same_read_directly(tmp_path: Path, tier: str) -> None:
-    """Indices, coefficients and counted bytes do not depend on the way to the file."""
+    """Indices, coefficients and counted bytes do not depend on how the file is read."""
     with build(str(tmp_path / "store"), 333, 2000) as store:
         found = [fo.select(Dataset.of_store(store, io), k=15, tier=tier) for io in ("mmap", "direct", "auto")]
     for other in found[1:]:
@@ -127,7 +127,7 @@ def test_direct_reads_reach_the_device_and_leave_the_page_cache_alone(tmp_path: 
 
 @pytest.mark.parametrize("refusal", ["open", "read"])
 def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: str) -> None:
-    """Where the file system refuses direct reads, at once or when it comes to it, the bytes come another way."""
+    """Where the file system refuses direct reads, at open or at the first read, the page cache is used."""
     with build(str(tmp_path / "store"), 1001, 97) as store:
 
         def open_file(flags: int) -> int:
@@ -155,7 +155,7 @@ def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: st
 
 
 def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
-    """On tmpfs, which has no device to read from, direct reading still gives the answer."""
+    """On tmpfs, which has no device, ``direct`` gives the same answer."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK):
         pytest.skip("/dev/shm cannot be written")
@@ -171,7 +171,7 @@ def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
 
 
 def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> None:
-    """A matrix or tier that is cold and only copied does not pass through the page cache, however much memory there is."""
+    """A cold matrix or tier that is copied into memory is read directly, however much memory is free."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: 0.0)
     reads: list[int] = []
@@ -191,7 +191,7 @@ def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> No
 
 @pytest.mark.usefixtures("picking")
 def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
-    """A direct read past the new end of a file raises instead of computing with what the buffer held before."""
+    """A direct read past the new end of a file raises instead of using old contents of the buffer."""
     with build(str(tmp_path / "store"), 1000, 50) as store:
         rows = FileRows(store.files()[0], "direct")
         os.truncate(tmp_path / "store" / "matrix.npy", 4096 + 60_123)
@@ -202,7 +202,7 @@ def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the device says when columns are picked reaches the user as one sentence."""
+    """An error of the device during a gather is reported in one sentence."""
 
     def fail(*arguments: object) -> None:
         raise OSError(5, "Input/output error")
@@ -217,7 +217,7 @@ def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared among the pools and within bounds; for small data the kernel is not even asked."""
+    """The budget is shared among the pools and bounded; for small data free memory is not looked up."""
     monkeypatch.setattr(columns, "fillable_memory", lambda: 900e6)
     assert automatic_budget(1 << 40) == 600_000_000
     assert automatic_budget(1 << 40, 3) == 200_000_000
@@ -243,7 +243,7 @@ def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_the_compiled_reader_stays_within_its_memory(tmp_path: Path, wrong: dict[str, object]) -> None:
-    """Columns, places and buffers that would have it read or write elsewhere are refused before anything is read."""
+    """Columns, places and buffers out of range are refused before anything is read."""
     if reading.native is None:
         pytest.skip("the extension was not built here")
     (tmp_path / "file").write_bytes(bytes(1000))
@@ -259,7 +259,7 @@ def test_the_compiled_reader_stays_within_its_memory(tmp_path: Path, wrong: dict
 
 
 def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
-    """In memory: the mapping. Cold: the mapping for a sweep that will fit, direct for one that will not and for columns picked."""
+    """In memory: mapped. Cold: mapped for a sweep that fits into memory, direct for one that does not and for gathers."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     share, memory = [1.0], [float("inf")]
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
@@ -281,7 +281,7 @@ def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("io", ["direct", "mmap"])
 def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str) -> None:
-    """Once a block cannot be used the threads end after what they have in hand: nobody waits for the rest of the data."""
+    """After an error the threads finish their current blocks and stop; the rest of the data is not read."""
     monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.TASK_BYTES", 4096)
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.INLINE_PRODUCTS", 0)
@@ -303,7 +303,7 @@ def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) -> None:
-    """Before anything is read, with both sizes in the sentence: the kernel would end the process without one."""
+    """Refused before anything is read, with both sizes in the message."""
     with build(str(tmp_path / "store"), 500, 80) as store:
         monkeypatch.setattr(filling, "fillable_memory", lambda: 1000.0)
         with pytest.raises(fo.MediumError, match=r"a copy of the matrix needs .* GB of memory, and 0\.00 GB may be filled"):
@@ -313,7 +313,7 @@ def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) 
 
 
 def test_files_of_others_count_as_cold(tmp_path: Path, monkeypatch) -> None:
-    """Of a file that this user could not write the kernel says that all of it is in memory, which nobody may rely on."""
+    """``mincore`` reports a file that this user may not write as in memory; it counts as cold instead."""
     with build(str(tmp_path / "store"), 500, 80) as store:
         assert store.files()[0].resident_share() == 1.0  # just written
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -322,7 +322,7 @@ def test_files_of_others_count_as_cold(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_memory_to_fill_is_bounded_by_the_machine() -> None:
-    """What this process may fill is positive and no more than the machine has."""
+    """Fillable memory is positive and at most the memory of the machine."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < fillable_memory() <= total
 
@@ -336,7 +336,7 @@ def test_memory_to_fill_is_bounded_by_the_machine() -> None:
     ],
 )
 def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch, lines: str, files: dict[str, str], room: int) -> None:
-    """Both versions of control groups bound the memory to fill, parents included."""
+    """Both versions of control groups bound fillable memory, parents included."""
     for name, text in {**files, "cgroup": lines}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -347,7 +347,7 @@ def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch, lines: str,
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 40), st.integers(1, 20))
 def test_pieces_cover_every_column_once(columns: list[int], most: int, near: int) -> None:
-    """Batches of a gather follow each other, miss nothing and span no more than a buffer holds."""
+    """Batches of a gather cover every column once, in order, and span at most a buffer."""
     wanted = np.array(sorted(columns))
     pieces = reading._pieces(wanted, most, near)
     assert [place for begin, end in pieces for place in range(begin, end)] == list(range(len(wanted)))
@@ -356,7 +356,7 @@ def test_pieces_cover_every_column_once(columns: list[int], most: int, near: int
 
 
 def test_descriptors_are_returned(tmp_path: Path) -> None:
-    """A closed store whose data set is gone holds no file open."""
+    """A closed store without a data set holds no file open."""
     build(str(tmp_path / "store"), 50, 40).close()
 
     def once() -> int:
