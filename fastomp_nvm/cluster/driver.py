@@ -284,7 +284,7 @@ class _Connection:
         self.sent: defaultdict[int, set[str]] = defaultdict(set)  # keys of the values each shard was sent
         self.shares = _Shares()
         self.views: WeakKeyDictionary[Rows, View] = WeakKeyDictionary()  # the standardisation behind each view of the rows
-        self.shared_views: WeakKeyDictionary[Rows, _Named] = WeakKeyDictionary()  # those handed over to the shards
+        self.shared_views: WeakKeyDictionary[Rows, _Named] = WeakKeyDictionary()  # views that were sent to the shards
         self._slots: WeakKeyDictionary[ExactColumns, list[Slot]] = WeakKeyDictionary()  # of runs in flight, by their pools
 
     @property

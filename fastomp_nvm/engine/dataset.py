@@ -1,7 +1,7 @@
 """The input of a selection: one matrix with its moments, from a store or from an array in memory.
 
-The moments of a store were computed when it was built. An array's are computed here, and so are those under observation weights
-(folds, subsamples), in one pass over the columns.
+The moments of a store were computed when it was built. Those of an array, and moments under observation weights (folds,
+subsamples), are computed in one pass over the columns when they are needed.
 """
 
 from __future__ import annotations

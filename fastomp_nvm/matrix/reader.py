@@ -206,6 +206,7 @@ class FileRows(ArrayRows):
         self.file = file
         self._io = io
         self._pace = None if file.profile is None else Pace(file.profile)
+        self._executor: ThreadPoolExecutor | None = None  # its threads end with this object
         self._buffers: dict[int, list[mmap.mmap]] = {}  # by size
 
     def visit(
@@ -232,7 +233,7 @@ class FileRows(ArrayRows):
                         last = min(first + step, end)
                         paced(file.read(first, last, buffer), first, last)
 
-        _run(work, waiting, min(sweeper.threads + WAITING_THREADS, -(-len(self) // step)))
+        self._run(work, waiting, min(sweeper.threads + WAITING_THREADS, -(-len(self) // step)))
         lost_pages.check(self.array)
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
@@ -251,7 +252,7 @@ class FileRows(ArrayRows):
 
             # Without the extension, threads would wait for the interpreter lock and not for the device.
             threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
-            _run(work, waiting, min(threads, -(-len(columns) // step)))
+            self._run(work, waiting, min(threads, -(-len(columns) // step)))
         else:
             super().gather(columns, out, sweeper)
         if self._pace is not None:
@@ -264,6 +265,18 @@ class FileRows(ArrayRows):
         if self.nbytes < SMALL_BYTES or (share := self.file.resident_share()) >= RESIDENT_SHARE:
             return False
         return not (again and (1.0 - share) * self.nbytes <= fillable_memory() / 2)
+
+    def _run(self, work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: int) -> None:
+        """Run ``work``, which takes ranges from ``waiting``, on several threads; raise the error of one that failed."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(256, "fastomp-read")  # started as they are needed
+        helpers = [self._executor.submit(unless_others_fail(work, waiting)) for _ in range(threads)]
+
+        def ended() -> None:
+            for helper in helpers:
+                helper.result()
+
+        unless_others_fail(ended, waiting)()  # Ctrl-C arrives here
 
     @contextlib.contextmanager
     def _buffer(self, size: int) -> Iterator[mmap.mmap]:
@@ -283,18 +296,6 @@ def rows_of(matrix: AnyArray | Rows, files: Sequence[MatrixFile] = (), io: str =
         return matrix
     file = next((each for each in files if each.array is matrix), None)
     return ArrayRows(matrix) if file is None else FileRows(file, io)
-
-
-def _run(work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: int) -> None:
-    """Run ``work``, which takes ranges from ``waiting``, on several threads; raise the error of one that failed."""
-    with ThreadPoolExecutor(threads, "fastomp-read") as executor:
-        helpers = [executor.submit(unless_others_fail(work, waiting)) for _ in range(threads)]
-
-        def ended() -> None:
-            for helper in helpers:
-                helper.result()
-
-        unless_others_fail(ended, waiting)()  # Ctrl-C arrives here
 
 
 def _pieces(columns: IndexArray, most: int, near: int) -> list[tuple[int, int]]:

@@ -33,6 +33,9 @@ __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", 
 #: Columns whose moments are computed at a time; the result does not depend on it.
 _MOMENT_COLUMNS = 256
 
+#: Rows copied at a time: their checksum is computed while they are in the cache.
+_COPIED_ROWS = 64
+
 #: Called with a block of rows, the number of its first row and that of the row after its last; several threads call at once.
 Use: TypeAlias = Callable[[AnyArray, int, int], None]
 
@@ -209,9 +212,11 @@ class LocalRows(Rows):
         check = None if seal is None else SealCheck(seal)
 
         def fill(block: AnyArray, first: int, last: int) -> None:
-            copy[first:last] = block
-            if check is not None:
-                check.look(copy[first:last], first)
+            for start in range(first, last, _COPIED_ROWS):
+                copied = copy[start : min(start + _COPIED_ROWS, last)]
+                copied[...] = block[start - first :][: len(copied)]
+                if check is not None:
+                    check.look(copied, start)
 
         self.visit(Sweeper(), fill, edges=None if check is None else check.edges, again=False)
         copy.setflags(write=False)
@@ -257,7 +262,7 @@ class ArrayRows(LocalRows):
 
 
 class PiecedRows(LocalRows):
-    """Rows in several arrays, one below the other: what a pool with values of limited size can offer.
+    """Rows in several arrays, one below the other: for media whose values are limited in size.
 
     Parameters
     ----------

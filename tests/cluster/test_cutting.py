@@ -1,4 +1,4 @@
-"""Cutting a store, or a file, into shards: at the place asked for or not at all, and nothing is left of what was killed."""
+"""Cutting a store, or a file, into shards: complete or not at all, and killed processes leave nothing behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 @given(st.integers(1, 60), st.one_of(st.integers(1, 60), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20)))
 def test_shards_are_a_partition_of_the_blocks(n_blocks: int, into: Any) -> None:
-    """Every block lies in one shard, every shard has one, their order is kept; more shards than blocks are refused."""
+    """Every block is in one shard, every shard has a block, in order; more shards than blocks are refused."""
     wanted = into if isinstance(into, int) else len(into)
     if wanted > n_blocks:
         with pytest.raises(RequestError, match="cannot be made"):
@@ -51,7 +51,7 @@ def test_shards_are_a_partition_of_the_blocks(n_blocks: int, into: Any) -> None:
 
 
 def test_a_cut_that_is_killed_leaves_nothing_that_opens(store: FeatureStore, tmp_path: Path) -> None:
-    """SIGKILL at any moment: the directory has its name with all shards and the manifest, or not at all; a second try succeeds."""
+    """After SIGKILL at any moment the directory is complete or absent, and a second attempt succeeds."""
     code = "import sys; from storage_backends.build.sharding import cut; print('go', flush=True); cut(sys.argv[1], sys.argv[2], 4)"
     out = tmp_path / "cut"
     for delay in (0.003, 0.02):
@@ -72,7 +72,7 @@ def test_a_cut_that_is_killed_leaves_nothing_that_opens(store: FeatureStore, tmp
 
 
 def test_places_that_are_taken_are_refused(store: FeatureStore, tmp_path: Path) -> None:
-    """A directory of something else is never replaced, one of shards only when asked for; too many shards are refused."""
+    """Other directories are never replaced, sharded stores only on request; too many shards are refused."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("keep")
     with pytest.raises(StoreURLError, match="not a sharded store"):
@@ -100,7 +100,7 @@ def test_places_that_are_taken_are_refused(store: FeatureStore, tmp_path: Path) 
 def test_shards_that_cannot_be_made_are_refused_before_anything_is_read(
     out: str, shards: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``ingest --shards`` checks where and how many first: the source, which does not exist here, is not even looked for."""
+    """``ingest --shards`` checks destination and count before it opens the source, which does not exist here."""
     monkeypatch.chdir(tmp_path)
     assert main(["ingest", "nowhere.npy", out, "--shards", shards]) == 2
     error = capsys.readouterr().err
@@ -110,7 +110,7 @@ def test_shards_that_cannot_be_made_are_refused_before_anything_is_read(
 
 
 def test_shards_are_not_cut_again(store: FeatureStore, tmp_path: Path) -> None:
-    """Their matrix lies elsewhere; one sentence says what to cut instead."""
+    """Shards are not cut again; the message names the store to cut instead."""
     with (
         open_in_process(cut(store, str(tmp_path / "once"), 2)) as sharded,
         pytest.raises(RequestError, match="cut the original store"),
@@ -119,7 +119,7 @@ def test_shards_are_not_cut_again(store: FeatureStore, tmp_path: Path) -> None:
 
 
 def test_ingest_builds_shards_and_leaves_no_second_copy(tmp_path: Path) -> None:
-    """``ingest --shards`` leaves the shards of the same store, and nothing else."""
+    """The shards of ``ingest --shards`` make the store of a plain ``ingest``, and nothing else is left."""
     X = np.random.default_rng(2).standard_normal((30, 800))
     np.save(tmp_path / "x.npy", X)
     assert main(["ingest", str(tmp_path / "x.npy"), str(tmp_path / "one"), "--target", "0"]) == 0
@@ -135,7 +135,7 @@ def test_ingest_builds_shards_and_leaves_no_second_copy(tmp_path: Path) -> None:
 def test_shards_lie_where_they_were_asked_to_whatever_it_is_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, scheme: str
 ) -> None:
-    """Signs that mean something in a URL are part of a path; the line of what to do next names the manifest that was written."""
+    """Special characters of URLs may occur in a path; the final hint names the manifest that was written."""
     place = tmp_path / name
     place.mkdir()
     out = f"{scheme}://{urllib.parse.quote(str(place))}" if scheme else str(place)
@@ -179,7 +179,7 @@ def test_what_a_killed_ingest_left_goes_with_the_next_one(store: FeatureStore, t
 
 
 def test_ingest_into_shards_killed_in_the_middle_leaves_nothing_for_ever(tmp_path: Path) -> None:
-    """SIGKILL while data are staged: the next one removes them, whether the store of them was finished or not."""
+    """Data staged by a process that was killed are removed by the next one, finished or not."""
     np.save(tmp_path / "x.npy", np.random.default_rng(2).standard_normal((200, 2560)))
     code = """if True:
         import os, signal, sys
@@ -197,7 +197,7 @@ def test_ingest_into_shards_killed_in_the_middle_leaves_nothing_for_ever(tmp_pat
 
 
 def punches_holes(folder: Path) -> bool:
-    """Tell whether the file system gives back the room of a part of a file."""
+    """Tell whether the file system can punch holes into a file."""
     path = folder / "holes.bin"
     path.write_bytes(os.urandom(1 << 20))
     with path.open("r+b") as file:
@@ -210,7 +210,7 @@ def punches_holes(folder: Path) -> bool:
 
 
 def test_ingest_into_shards_never_takes_the_room_of_the_data_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store they are cut from goes as they come: at most one shard more than the data lies on the disk."""
+    """The source is released while shards are written: the disk holds at most the data and one shard more."""
     if not punches_holes(tmp_path):
         pytest.skip("the file system of temporary files gives back no part of a file")
     taken: list[int] = []

@@ -66,7 +66,7 @@ def manifest(request: pytest.FixtureRequest, place: Path, store: FeatureStore) -
 
 @pytest.fixture(scope="module")
 def few(place: Path) -> FeatureStore:
-    """As many columns, of which few vary: algorithms that fit a model per candidate are quick on it. Some tie across shards."""
+    """Build a store in which few columns vary, so that algorithms with a model per candidate are fast; some tie across shards."""
     rng = np.random.default_rng(6)
     X = np.full((40, 1900), 0.5, dtype=np.float32)
     varying = np.concatenate((np.arange(12), np.arange(300, 1900, 80)))
@@ -87,7 +87,7 @@ def few_sharded(request: pytest.FixtureRequest, place: Path, few: FeatureStore) 
 
 @pytest.fixture(scope="module")
 def of_one_store(few: FeatureStore) -> Callable[[str, str], tuple[dict[str, Any], fo.Selection]]:
-    """Return a request under the first of three constraints that an algorithm keeps, and what the one store answers."""
+    """Return a request under the first of three constraints that an algorithm supports, and the answer of the one store."""
     people = np.random.default_rng(7).random((9, few.layout.n_features)) < 0.9
     constraints: list[dict[str, Any]] = [
         {"constraint": GENERAL},
@@ -139,7 +139,7 @@ def test_every_algorithm_there_is_answers_alike(
 def test_most_algorithms_are_compared_under_a_general_constraint(
     of_one_store: Callable[[str, str], tuple[dict[str, Any], fo.Selection]],
 ) -> None:
-    """Only those that are defined for less fall back to less."""
+    """Only algorithms that support fewer constraints use another one."""
     kept = {name: of_one_store(name, "linear")[0].get("constraint") for name in set(ALGORITHMS) - {"lasso"}}
     assert {name for name, constraint in kept.items() if constraint is not GENERAL} == {"dash", "isk"}
     assert isinstance(kept["isk"], fo.constraints.Fairness)
@@ -148,7 +148,7 @@ def test_most_algorithms_are_compared_under_a_general_constraint(
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 @pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp", "sds_ma", "top_k", "random"])
 def test_selections_among_many_candidates_answer_alike(store: FeatureStore, manifest: Path, algorithm: str, tier: str) -> None:
-    """So do they where every shard has hundreds of candidates."""
+    """The answer is the same where every shard has hundreds of candidates."""
     request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "target": "y"}
     with open_in_process(manifest) as sharded:
         same(fo.select(store, **request), fo.select(sharded, **request))
@@ -157,7 +157,7 @@ def test_selections_among_many_candidates_answer_alike(store: FeatureStore, mani
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 @pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
 def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, algorithm: str, tier: str) -> None:
-    """So do selections with another objective."""
+    """The answer is the same with another objective."""
     request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "objective": "logistic", "target": "c"}
     with open_in_process(manifest) as sharded:
         same(fo.select(store, **request), fo.select(sharded, **request))
@@ -177,7 +177,7 @@ def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, a
     ids=lambda fields: "-".join(f"{name}" for name in fields),
 )
 def test_every_other_setting_answers_alike(store: FeatureStore, uneven: Path, fields: dict[str, Any]) -> None:
-    """So do the settings that reach the matrix in a way of their own."""
+    """The answer is the same with settings that change how the matrix is used."""
     request = {"k": 8, "target": "y", **fields}
     with open_in_process(uneven) as sharded:
         same(fo.select(store, **request), fo.select(sharded, **request))
@@ -196,7 +196,7 @@ def test_cross_validation_and_stability_answer_alike(store: FeatureStore, uneven
 def test_a_shard_remembers_the_moments_of_every_subsample(
     store: FeatureStore, uneven: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many were asked for at once, no question afterwards has them computed again."""
+    """Moments requested at once, however many, are not computed again by later questions."""
     computed: list[int] = []
     moments = LocalRows.moments
 
@@ -214,7 +214,7 @@ def test_a_shard_remembers_the_moments_of_every_subsample(
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 def test_a_shard_that_forgets_everything_between_calls_changes_nothing(store: FeatureStore, place: Path, tier: str) -> None:
-    """Questions carry all that their answer depends on, so that a restarted shard is harmless, whenever it happens."""
+    """A shard may be restarted at any moment: questions carry everything that their answers depend on."""
     manifest = cut(store, f"{place}/forgetful-{tier}", 2)
     request: dict[str, Any] = {"k": 6, "target": "y", "tier": tier, "test_fraction": 0.2}
     with open_in_process(manifest, forgetful=True) as sharded:
@@ -229,7 +229,7 @@ def test_shards_with_their_tier_in_memory_answer_alike(store: FeatureStore, plac
 
 
 def test_a_sharded_store_counts_what_the_one_store_counts(store: FeatureStore, manifest: Path) -> None:
-    """Without the tier the bytes read are the same; with it shards may read more columns exactly, r each instead of r."""
+    """Without the tier the bytes read are the same; with it each shard may read r columns exactly."""
     with open_in_process(manifest) as sharded:
         for tier in ("exact", "int8"):
             one, other = (fo.select(data, k=10, target="y", tier=tier).to_json() for data in (store, sharded))
@@ -242,7 +242,7 @@ def test_a_sharded_store_counts_what_the_one_store_counts(store: FeatureStore, m
 
 
 def test_survivors_come_with_the_largest_scores(store: FeatureStore, manifest: Path) -> None:
-    """A round of FAST_OMP takes two calls: scores with survivors, and columns. Only the first one asks for the survivors apart."""
+    """A round of FAST_OMP takes two calls: scores with survivors, and columns. Only the first asks for survivors separately."""
     request: dict[str, Any] = {"k": 10, "target": "y", "tier": "exact", "tau": 0.9, "polish": "none"}
     with open_in_process(manifest) as sharded:
         rounds = fo.select(store, **request).full_passes // 1
@@ -253,7 +253,7 @@ def test_survivors_come_with_the_largest_scores(store: FeatureStore, manifest: P
 
 
 def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -> None:
-    """Ten times the features, the same vectors and decisions: the same order of bytes, but for the columns that are gathered."""
+    """With ten times the features, the traffic without gathered columns stays of the same order."""
     crossed = []
     for n_columns in (2560, 25600):
         rng = np.random.default_rng(1)
@@ -274,7 +274,7 @@ def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -
 
 
 def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> None:
-    """Candidates that a full group takes away all over the matrix are told once, not with every decision."""
+    """Candidates that a full group removes are sent once, not with every decision."""
     sent = []
     sizes = (5120, 51200)
     for n_columns in sizes:
@@ -291,7 +291,7 @@ def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> No
 
 @given(st.integers(1, 900), st.data())
 def test_candidate_sets_survive_the_wire(count: int, data: st.DataObject) -> None:
-    """Whatever it is a change of and whatever form is shortest, a set comes out as it went in, in a bit per feature at most."""
+    """A set is decoded unchanged from any base and in any form, in at most a bit per feature."""
     names = [NOTHING, USABLE, b"before"]
     seeds = st.integers(0, 2**32 - 1)
     masks = [
@@ -309,7 +309,7 @@ def test_candidate_sets_survive_the_wire(count: int, data: st.DataObject) -> Non
 
 
 def test_shards_are_ordinary_stores_and_keep_features_whole(store: FeatureStore, manifest: Path) -> None:
-    """Each opens by itself, passes its checks and holds its features' bytes; together they have the whole's fingerprint."""
+    """Each shard opens by itself, verifies and holds the bytes of its features; together they have the fingerprint of the whole."""
     found = read_manifest(manifest)
     assert found.fingerprint == store.layout.fingerprint
     for address in found.shards:
@@ -327,7 +327,7 @@ def test_shards_are_ordinary_stores_and_keep_features_whole(store: FeatureStore,
 
 
 def test_a_missing_stale_or_foreign_shard_is_refused_by_name(store: FeatureStore, place: Path, tmp_path: Path) -> None:
-    """At open, before anything is computed."""
+    """Wrong shards are refused at open."""
     good = cut(store, f"{tmp_path}/cut", 3).parent
     other = cut(make_store(f"mmap://{tmp_path}/other", dtype="float64"), f"{tmp_path}/other-cut", 3).parent
 
@@ -378,7 +378,7 @@ def test_a_missing_stale_or_foreign_shard_is_refused_by_name(store: FeatureStore
     "other", [{"y": {"y": np.zeros(30)}}, {"y": {"z": np.arange(30.0)}}, {"names": [f"x{i}" for i in range(700)]}]
 )
 def test_a_shard_with_other_names_or_targets_is_refused_by_name(tmp_path: Path, number: int, other: dict[str, Any]) -> None:
-    """Over the same matrix, whichever shard it is; a manifest that says nothing of names and targets is read as before."""
+    """A shard with other labels is refused; a manifest without digests of labels is accepted."""
     X = np.random.default_rng(0).standard_normal((30, 700)).astype(np.float32)
     for name, labels in {"old": {"y": {"y": np.arange(30.0)}}, "new": {"y": {"y": np.arange(30.0)}, **other}}.items():
         with fo.create_store(f"mmap://{tmp_path}/{name}", X, **labels) as whole:
@@ -394,7 +394,7 @@ def test_a_shard_with_other_names_or_targets_is_refused_by_name(tmp_path: Path, 
 
 
 def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled half way it is resumed, to the answer of the one store; its state lies beside the manifest."""
+    """A cancelled run is resumed to the answer of the one store; its state is kept beside the manifest."""
     from fastomp_nvm.errors import CancelledError
     from fastomp_nvm.runs import drive
 
@@ -419,7 +419,7 @@ def test_a_run_over_shards_is_durable(store: FeatureStore, place: Path, tmp_path
 
 @pytest.fixture
 def asked_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ``cluster://`` ask shards of this process, for commands too."""
+    """Make ``cluster://`` use shards of this process, also in commands."""
     monkeypatch.setattr("storage_backends.media.cluster.MEDIUM", in_process_medium())
 
 
@@ -438,7 +438,7 @@ def test_commands_say_of_shards_what_they_say_of_the_one_store(
 def test_what_is_said_of_sweeps_here_is_refused_where_shards_sweep(
     uneven: Path, capsys: pytest.CaptureFixture[str], words: list[str], option: list[str]
 ) -> None:
-    """Shards would not hear of it: one sentence instead of silence."""
+    """Settings that do not reach the shards are refused."""
     assert main([words[0], f"cluster://{uneven}", *words[1:], "--k", "3", "--target", "y", *option]) == 2
     error = capsys.readouterr().err
     assert option[0] in error
@@ -446,7 +446,7 @@ def test_what_is_said_of_sweeps_here_is_refused_where_shards_sweep(
 
 
 def test_every_command_that_may_ask_shards_can_be_told_where() -> None:
-    """``--ray`` is an argument of all that open a store."""
+    """``--ray`` is an argument of every command that opens a store."""
     for command in ("info", "verify", "select", "grid", "cv", "stability", "resume", "export", "check-constraint"):
         parser = argparse.ArgumentParser()
         importlib.import_module(COMMAND_LINE[command][0]).add_arguments(parser)
@@ -455,7 +455,7 @@ def test_every_command_that_may_ask_shards_can_be_told_where() -> None:
 
 @pytest.mark.usefixtures("asked_in_process")
 def test_verify_finds_the_damaged_block_of_a_shard(store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``verify`` passes over whole shards and names the one with a byte changed."""
+    """``verify`` accepts intact shards and names a shard with a changed byte."""
     manifest = cut(store, str(tmp_path / "cut"), 3)
     assert main(["verify", f"cluster://{manifest}"]) == 0
     matrix = manifest.parent / "shard-1" / "matrix.npy"
@@ -471,7 +471,7 @@ def test_verify_finds_the_damaged_block_of_a_shard(store: FeatureStore, tmp_path
 def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
     store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
-    """``select --run`` ends with exit code 1 in the middle; ``resume`` says what ``select`` says of the one store, twice."""
+    """An interrupted ``select --run`` exits with code 1; ``resume``, also repeated, prints the answer of the one store."""
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     manifest = cut(store, str(tmp_path / "cut"), 3)
     words = ["select", "--k", "8", "--target", "y", "--tau", "0.9", "--algorithm", algorithm]
@@ -499,7 +499,7 @@ def test_a_command_that_lost_a_shard_is_resumed_to_the_same_answer(
 
 
 def test_shards_go_to_machines_that_are_alive_and_offer_processors() -> None:
-    """A head that offers none is left out, unless no other machine offers any."""
+    """A head node without CPUs is not used, unless no node has CPUs."""
     from storage_backends.ray.shards import _machines
 
     def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -511,7 +511,7 @@ def test_shards_go_to_machines_that_are_alive_and_offer_processors() -> None:
 
 
 def test_the_matrix_of_a_cluster_is_not_pulled_to_one_machine(store: FeatureStore, place: Path) -> None:
-    """Copying it into memory is refused in one sentence; building one at its address says what to do instead."""
+    """Copying a sharded matrix into memory, and building a store at its address, are refused."""
     with open_in_process(cut(store, f"{place}/stays", 2)) as sharded, pytest.raises(RequestError, match="--load"):
         Dataset.of_store(sharded).loaded("x")
     with pytest.raises(StoreURLError, match="fastomp shard"):
@@ -519,7 +519,7 @@ def test_the_matrix_of_a_cluster_is_not_pulled_to_one_machine(store: FeatureStor
 
 
 def test_an_infeasible_query_parameter_is_refused(place: Path) -> None:
-    """A parameter nobody knows, or a timeout that is none, is named."""
+    """An unknown parameter or an invalid timeout is named."""
     with pytest.raises(StoreURLError, match="unknown parameter 'rays'"):
         fo.open_store(f"cluster://{place}/x?rays=1")
     with pytest.raises(StoreURLError, match="timeout"):

@@ -1,4 +1,4 @@
-"""Threads that share work: all of it done, errors told, none kept waiting for, and off the processor of who calls."""
+"""Worker threads: every task is done once, errors are raised, and workers stay off the caller's CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastomp_nvm.matrix.threads import together
 
 
 def sharing(tasks: int, each: Callable[[int], None]) -> Callable[[], None]:
-    """Return work that calls ``each`` for every task once, whoever takes it."""
+    """Return work that calls ``each`` once for every task, on any thread."""
     waiting = iter(range(tasks))
 
     def work() -> None:
@@ -29,7 +29,7 @@ def sharing(tasks: int, each: Callable[[int], None]) -> Callable[[], None]:
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_all_of_it_is_done_once(others) -> None:
-    """By the calling thread and by others, again and again, with no more threads than were ever needed."""
+    """Every task is done once, and repeated calls start no further threads."""
     before = {thread.name for thread in threading.enumerate()}
     for _ in range(20):
         done: list[int] = []
@@ -59,7 +59,7 @@ def test_others_take_their_share() -> None:
 
 @pytest.mark.parametrize("who", ["caller", "other"])
 def test_an_error_is_told_when_nobody_is_at_it_any_more(who) -> None:
-    """Of whoever raised it; afterwards the thread serves the next."""
+    """An error of any thread is raised; afterwards the thread runs the next task."""
     caller, at_it = threading.get_ident(), []
 
     def work() -> None:
@@ -83,7 +83,7 @@ def test_an_error_is_told_when_nobody_is_at_it_any_more(who) -> None:
 
 
 def test_what_never_began_is_not_waited_for() -> None:
-    """Who has done all the work itself returns, whatever keeps the others from beginning."""
+    """A caller that has done all tasks returns, even if the workers have not started."""
     blocked, let_go = threading.Event(), threading.Event()
     helper = threads._Helper()
 
@@ -109,7 +109,7 @@ def test_what_never_began_is_not_waited_for() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_others_keep_off_the_processor_of_the_caller() -> None:
-    """Not one of them may run there, and the caller may run where it could before."""
+    """No worker may run on the caller's CPU; the affinity of the caller is unchanged."""
     allowed = os.sched_getaffinity(0)
     one = min(allowed)
     try:
@@ -137,7 +137,7 @@ def test_others_keep_off_the_processor_of_the_caller() -> None:
 
 
 def test_a_sandbox_that_forbids_it_is_no_error(monkeypatch) -> None:
-    """Where threads may not be told where to run, they run where the kernel puts them."""
+    """Where affinity cannot be set, workers run anywhere."""
 
     def forbidden(thread: int, processors: object) -> None:
         asked.append(thread)
@@ -154,7 +154,7 @@ def test_a_sandbox_that_forbids_it_is_no_error(monkeypatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # that it has threads, which is the point
 def test_a_child_process_has_threads_of_its_own() -> None:
-    """A process forked after a selection selects the same, with as many threads, and ends."""
+    """A process forked after a selection makes the same selection, with as many threads, and ends."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 16_000))
     y = X[:, :3].sum(axis=1)

@@ -39,7 +39,7 @@ def build(url: str, n_obs: int, n_columns: int, dtype: str = "float32", tier: st
 
 @pytest.fixture(params=["compiled", "interpreted"])
 def picking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Pick columns in C, and as where there was no compiler."""
+    """Gather with and without the compiled extension."""
     if request.param == "interpreted":
         monkeypatch.setattr(native, "extension", None)
     elif not native.extension:
@@ -74,7 +74,7 @@ def test_direct_reads_give_the_same_bits(tmp_path: Path, monkeypatch, dtype: str
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
 def test_a_selection_is_the_same_read_directly(tmp_path: Path, tier: str) -> None:
-    """Indices, coefficients and counted bytes do not depend on the way to the file."""
+    """Indices, coefficients and counted bytes do not depend on how the file is read."""
     with build(str(tmp_path / "store"), 333, 2000) as store:
         found = [fo.select(Dataset.of_store(store, io), k=15, tier=tier) for io in ("mmap", "direct", "auto")]
     for other in found[1:]:
@@ -118,7 +118,7 @@ def test_direct_reads_ask_the_device_for_every_byte(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("refusal", ["open", "read"])
 def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: str) -> None:
-    """Where the file system refuses direct reads, at once or when it comes to it, the bytes come another way."""
+    """Where the file system refuses direct reads, at open or at the first read, the page cache is used."""
     with build(str(tmp_path / "store"), 1001, 97) as store:
 
         def open_file(flags: int) -> int:
@@ -147,7 +147,7 @@ def test_refused_direct_reads_fall_back(tmp_path: Path, monkeypatch, refusal: st
 
 
 def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
-    """On tmpfs, which has no device to read from, direct reading still gives the answer."""
+    """On tmpfs, which has no device, ``direct`` gives the same answer."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK):
         pytest.skip("/dev/shm cannot be written")
@@ -209,7 +209,7 @@ def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared among the pools and within bounds; for small data the kernel is not even asked."""
+    """The budget is shared among the pools and bounded; for small data free memory is not looked up."""
     monkeypatch.setattr(columns, "fillable_memory", lambda: 900e6)
     assert automatic_budget(1 << 40) == 600_000_000
     assert automatic_budget(1 << 40, 3) == 200_000_000
@@ -251,7 +251,7 @@ def test_the_compiled_reader_stays_within_its_memory(tmp_path: Path, wrong: dict
 
 
 def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
-    """In memory: the mapping. Cold: the mapping for a sweep that will fit, direct for one that will not and for columns picked."""
+    """In memory: mapped. Cold: mapped for a sweep that fits into memory, direct for one that does not and for gathers."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     share, memory = [1.0], [float("inf")]
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
@@ -295,7 +295,7 @@ def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_copy_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch) -> None:
-    """Before anything is read, with both sizes in the sentence: the kernel would end the process without one."""
+    """Refused before anything is read, with both sizes in the message."""
     with build(str(tmp_path / "store"), 500, 80) as store:
         monkeypatch.setattr(filling, "fillable_memory", lambda: 1000.0)
         with pytest.raises(fo.MediumError, match=r"a copy of the matrix needs .* GB of memory, and 0\.00 GB may be filled"):
@@ -334,7 +334,7 @@ def test_memory_to_fill_is_bounded_by_the_machine() -> None:
     ],
 )
 def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch, lines: str, files: dict[str, str], room: int) -> None:
-    """Both versions of control groups bound the memory to fill, parents included."""
+    """Both versions of control groups bound fillable memory, parents included."""
     for name, text in {**files, "cgroup": lines}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -345,7 +345,7 @@ def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch, lines: str,
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 40), st.integers(1, 20))
 def test_pieces_cover_every_column_once(columns: list[int], most: int, near: int) -> None:
-    """Batches of a gather follow each other, miss nothing and span no more than a buffer holds."""
+    """Batches of a gather cover every column once, in order, and span at most a buffer."""
     wanted = np.array(sorted(columns))
     pieces = reading._pieces(wanted, most, near)
     assert [place for begin, end in pieces for place in range(begin, end)] == list(range(len(wanted)))
