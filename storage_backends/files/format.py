@@ -250,7 +250,7 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
             or len(columns) != n_columns
             or (offsets[np.searchsorted(offsets, blocks)] != blocks).any()
         ):
-            raise ValueError("a feature or column lacks a name, or a feature lies in two blocks")
+            raise ValueError("a feature or column lacks a name, or a feature spans two blocks")
         widths = np.diff(offsets)
         widths = widths[widths > 1]
         _check_arrays(arrays, grams=(np.float64, (int(widths @ widths),)))

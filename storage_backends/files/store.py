@@ -47,7 +47,7 @@ class MappedMatrix:
     Attributes
     ----------
     directory, file : int
-        Descriptors of the file and of the directory it lies in.
+        Descriptors of its directory and of the file.
     name : str
     access : Access
     array : (n_columns, n_obs) array

@@ -148,7 +148,7 @@ class Reader(ABC):
     n_obs: int
     #: One-dimensional arrays of the file besides the table, each with one value per observation: usable as targets.
     vectors: tuple[str, ...] = ()
-    #: The vector to take as target when none is asked for.
+    #: The vector that is the target if none is requested.
     default_target: str | None = None
     #: True when ``id_column`` was used to name the features, so that it is no column of the table.
     names_from_id: bool = False

@@ -1,4 +1,4 @@
-"""Parquet and Feather (Arrow IPC), in batches of rows or in slabs of columns, whichever stays within the budget.
+"""Parquet and Feather (Arrow IPC), read in batches of rows or slabs of columns within the budget.
 
 A file whose row groups are small is read batch by batch. Otherwise a few columns are read at a time for all rows, because decoding
 a batch keeps a page of every column in memory. Text and dictionary columns are categorical.

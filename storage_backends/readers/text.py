@@ -51,7 +51,7 @@ ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
 #: Types of Arrow that are read as numbers, by name; a column of type null holds nothing but missing values.
 ARROW_NUMBERS = re.compile(r"(u?int\d+|halffloat|float|double|bool|null)\Z|decimal\d+\(")
 
-#: The category that stands for missing cells of a text column when missing numbers are imputed.
+#: The category of missing cells of a text column when missing numbers are imputed.
 MISSING_LABEL = "(missing)"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
