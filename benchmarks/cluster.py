@@ -97,7 +97,7 @@ def measure(store: FeatureStore, sharded: FeatureStore, request: dict[str, Any],
     puts = []
     for _ in range(20):
         started = time.perf_counter()
-        rows._connection.transport._ray.put(vectors)
+        rows.connection.transport._ray.put(vectors)
         puts.append(time.perf_counter() - started)
     each = max(int(found.bytes_received_columns) // seen["rounds"] // int(store.matrix[0].nbytes), 1)
     moving = [_gather_seconds(rows, each) - _gather_seconds(rows, 1) for _ in range(9)]

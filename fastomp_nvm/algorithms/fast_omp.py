@@ -86,7 +86,10 @@ def _best_of(
             answers = {place: (gradients,) for place, gradients in zip(waiting, answered, strict=True)}
     # A pursuit knows its f to the precision of its products; refits are compared instead.
     values = [problem.objective.refit(problem.pool.columns(found[place])).value for place in range(len(taus))]
-    best = int(np.argmax(values))
+    best = 0
+    for place in range(1, len(taus)):  # the same set found in another order differs by rounding only
+        if values[place] > values[best] and set(found[place].tolist()) != set(found[best].tolist()):
+            best = place
     return found[best], values[best], taus[best]
 
 
