@@ -14,7 +14,6 @@ import fastomp_nvm as fo
 from fastomp_nvm.algorithms.draws import permutation
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.constraints import Bounds, Cardinality, Fairness, Intersection, Knapsack, Oracle, Partition
-from fastomp_nvm.engine.dataset import Dataset
 from tests import oracles
 from tests.selection.test_against_oracles import Instance, permuted
 
@@ -107,7 +106,7 @@ def test_media_threads_and_company_agree(data, algorithm, tmp_path: Path) -> Non
     groups = {"wide": [12, 13, 14], "two": [21, 22]}
     dram = fo.create_store("dram:selectors", X.astype(np.float32), y, groups=groups, replace=True)
     mmap = fo.create_store(f"mmap://{tmp_path}/s", X.astype(np.float32), y, groups=groups)
-    assert not Dataset.of_store(mmap).matrix.flags.writeable
+    assert not mmap.matrix.flags.writeable
     request = {"k": 5, "algorithm": algorithm}
     wanted = fo.select(dram, **request)
     check(wanted)
