@@ -213,7 +213,7 @@ class FileRows(ArrayRows):
         self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
     ) -> None:
         """Call ``use`` for blocks of the file, read directly or through the mapping."""
-        file, pace = self.file, self._pace
+        file, pace = self.file, self._pace if again else None  # copies into memory are not paced
 
         def paced(block: AnyArray, first: int, last: int) -> None:
             use(block, first, last)

@@ -195,6 +195,9 @@ class Sweeper:
 
     def share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Call each of ``tasks`` once, on the calling thread and the workers."""
+        if len(tasks) == 1:
+            tasks[0]()
+            return
         waiting = iter(tasks)
 
         def work() -> None:
