@@ -90,7 +90,7 @@ def test_what_cannot_be_durable_is_refused(store_url: str) -> None:
         pytest.raises(fo.RequestError, match="ends with this process"),
     ):
         fo.select(store, run="memory", k=1)
-    with pytest.raises(fo.RequestError, match="Cardinality object, which exists in this process only"):
+    with pytest.raises(fo.RequestError, match="Cardinality object, which cannot be written as JSON"):
         fo.select(store_url, run="object", constraint=Cardinality(298, 3), target="amount")
     assert fo.list_runs() == []
 
@@ -162,10 +162,10 @@ def test_fits_by_another_implementation_are_another_build(stopped: str, own_home
     """Compiled fits and those in Python differ in their last bits, so a run started with one is not resumed with the other."""
     monkeypatch.setattr("fastomp_nvm.native.extension", None)
     rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "c-6", "rounds": "python"})
-    with pytest.raises(fo.StoreError, match=r"numeric build \(fits c-6 then, python-5 now\)"):
+    with pytest.raises(fo.StoreError, match=r"numeric build \(.*fits c-6 then, python-5 now\)"):
         fo.resume("half")
     rewrite(own_home, "half", build={**drive.registration("half").build, "fits": "python-5", "rounds": "c-2"})
-    with pytest.raises(fo.StoreError, match=r"numeric build \(rounds c-2 then, python now\)"):
+    with pytest.raises(fo.StoreError, match=r"numeric build \(.*rounds c-2 then, python now\)"):
         fo.resume("half")
     assert not {"fits", "rounds"} & set(identity.sweep_build("any"))  # a shard computes none
 

@@ -21,7 +21,7 @@ from fastomp_nvm.runs import directory, drive
 from fastomp_nvm.runs.log import PAGE, StateLog
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.open import open_store
-from storage_backends.files import store as store_files
+from storage_backends.files import durable
 from storage_backends.files.mapped import MappedRegion
 from storage_backends.files.regions import FileRegion
 from storage_backends.files.store import FileStore
@@ -54,10 +54,10 @@ KILL_POINTS: Mapping[str, KillPoint] = {
     "persisted": (_REGIONS, "persist", False),
     "record acknowledged": (StateLog, "persist", False),
     "before a region": (FileStore, "_create_region", True),
-    "region not yet named": (store_files, "rename_with_flag", True),
-    "region named": (store_files, "rename_with_flag", False),
+    "region not yet named": (durable, "rename_with_flag", True),
+    "region named": (durable, "rename_with_flag", False),
     "region durable": (FileStore, "_create_region", False),
-    "before entries are durable": (FileStore, "_sync", True),
+    "before entries are durable": (os, "fsync", True),
     "before a region is dropped": (FileStore, "drop_region", True),
     "region dropped": (FileStore, "drop_region", False),
     "before result": (drive, "seal", True),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastomp_nvm import native
+from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.standardisation import Standardisation
 
 pytestmark = pytest.mark.numerics
@@ -16,7 +17,8 @@ def standardisation(columns: int) -> Standardisation:
     rng = np.random.default_rng(columns)
     mean, norm = rng.normal(size=columns), rng.uniform(0.5, 2.0, size=columns)
     mean[4] = 1e6
-    return Standardisation.from_moments(np.arange(columns + 1), mean, norm, np.abs(mean) + 9.0, 50.0)
+    largest = np.abs(mean) + 9.0
+    return Standardisation.from_moments(np.arange(columns + 1), ColumnStatistics(mean, norm, -largest, largest), 50.0)
 
 
 @pytest.mark.parametrize("vectors", [1, 3])
