@@ -94,7 +94,6 @@ def measure_machine(folder: Path, size: int) -> Machine:
     rows = np.ones((size // 8192, 2048), dtype=np.float32)
     vectors, narrow, sweeper = Vectors(np.ones((2048, 1)), rows.dtype), np.zeros(len(rows), dtype=np.bool_), Sweeper()
     swept = rows.nbytes / best(lambda: sweeper.dots(rows, vectors, narrow))
-    sweeper.close()
     square = np.ones((1024, 1024), dtype=np.float32)
     operations = 2 * 1024**3 / best(lambda: square @ square)
     file = folder / "bytes"

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def _logistic_path(objective: Logistic, columns: Float64Array) -> Callable[[floa
     return fit
 
 
-def _scikit_learn() -> Any:
+def _scikit_learn() -> ModuleType:
     """Import scikit-learn's linear models."""
     try:
         from sklearn import linear_model
@@ -127,7 +128,17 @@ def _scikit_learn() -> Any:
     return linear_model
 
 
-def _fitted(model: Any, design: Float64Array, response: Float64Array, weights: Float64Array | None) -> Float64Array:
+class _Estimator(Protocol):
+    """A linear model of scikit-learn."""
+
+    coef_: Float64Array
+
+    def fit(self, X: Float64Array, y: Float64Array, sample_weight: Float64Array | None = None) -> object:
+        """Fit the model."""
+        ...
+
+
+def _fitted(model: _Estimator, design: Float64Array, response: Float64Array, weights: Float64Array | None) -> Float64Array:
     """Fit and return the coefficients, without warnings: an unconverged fit is good enough for a support."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
