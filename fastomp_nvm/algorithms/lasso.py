@@ -125,7 +125,8 @@ def _scikit_learn() -> ModuleType:
         from sklearn import linear_model
     except ModuleNotFoundError as error:
         raise UnavailableError("lasso needs scikit-learn, which is not installed: pip install 'fastomp-nvm[sklearn]'") from error
-    return linear_model
+    found: ModuleType = linear_model
+    return found
 
 
 class _Estimator(Protocol):
