@@ -24,7 +24,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
 
 
 def differences(found: Any, expected: Any, where: str = "") -> Iterator[str]:
-    """Yield where two records differ: floats but for rounding, everything else exactly."""
+    """Yield where two records differ: floats beyond rounding, everything else exactly."""
     if isinstance(expected, dict) and isinstance(found, dict) and found.keys() == expected.keys():
         for name in expected:
             if name in COUNTERS and found[name] != expected[name]:

@@ -32,7 +32,7 @@ def bits(selection: fo.Selection) -> tuple[Any, ...]:
 
 
 def test_progress_tells_what_was_really_read(data) -> None:
-    """A merged sweep counts once in the bytes that an observer is told, as it does in the figures of the grid."""
+    """A merged sweep counts once in the bytes reported to an observer, as it does in the figures of the grid."""
     X, y = data
     heard: list[Any] = []
     found = fo.grid(X, y, over={"seed": range(6)}, k=10, observer=heard.append)

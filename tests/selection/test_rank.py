@@ -69,7 +69,7 @@ def test_a_loose_bound_costs_no_quality(family: str, tau: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fast", "fast_omp"])
 def test_the_estimate_is_repeatable_and_reads_no_data(algorithm: str) -> None:
-    """Request, seed and constraint give the rank, alone or beside others; the passes are those of a run that is told it."""
+    """Request, seed and constraint give the rank, alone or beside others; the passes are those of a run with that rank given."""
     case = Instance(0)
     request = {"constraint": case.constraint("fairness"), "algorithm": algorithm, "epsilon": 0.5, "polish": "none"}
     many = fo.select_many(case.X, [{**request, "seed": seed} for seed in range(3)], case.y)

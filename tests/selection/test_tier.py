@@ -234,7 +234,7 @@ def test_every_decision_equals_the_exact_one(sweeper: Sweeper, columns: np.ndarr
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_columns_an_ulp_from_the_threshold_are_decided_rightly(sweeper: Sweeper, dtype: str) -> None:
-    """Copies of a column whose entries differ by one ulp are told apart at the score of any of them."""
+    """Copies of a column whose entries differ by one ulp are distinguished at the score of any of them."""
     rng = np.random.default_rng(5)
     base = rng.normal(size=500).astype(dtype)
     columns = np.nextafter(np.tile(base, (100, 1)), rng.choice([-np.inf, np.inf], (100, 500)).astype(dtype))

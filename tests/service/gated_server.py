@@ -66,7 +66,7 @@ def hold(gate: Path) -> None:
             observer(step)
             while step.selected >= HELD_FROM and gate.exists() and not stopped() and not any(map(dropped, jobs)):
                 time.sleep(0.02)
-                observer(step)  # again: notices are told from time to time only
+                observer(step)  # again: notices are sent from time to time only
 
         original(self, jobs, observe, stopped, dropped, ended)
 

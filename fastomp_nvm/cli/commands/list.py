@@ -32,6 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         table = Table(*found[0])
         for entry in found:
-            table.add_row(*(clean(str(value)) for value in entry.values()))
+            table.add_row(*(clean("none" if value is None else str(value)) for value in entry.values()))
         Console(highlight=False, markup=False).print(table)
     return 0
