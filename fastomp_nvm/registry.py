@@ -58,11 +58,12 @@ class Table(Generic[T]):
         Name to ``"package.module:attribute"``.
     """
 
-    __slots__ = ("kind", "targets")
+    __slots__ = ("_loaded", "kind", "targets")
 
     def __init__(self, kind: str, targets: Mapping[str, str]) -> None:
         self.kind = kind
         self.targets = dict(sorted(targets.items()))
+        self._loaded: dict[str, T] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.targets)
@@ -79,6 +80,8 @@ class Table(Generic[T]):
             raise RequestError(f"unknown {self.kind} {name!r}: expected one of {', '.join(self)}")
 
     def load(self, name: str) -> T:
-        """Import and return the object called ``name``."""
-        self.check(name)
-        return Lazy[T](self.targets[name]).load()
+        """Return the object called ``name``, imported on first use."""
+        if name not in self._loaded:
+            self.check(name)
+            self._loaded[name] = Lazy[T](self.targets[name]).load()
+        return self._loaded[name]

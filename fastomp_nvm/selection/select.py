@@ -142,10 +142,9 @@ def select_shared(
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
-        traffic = traffic.without(engine.saved)
+        traffic.include(engine.saved, -1)
         if len(weighted) > 1:
-            again = len(weighted) - 1
-            traffic = traffic.without(Traffic(again, again * dataset.n_features, again * dataset.matrix.nbytes))
+            traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
         return [] if ended is not None or not driven else [_finish(dataset, each, sweeper, started) for each in prepared], traffic
 
 
