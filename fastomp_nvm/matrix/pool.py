@@ -329,11 +329,11 @@ class _HeldRows:
     """
 
     def __init__(self, rows: Rows, sweeper: Sweeper, capacity: int) -> None:
-        self.array = aligned_empty((min(capacity, len(rows)), rows.shape[1]), rows.dtype)
+        self.array = aligned_empty((min(capacity, rows.shape[0]), rows.shape[1]), rows.dtype)
         self._rows = rows
         self._sweeper = sweeper
         self._scratch = self.array[:0]
-        self._place = np.zeros(len(rows), dtype=np.int32)  # 1 + the row of a column; untouched zeros take no memory
+        self._place = np.zeros(rows.shape[0], dtype=np.int32)  # 1 + the row of a column; untouched zeros take no memory
         self._free = np.empty(0, dtype=np.int64)
         self._used = 0
 

@@ -98,7 +98,7 @@ class Sweeper:
         wide : (n_columns,) bool
             Columns to accumulate in float64.
         """
-        out = np.empty((len(rows), len(vectors.fast)))
+        out = np.empty((rows.shape[0], len(vectors.fast)))
         exact = np.flatnonzero(wide) if rows.dtype != np.float64 else _NONE
 
         def fill(block: AnyArray, first: int, last: int) -> None:

@@ -123,7 +123,7 @@ def select_shared(
             dataset = dataset.knowing(weighted)
         budget = None
         if not dataset.resident:
-            budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
+            budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
         prepared: list[Prepared] = []
         runs: list[Run] = []
         for place, request in enumerate(wanted):
@@ -281,20 +281,17 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
-    names = [dataset.names[index] for index in indices.tolist()]
-    column_names = [[name] for name in names]
-    if dataset.column_names is not dataset.names:
-        spans = [range(int(dataset.offsets[index]), int(dataset.offsets[index + 1])) for index in indices.tolist()]
-        column_names = [[dataset.column_names[column] for column in span] for span in spans]
+    offsets, positions = columns.standardisation.offsets, column_index(dataset.offsets, indices)
+    column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = dataset.matrix.network.figures() if dataset.matrix.network is not None else {}
     return Selection(
-        features=names,
+        features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
-        coef=[coef[first:last] for first, last in pairwise(columns.standardisation.offsets.tolist())],
+        coef=np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
         intercept=fit.intercept + shift,
         score=fit.score,
-        columns=column_names,
-        column_positions=column_index(dataset.offsets, indices),
+        columns=[column_names[first:last] for first, last in pairwise(offsets.tolist())],
+        column_positions=positions,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN
@@ -338,5 +335,5 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
         verified=dataset.verified,
         target=response.name,
         classes=list(response.classes) if request.objective == "logistic" else None,
-        store=DataSize(dataset.n_features, len(dataset.matrix), dataset.n_obs, dataset.matrix.dtype.name),
+        store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
     )
