@@ -96,14 +96,20 @@ class Columns:
 
     def dense(self, positions: IndexArray) -> Float64Array:
         """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64, Fortran order."""
-        some = self.only(positions)
-        rows = np.empty((int(some.standardisation.offsets[-1]), self._pool.design.matrix.shape[1]))
-        some.fill(rows)
+        offsets = self.standardisation.offsets
+        rows = np.empty((int((offsets[positions + 1] - offsets[positions]).sum()), self._pool.design.matrix.shape[1]))
+        self.fill(rows, positions=positions)
         return rows.T
 
-    def fill(self, out: AnyArray, factors: Float64Array | None = None) -> None:
-        """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,)."""
-        self.standardisation.fill(*self._pool.raw(self.features), out, factors)
+    def fill(self, out: AnyArray, factors: Float64Array | None = None, positions: IndexArray | None = None) -> None:
+        """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,).
+
+        With ``positions`` only the features there.
+        """
+        features, standardisation = self.features, self.standardisation
+        if positions is not None:
+            features, standardisation = features[positions], standardisation.subset(positions)
+        standardisation.fill(*self._pool.raw(features), out, factors)
 
     def located(self) -> tuple[AnyArray, IndexArray] | None:
         """Return an array and the rows of it that hold these columns, raw; None unless all are in memory."""

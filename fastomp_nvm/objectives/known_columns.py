@@ -65,7 +65,7 @@ class KnownColumns:
             if not len(self.rows):
                 self.rows, self.moves = np.empty((capacity, n_obs)), np.empty(capacity)
                 self._gram = np.empty((capacity, capacity))
-            columns.only(new).fill(self.rows[start:end], self._factors)
+            columns.fill(self.rows[start:end], self._factors, new)
             self.moves[start:end] = self.rows[start:end] @ self._response
             starts = range(start, end, AT_ONCE)
             tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], end]))
