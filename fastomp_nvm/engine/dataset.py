@@ -169,7 +169,7 @@ class Dataset:
         if weights is None:
             return Design(self.matrix, plain)
         if traffic is not None:
-            traffic.add(self.n_features, self.matrix.nbytes)
+            traffic.include(Traffic(1, self.n_features, self.matrix.nbytes))
         known = self.known.get(weights.tobytes())
         if known is None:
             (known,) = self.matrix.standardisations([weights], plain)

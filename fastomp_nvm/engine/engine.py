@@ -251,8 +251,9 @@ class Engine:
         if not batch:
             return False
         vectors = Vectors(np.stack(list(map(attrgetter("vector"), asks)), axis=1), rows.dtype)
-        swept, features = Traffic(), len(design.standardisation.offsets) - 1
-        swept.add(features, rows.nbytes if tier is None else tier.codes.nbytes, tier=tier is not None)
+        swept = Traffic(1, len(design.standardisation.offsets) - 1, rows.nbytes)
+        if tier is not None:
+            swept.bytes_read = swept.bytes_read_tier = tier.codes.nbytes
         self.traffic.include(swept)
         sweep = rows.sweep(self._sweeper, vectors, wide, tier)
         first = 0

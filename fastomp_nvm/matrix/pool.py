@@ -169,8 +169,25 @@ class ColumnPool:
         """Gather ``features``, as far as the budget goes; columns already held are not read again."""
         self._asked[features] = True
         missing = features[self._state[features] != _KEPT]
+        widths = self._widths[missing]
+        needed, room = int(widths.sum()), self._capacity - self._kept
+        if needed > room:
+            room += self._forget(features, needed - room)
+            fitting = np.cumsum(widths) <= room
+            missing, needed = missing[fitting], int(widths[fitting].sum())
         if missing.size:
-            self._gather(missing, features)
+            self.traffic.include(Traffic(1, len(missing), needed * self._row_bytes))
+            known = missing[self._state[missing] == _PROBED]
+            columns = int(self._widths[known].sum())
+            # Counted as read for a question before, and as gathered from now on: counted once.
+            self._probes.include(Traffic(0, len(known), columns * self._row_bytes), -1)
+            unread = missing[self._state[missing] == _ABSENT]
+            self._state[missing] = _KEPT
+            self._kept, self._probed = self._kept + needed, self._probed - columns
+            if self._probed and self._kept + self._probed > self._capacity:
+                self._drop_probes()
+            if self._held is not None and unread.size:
+                self._held.load(column_index(self._offsets, unread))
         return Columns(self, features)
 
     def holds(self, features: IndexArray) -> bool:
@@ -240,7 +257,7 @@ class ColumnPool:
     def read(self, features: IndexArray) -> AnyArray:
         """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
         columns = column_index(self._offsets, features)
-        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        self.traffic.include(Traffic(1, len(features), len(columns) * self._row_bytes))
         return self.sweeper.gather(self.design.matrix, columns)
 
     def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
@@ -260,13 +277,13 @@ class ColumnPool:
     def _stream(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for one product, counted."""
         columns = column_index(self._offsets, features)
-        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        self.traffic.include(Traffic(1, len(features), len(columns) * self._row_bytes))
         return self.located(features) if self._held is None else self._held.passing(columns)
 
     def _probe(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = column_index(self._offsets, features)
-        self._probes.add(len(features), len(columns) * self._row_bytes)
+        self._probes.include(Traffic(1, len(features), len(columns) * self._row_bytes))
         if self._kept + self._probed + len(columns) > self._capacity:
             return self.located(features) if self._held is None else self._held.passing(columns)
         self._probed += len(columns)
@@ -274,30 +291,6 @@ class ColumnPool:
         if self._held is not None:
             self._held.load(columns)
         return self.located(features)
-
-    def _gather(self, missing: IndexArray, wanted: IndexArray) -> None:
-        """Hold the features ``missing`` of ``wanted`` as far as the budget goes, including those read for a question."""
-        widths = self._widths[missing]
-        needed, room = int(widths.sum()), self._capacity - self._kept
-        if needed > room:
-            room += self._forget(wanted, needed - room)
-            fitting = np.cumsum(widths) <= room
-            missing, needed = missing[fitting], int(widths[fitting].sum())
-            if not missing.size:
-                return
-        self.traffic.add(len(missing), needed * self._row_bytes)
-        known = missing[self._state[missing] == _PROBED]
-        columns = int(self._widths[known].sum())
-        # Counted as read for a question before, and as gathered from now on: counted once.
-        self._probes.features_visited -= len(known)
-        self._probes.bytes_read -= columns * self._row_bytes
-        unread = missing[self._state[missing] == _ABSENT]
-        self._state[missing] = _KEPT
-        self._kept, self._probed = self._kept + needed, self._probed - columns
-        if self._probed and self._kept + self._probed > self._capacity:
-            self._drop_probes()
-        if self._held is not None and unread.size:
-            self._held.load(column_index(self._offsets, unread))
 
     def _forget(self, wanted: IndexArray, columns: int) -> int:
         """Release kept features that are not ``wanted``, until ``columns`` columns are free; return how many were freed."""

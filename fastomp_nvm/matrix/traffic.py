@@ -28,13 +28,6 @@ class Traffic:
     bytes_read: int = 0
     bytes_read_tier: int = 0
 
-    def add(self, features: int, size: int, *, tier: bool = False) -> None:
-        """Count one read of ``features`` features and ``size`` bytes."""
-        self.sweeps += 1
-        self.features_visited += features
-        self.bytes_read += size
-        self.bytes_read_tier += size if tier else 0
-
     def include(self, other: Traffic, times: int = 1) -> None:
         """Add the counts of ``other``, ``times`` as often; a negative number subtracts them."""
         self.sweeps += times * other.sweeps
