@@ -27,7 +27,7 @@ from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
-from fastomp_nvm.matrix.tier import Tier, TierAccount, worthwhile
+from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
@@ -175,7 +175,15 @@ def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Swe
     candidates = np.flatnonzero(usable)
     if not candidates.size:
         raise DataError("every feature is constant: there is nothing to select from")
-    constraint = _constraint(dataset, request, usable, len(candidates))
+    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates)))
+    if request.constraint is not None:
+        given = bind_constraint(request.constraint, dataset, usable)
+        # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
+        constraint = intersect([given] if limit is None else [limit, given])
+    elif limit is not None:
+        constraint = limit
+    else:
+        raise RequestError("give k, or a constraint that bounds how many features may be selected")
     parameters = Parameters(
         request.epsilon,
         request.tau,
@@ -192,7 +200,14 @@ def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Swe
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
-    tier, account = _tier(dataset, request)
+    tier, account = dataset.tier, None
+    if tier is None and request.tier == "int8":
+        raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
+    if tier is not None and request.tier != "int8":
+        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
+            tier = None
+        else:
+            account = dataset.account(tier)  # gives the tier up where it does not pay
     return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account))
 
 
@@ -214,18 +229,6 @@ def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
     return [positions[name] for name in names]
 
 
-def _constraint(dataset: Dataset, request: SelectionRequest, usable: BoolArray, n_usable: int) -> Constraint:
-    """Return the constraint of the request, its k included."""
-    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, n_usable))
-    if request.constraint is None:
-        if limit is None:
-            raise RequestError("give k, or a constraint that bounds how many features may be selected")
-        return limit
-    constraint = bind_constraint(request.constraint, dataset, usable)
-    # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
-    return intersect([constraint] if limit is None else [limit, constraint])
-
-
 def bind_constraint(
     given: Constraint | Mapping[str, object] | str | os.PathLike[str], dataset: Dataset, usable: BoolArray
 ) -> Constraint:
@@ -242,20 +245,6 @@ def bind_constraint(
     if isinstance(given, os.PathLike):
         return read_constraint(Path(given), dataset.names, usable=usable)
     return parse_constraint(given, dataset.names, usable=usable)
-
-
-def _tier(dataset: Dataset, request: SelectionRequest) -> tuple[Tier | None, TierAccount | None]:
-    """Return the tier for full passes, None for the exact matrix, and under ``auto`` the account that may give it up."""
-    tier = dataset.tier
-    if tier is None:
-        if request.tier == "int8":
-            raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
-        return None, None
-    if request.tier == "int8":
-        return tier, None
-    if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
-        return None, None
-    return tier, dataset.account(tier)
 
 
 def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: float) -> Selection:
