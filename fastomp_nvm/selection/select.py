@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +111,16 @@ def select_shared(
         if dataset.matrix.network is not None:
             dataset.matrix.network.restart()
         sweeper = Sweeper(threads)
-        wanted: list[SelectionRequest] = []
+        wanted: list[tuple[SelectionRequest, Float64Array | None]] = []
         weighted: list[Float64Array] = []
         for each in requests:
             request = each if isinstance(each, SelectionRequest) else make_request(each)
-            wanted.append(request)
-            weights = _training_weights(dataset, request)
+            weights = request.weights
+            if weights is not None and len(weights) != dataset.n_obs:
+                raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
+            if request.test_fraction is not None:
+                weights, _ = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
+            wanted.append((request, weights))
             if weights is not None and request.standardize:
                 weighted.append(weights)
         if len(weighted) > 1:
@@ -126,8 +130,8 @@ def select_shared(
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
         prepared: list[Prepared] = []
         runs: list[Run] = []
-        for place, request in enumerate(wanted):
-            prepared.append(prepare(dataset, request, y, sweeper, budget))
+        for place, (request, weights) in enumerate(wanted):
+            prepared.append(prepare(dataset, request, y, weights, sweeper, budget))
             runs.append(prepared[place].run)
             if journals:
                 runs[place].journal = journals[place]
@@ -157,15 +161,22 @@ class Prepared:
     run: Run
 
 
-def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Sweeper, budget: int | None = None) -> Prepared:
+def prepare(
+    dataset: Dataset,
+    request: SelectionRequest,
+    y: object,
+    weights: Float64Array | None,
+    sweeper: Sweeper,
+    budget: int | None = None,
+) -> Prepared:
     """Bind a request to the data.
 
+    ``weights`` (n_obs,) are the observation weights of the request, zero for the observations held out; None without either.
     ``budget`` is the memory in bytes for gathered columns where the request names none; None for a matrix that is in memory as a
     whole, so that gathering takes no more.
     """
     counters = Counters()
     response = resolve_response(dataset, request, y)
-    weights = _training_weights(dataset, request)
     design = dataset.design(request.standardize, weights, counters.traffic)
     usable = design.standardisation.usable()
     if response.feature is not None:
@@ -209,15 +220,6 @@ def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Swe
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
     return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account))
-
-
-def _training_weights(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:
-    """Return the observation weights of the selection: as given, zero for the observations held out."""
-    if request.weights is not None and len(request.weights) != dataset.n_obs:
-        raise RequestError(f"{len(request.weights)} weights were given for {dataset.n_obs} observations")
-    if request.test_fraction is None:
-        return request.weights
-    return split_weights(dataset.n_obs, request.test_fraction, int(request.seed), request.weights)[0]
 
 
 def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
@@ -279,7 +281,7 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
         coef=np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
         intercept=fit.intercept + shift,
         score=fit.score,
-        columns=[column_names[first:last] for first, last in pairwise(offsets.tolist())],
+        columns=list(map(column_names.__getitem__, starmap(slice, pairwise(offsets.tolist())))),
         column_positions=positions,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
