@@ -35,6 +35,7 @@ from fastomp_nvm.constraints import (
 )
 from fastomp_nvm.matrix import threads as helpers
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
+from fastomp_nvm.matrix.rows import local_rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 __all__ = ["main"]
@@ -69,13 +70,13 @@ def sweeps(rows: int, n_obs: int, repeats: int) -> dict[str, list[float]]:
         {
             "copy": lambda: np.copyto(target, single),
             "BLAS GEMV": lambda: single @ one,
-            "float32": lambda: sweeper.dots(single, Vectors(residuals[:, :1], single.dtype), narrow),
+            "float32": lambda: sweeper.dots(local_rows(single), Vectors(residuals[:, :1], single.dtype), narrow),
             "BLAS GEMV, float64": lambda: double @ first,
-            "float64": lambda: sweeper.dots(double, Vectors(residuals[:, :1], double.dtype), narrow),
-            "float16": lambda: sweeper.dots(half, Vectors(residuals[:, :1], half.dtype), narrow),
+            "float64": lambda: sweeper.dots(local_rows(double), Vectors(residuals[:, :1], double.dtype), narrow),
+            "float16": lambda: sweeper.dots(local_rows(half), Vectors(residuals[:, :1], half.dtype), narrow),
             "int8": lambda: sweeper.dots_int8(codes, quantised),
             "BLAS GEMM": lambda: single @ many,
-            "float32, 64 residuals": lambda: sweeper.dots(single, Vectors(residuals, single.dtype), narrow),
+            "float32, 64 residuals": lambda: sweeper.dots(local_rows(single), Vectors(residuals, single.dtype), narrow),
         },
         repeats,
     )
@@ -95,7 +96,7 @@ def after_a_pause(rows: int, n_obs: int, repeats: int) -> dict[str, list[float]]
 
     def sweep(place: Callable[[Sequence[Any]], None]) -> None:
         with mock.patch.object(helpers, "_keep_off", place):
-            sweeper.dots(single, vectors, narrow)
+            sweeper.dots(local_rows(single), vectors, narrow)
 
     seconds, _ = in_turn({"pinned": lambda: sweep(pinned), "free": lambda: sweep(free)}, repeats)
     return seconds

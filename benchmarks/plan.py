@@ -28,6 +28,7 @@ from benchmarks.harness.processes import private_home, run_cell
 from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.cli.termination import terminating_cleanly
+from fastomp_nvm.matrix.rows import local_rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.planning.plan import Machine, PlanRequest, plan
 from fastomp_nvm.planning.rehearsal import KINDS, rehearse
@@ -93,7 +94,7 @@ def measure_machine(folder: Path, size: int) -> Machine:
 
     rows = np.ones((size // 8192, 2048), dtype=np.float32)
     vectors, narrow, sweeper = Vectors(np.ones((2048, 1)), rows.dtype), np.zeros(len(rows), dtype=np.bool_), Sweeper()
-    swept = rows.nbytes / best(lambda: sweeper.dots(rows, vectors, narrow))
+    swept = rows.nbytes / best(lambda: sweeper.dots(local_rows(rows), vectors, narrow))
     square = np.ones((1024, 1024), dtype=np.float32)
     operations = 2 * 1024**3 / best(lambda: square @ square)
     file = folder / "bytes"

@@ -9,7 +9,7 @@ project, and an optional library is imported only where it is used.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Generic, TypeVar, cast
 
 from fastomp_nvm.errors import RequestError, UnavailableError
@@ -47,8 +47,8 @@ class Lazy(Generic[T]):
             ) from error
 
 
-class Table(Generic[T]):
-    """Objects by name.
+class Table(dict[str, str], Generic[T]):
+    """Objects by name: a mapping of names to ``"package.module:attribute"``, and ``load`` to get an object.
 
     Parameters
     ----------
@@ -58,27 +58,21 @@ class Table(Generic[T]):
         Name to ``"package.module:attribute"``.
     """
 
-    __slots__ = ("kind", "targets")
+    __slots__ = ("_loaded", "kind")
 
     def __init__(self, kind: str, targets: Mapping[str, str]) -> None:
+        super().__init__(sorted(targets.items()))
         self.kind = kind
-        self.targets = dict(sorted(targets.items()))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.targets)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.targets
+        self._loaded: dict[str, T] = {}
 
     def check(self, name: object) -> None:
         """Raise ``RequestError`` with the known names when ``name`` is unknown."""
-        if name not in self.targets:
+        if name not in self:
             raise RequestError(f"unknown {self.kind} {name!r}: expected one of {', '.join(self)}")
 
     def load(self, name: str) -> T:
-        """Import and return the object called ``name``."""
-        self.check(name)
-        return Lazy[T](self.targets[name]).load()
+        """Return the object called ``name``, imported on first use."""
+        if name not in self._loaded:
+            self.check(name)
+            self._loaded[name] = Lazy[T](self[name]).load()
+        return self._loaded[name]

@@ -193,5 +193,5 @@ def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
 def _predictor(dataset: Dataset, selection: Selection, traffic: Traffic) -> Float64Array:
     """Return the linear predictor (n_obs,) of a selection; its columns are read again and added to ``traffic``."""
     rows = Sweeper(1).gather(dataset.matrix, selection.column_positions)
-    traffic.add(len(selection.indices), rows.nbytes)
+    traffic.include(Traffic(1, len(selection.indices), rows.nbytes))
     return selection.linear_predictor(rows.T)

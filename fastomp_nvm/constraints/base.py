@@ -46,6 +46,9 @@ class Constraint(ABC):
     #: Whether ``rank`` may be far above the size of the largest independent set; algorithms then estimate that size by sampling.
     rank_is_bound: bool = False
 
+    #: Whether only maximal sets satisfy the constraint as written (lower bounds); implies ``until="full"``.
+    needs_base: bool = False
+
     @abstractmethod
     def independent(self, features: IndexArray) -> bool:
         """Return whether the set ``features`` is in the family."""
@@ -59,11 +62,6 @@ class Constraint(ABC):
     def p(self) -> float | None:
         """A ``p`` for which this is a p-system (1 for a matroid), or None when unknown."""
         return None
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether only maximal sets satisfy the constraint as written (lower bounds); implies ``until="full"``."""
-        return False
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Constraint:
@@ -157,14 +155,9 @@ class Constraint(ABC):
 
 
 class Matroid(Constraint):
-    """A constraint whose maximal sets all have the same size, the rank. Subclasses set ``_rank``."""
+    """A constraint whose maximal sets all have the same size, the rank, which subclasses set."""
 
-    _rank: int
-
-    @property
-    def rank(self) -> int:
-        """Size of every maximal set."""
-        return self._rank
+    rank: int = 0
 
     @property
     def p(self) -> float:

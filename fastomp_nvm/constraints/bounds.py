@@ -73,7 +73,8 @@ class Bounds(Matroid):
         self._group = np.where(self.groups < 0, len(self.lower), self.groups)
         self._lower = np.append(self.lower, 0)
         self._upper = np.append(self.upper, self.n_features)
-        self._rank = min(self.total, int(np.minimum(self._counts(np.arange(self.n_features)), self._upper).sum()))
+        self.rank = min(self.total, int(np.minimum(self._counts(np.arange(self.n_features)), self._upper).sum()))
+        self.needs_base = bool((self.lower > 0).any())
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Bounds:
@@ -84,11 +85,6 @@ class Bounds(Matroid):
         lower = reader.per_group(fields.get("lower"), names, default=0)
         upper = reader.per_group(fields.get("upper"), names, default=n_features)
         return cls(n_features, groups, lower, upper, fields["total"].integer(), usable=reader.usable, names=names)
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether there is a lower bound above 0."""
-        return bool((self.lower > 0).any())
 
     def with_total(self, total: int) -> Bounds:
         """Return the same bounds with another total.

@@ -32,16 +32,12 @@ class Cardinality(Matroid):
     def __init__(self, n_features: int, k: int) -> None:
         self.n_features = whole_number(n_features, "the number of features")
         self.k = whole_number(k, "the cardinality")
+        self.rank = min(self.k, self.n_features)
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Cardinality:
         """Read ``cardinality: k``."""
         return cls(len(reader.names), item.integer())
-
-    @property
-    def rank(self) -> int:
-        """``k``, or the number of features if that is smaller."""
-        return min(self.k, self.n_features)
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether there are at most ``k`` features."""
@@ -49,7 +45,7 @@ class Cardinality(Matroid):
 
     def violations(self, features: IndexArray) -> Sequence[str]:
         """Name the number of selected features when it exceeds ``k``."""
-        return () if self.independent(features) else (f"{len(features)} features are selected, at most {self.k} are allowed",)
+        return () if len(features) <= self.k else (f"{len(features)} features are selected, at most {self.k} are allowed",)
 
     def free(self, selected: IndexArray) -> int:
         """Return the number of features that may still be added, whichever they are."""
@@ -57,9 +53,9 @@ class Cardinality(Matroid):
 
     def extensions(self, selected: IndexArray, candidates: IndexArray) -> BoolArray:
         """Return True for every other feature while the set has fewer than ``k``; never copies the candidates."""
-        if len(selected) >= self.k:
-            return np.zeros(len(candidates), dtype=np.bool_)
-        return ~self._members(selected)[candidates] if len(selected) else np.ones(len(candidates), dtype=np.bool_)
+        outside = np.full(self.n_features, len(selected) < self.k)
+        outside[selected] = False
+        return outside[candidates]
 
     def blocking(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return that nothing is blocked, without looking at the candidates, when the sequence and one more feature fit."""

@@ -47,7 +47,7 @@ class Graphic(Matroid):
         self._is_edge = self.edges[:, 0] >= 0
         self._n_vertices = int(self.edges.max(initial=-1)) + 1
         components = self._components(np.arange(self.n_features))[0]
-        self._rank = self._n_vertices - components + int((~self._is_edge).sum())
+        self.rank = self._n_vertices - components + int((~self._is_edge).sum())
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Graphic:

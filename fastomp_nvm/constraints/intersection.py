@@ -37,6 +37,7 @@ class Intersection(Constraint):
         self.n_features = sizes[0]
         self.calls_user_code = any(part.calls_user_code for part in self.parts)
         self.rank_is_bound = any(part.rank_is_bound for part in self.parts)
+        self.needs_base = any(part.needs_base for part in self.parts)
         self._cheapest_first = sorted(self.parts, key=lambda part: part.calls_user_code)
 
     @property
@@ -56,11 +57,6 @@ class Intersection(Constraint):
         if any(p is None for p in known):
             return None
         return float(max(1.0, min(sum(p for p in known if p is not None), self.rank)))
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether a part has lower bounds to meet."""
-        return any(part.needs_base for part in self.parts)
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether the set is independent in every part."""

@@ -57,7 +57,7 @@ class Laminar(CappedGroups):
             parent[group] = self._enclosing(group, members[group])
             self._innermost[members[group]] = group
         self._chains = _chains(parent)
-        self._rank = self._find_rank(order, parent)
+        self.rank = self._find_rank(order, parent)
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Laminar:

@@ -41,7 +41,7 @@ class Partition(CappedGroups):
         self.groups = group_labels(groups, self.n_features, len(self.caps), "cap")
         self.names = group_names(names, len(self.caps))
         sizes = np.bincount(self.groups + 1, minlength=len(self.caps) + 1)
-        self._rank = int(sizes[0] + np.minimum(sizes[1:], self.caps).sum())
+        self.rank = int(sizes[0] + np.minimum(sizes[1:], self.caps).sum())
 
     @classmethod
     def from_description(cls, item: Item, reader: FieldReader) -> Partition:

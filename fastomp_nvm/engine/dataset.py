@@ -54,6 +54,9 @@ class Dataset:
         Standardisations under observation weights, by the bytes of the weights; see ``knowing``.
     verified : bool
         Whether the checksums of the store were checked after it was opened.
+    n_obs, n_features : int
+    resident : bool
+        True when the matrix is one array in memory, so that gathering a column takes no memory.
     """
 
     matrix: Rows
@@ -67,6 +70,15 @@ class Dataset:
     tier: Tier | None = None
     known: Mapping[bytes, Standardisation] = field(default_factory=dict)
     verified: bool = False
+    n_obs: int = field(init=False)
+    n_features: int = field(init=False)
+    resident: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the sizes."""
+        object.__setattr__(self, "n_obs", self.matrix.shape[1])
+        object.__setattr__(self, "n_features", len(self.offsets) - 1)
+        object.__setattr__(self, "resident", self.traits.medium == "dram" and self.matrix.array is not None)
 
     @classmethod
     def of_store(cls, store: FeatureStore, io: str = "auto") -> Dataset:
@@ -105,12 +117,13 @@ class Dataset:
             where = f"row {int(bad[0]) + 1}, " if bad.size else ""
             raise DataError(f"X holds a NaN or infinity at {where}column {column}: remove or impute it first")
         matrix.setflags(write=False)
-        labels = NumberedNames(len(matrix)) if names is None else list(names)
-        if len(labels) != len(matrix):
-            raise DataError(f"{len(labels)} names were given for {len(matrix)} features")
-        if names is not None and len(set(labels)) < len(labels):
-            twice = next(name for name, count in Counter(labels).items() if count > 1)
-            raise DataError(f"two features are named {twice!r}: rename one of them")
+        labels: Sequence[str] = NumberedNames(len(matrix)) if names is None else list(names)
+        if names is not None:
+            if len(labels) != len(matrix):
+                raise DataError(f"{len(labels)} names were given for {len(matrix)} features")
+            if len(set(labels)) < len(labels):
+                twice = next(name for name, count in Counter(labels).items() if count > 1)
+                raise DataError(f"two features are named {twice!r}: rename one of them")
         traits = MediumTraits("dram", "none", False, "an array of this process")
         offsets = np.arange(len(matrix) + 1, dtype=np.int64)
         return cls(rows, offsets, statistics, labels, labels, {}, traits)
@@ -122,21 +135,6 @@ class Dataset:
         )
         traits = MediumTraits("dram", "none", False, f"copied from {source}")
         return replace(self, matrix=self.matrix.in_memory(), traits=traits)
-
-    @property
-    def n_obs(self) -> int:
-        """Number of observations."""
-        return self.matrix.shape[1]
-
-    @property
-    def n_features(self) -> int:
-        """Number of features."""
-        return len(self.offsets) - 1
-
-    @property
-    def resident(self) -> bool:
-        """True when the matrix is one array in memory, so that gathering a column takes no memory."""
-        return self.traits.medium == "dram" and self.matrix.array is not None
 
     def design(self, standardize: bool = True, weights: Float64Array | None = None, traffic: Traffic | None = None) -> Design:
         """Return the design under a standardisation.
@@ -171,7 +169,7 @@ class Dataset:
         if weights is None:
             return Design(self.matrix, plain)
         if traffic is not None:
-            traffic.add(self.n_features, self.matrix.nbytes)
+            traffic.include(Traffic(1, self.n_features, self.matrix.nbytes))
         known = self.known.get(weights.tobytes())
         if known is None:
             (known,) = self.matrix.standardisations([weights], plain)

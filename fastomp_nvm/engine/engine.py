@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -103,11 +104,6 @@ class Run:
     rounds: int = 0
     place: int = 0
 
-    @property
-    def swept(self) -> Tier | None:
-        """The tier when the next query sweeps it, None when it sweeps the matrix."""
-        return self.tier if self.account is None or self.account.pays else None
-
 
 class Engine:
     """Runs algorithms over one matrix.
@@ -179,8 +175,7 @@ class Engine:
                     self._replay(run, run.journal)
                 if run.query is None and self._ended is not None:
                     self._ended(place)
-            while waiting := [run for run in runs if run.query is not None]:
-                self._answer(waiting)
+            while self._answer(runs):
                 if deadline is not None and deadline() and any(run.query is not None for run in runs):
                     return False
             return True
@@ -234,23 +229,31 @@ class Engine:
                 run.account.settle(cost)
             self._advance(run, answers)
 
-    def _answer(self, waiting: Sequence[Run]) -> None:
-        """Answer the first waiting run, and as many others as can share its sweep: same array, same columns in float64."""
-        design, tier = waiting[0].problem.design, waiting[0].swept
-        rows, wide = design.matrix, design.standardisation.wide
-        width = max(PRODUCT_BYTES // (8 * len(rows)), 1)
+    def _answer(self, runs: Sequence[Run]) -> bool:
+        """Answer the first waiting run, and as many others as can share its sweep: same array, same columns in float64.
+
+        Returns False when no run waits.
+        """
         batch: list[tuple[Run, Query]] = []
         asks: list[Ask] = []
-        for run in waiting:
-            query, theirs = run.query, run.problem.design.standardisation.wide
-            assert query is not None
-            alike = run.swept is tier and (theirs is wide or np.array_equal(theirs, wide))
-            if not batch or (alike and len(asks) + len(query.asks) <= width):
+        for run in runs:
+            query, theirs = run.query, run.problem.design
+            if query is None:
+                continue
+            source = run.tier if run.account is None or run.account.pays else None
+            if not batch:
+                design, rows, wide, tier = theirs, theirs.matrix, theirs.standardisation.wide, source
+                width = max(PRODUCT_BYTES // (8 * rows.shape[0]), len(query.asks))
+            alike = source is tier and (theirs.standardisation.wide is wide or np.array_equal(theirs.standardisation.wide, wide))
+            if alike and len(asks) + len(query.asks) <= width:
                 batch.append((run, query))
                 asks += query.asks
-        vectors = Vectors(np.stack([ask.vector for ask in asks], axis=1), rows.dtype)
-        swept = Traffic()
-        swept.add(design.standardisation.n_features, rows.nbytes if tier is None else tier.codes.nbytes, tier=tier is not None)
+        if not batch:
+            return False
+        vectors = Vectors(np.stack(list(map(attrgetter("vector"), asks)), axis=1), rows.dtype)
+        swept = Traffic(1, len(design.standardisation.offsets) - 1, rows.nbytes)
+        if tier is not None:
+            swept.bytes_read = swept.bytes_read_tier = tier.codes.nbytes
         self.traffic.include(swept)
         sweep = rows.sweep(self._sweeper, vectors, wide, tier)
         first = 0
@@ -274,3 +277,4 @@ class Engine:
                 run.journal.commit()
             if run.query is None and self._ended is not None:
                 self._ended(run.place)
+        return True

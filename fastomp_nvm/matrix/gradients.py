@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -132,10 +133,7 @@ class ExactSweep(Sweep):
         """Return the answers, from the gradient of every column."""
         standardisation, vectors, here = pool.design.standardisation, self.vectors, slice(first, first + len(asks))
         products = standardisation.apply(np.ascontiguousarray(self.raw[:, here]), vectors.sums[here], vectors.wide_sums[here])
-        return [
-            ExactGradients(np.ascontiguousarray(products[:, place]), standardisation, ask.candidates)
-            for place, ask in enumerate(asks)
-        ]
+        return list(map(ExactGradients, asks, np.ascontiguousarray(products.T), repeat(standardisation)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +277,19 @@ class ExactGradients(LocalGradients):
 
     Parameters
     ----------
+    ask : Ask
     products : (n_columns,) float64
         Gradient of every column, standardised and whitened.
     standardisation : Standardisation
-    candidates : (c,) int64
-        Ascending.
     """
 
-    def __init__(self, products: Float64Array, standardisation: Standardisation, candidates: IndexArray) -> None:
+    def __init__(self, ask: Ask, products: Float64Array, standardisation: Standardisation) -> None:
         self._products = products
         self._standardisation = standardisation
-        self._candidates = candidates
+        self._candidates = ask.candidates
         scores = standardisation.scores(products[:, None])[:, 0]
-        self._scores = scores if len(candidates) == len(scores) else scores[candidates]  # ascending: this many are all features
+        # Candidates are ascending: as many as there are features are all features.
+        self._scores = scores if len(ask.candidates) == len(scores) else scores[ask.candidates]
 
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""

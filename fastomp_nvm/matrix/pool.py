@@ -96,14 +96,20 @@ class Columns:
 
     def dense(self, positions: IndexArray) -> Float64Array:
         """Return the standardised columns of the features at ``positions``: (n_obs, n_columns) float64, Fortran order."""
-        some = self.only(positions)
-        rows = np.empty((int(some.standardisation.offsets[-1]), self._pool.design.matrix.shape[1]))
-        some.fill(rows)
+        offsets = self.standardisation.offsets
+        rows = np.empty((int((offsets[positions + 1] - offsets[positions]).sum()), self._pool.design.matrix.shape[1]))
+        self.fill(rows, positions=positions)
         return rows.T
 
-    def fill(self, out: AnyArray, factors: Float64Array | None = None) -> None:
-        """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,)."""
-        self.standardisation.fill(*self._pool.raw(self.features), out, factors)
+    def fill(self, out: AnyArray, factors: Float64Array | None = None, positions: IndexArray | None = None) -> None:
+        """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,).
+
+        With ``positions`` only the features there.
+        """
+        features, standardisation = self.features, self.standardisation
+        if positions is not None:
+            features, standardisation = features[positions], standardisation.subset(positions)
+        standardisation.fill(*self._pool.raw(features), out, factors)
 
     def located(self) -> tuple[AnyArray, IndexArray] | None:
         """Return an array and the rows of it that hold these columns, raw; None unless all are in memory."""
@@ -163,8 +169,25 @@ class ColumnPool:
         """Gather ``features``, as far as the budget goes; columns already held are not read again."""
         self._asked[features] = True
         missing = features[self._state[features] != _KEPT]
+        widths = self._widths[missing]
+        needed, room = int(widths.sum()), self._capacity - self._kept
+        if needed > room:
+            room += self._forget(features, needed - room)
+            fitting = np.cumsum(widths) <= room
+            missing, needed = missing[fitting], int(widths[fitting].sum())
         if missing.size:
-            self._gather(missing, features)
+            self.traffic.include(Traffic(1, len(missing), needed * self._row_bytes))
+            known = missing[self._state[missing] == _PROBED]
+            columns = int(self._widths[known].sum())
+            # Counted as read for a question before, and as gathered from now on: counted once.
+            self._probes.include(Traffic(0, len(known), columns * self._row_bytes), -1)
+            unread = missing[self._state[missing] == _ABSENT]
+            self._state[missing] = _KEPT
+            self._kept, self._probed = self._kept + needed, self._probed - columns
+            if self._probed and self._kept + self._probed > self._capacity:
+                self._drop_probes()
+            if self._held is not None and unread.size:
+                self._held.load(column_index(self._offsets, unread))
         return Columns(self, features)
 
     def holds(self, features: IndexArray) -> bool:
@@ -234,7 +257,7 @@ class ColumnPool:
     def read(self, features: IndexArray) -> AnyArray:
         """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
         columns = column_index(self._offsets, features)
-        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        self.traffic.include(Traffic(1, len(features), len(columns) * self._row_bytes))
         return self.sweeper.gather(self.design.matrix, columns)
 
     def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
@@ -254,13 +277,13 @@ class ColumnPool:
     def _stream(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for one product, counted."""
         columns = column_index(self._offsets, features)
-        self.traffic.add(len(features), len(columns) * self._row_bytes)
+        self.traffic.include(Traffic(1, len(features), len(columns) * self._row_bytes))
         return self.located(features) if self._held is None else self._held.passing(columns)
 
     def _probe(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = column_index(self._offsets, features)
-        self._probes.add(len(features), len(columns) * self._row_bytes)
+        self._probes.include(Traffic(1, len(features), len(columns) * self._row_bytes))
         if self._kept + self._probed + len(columns) > self._capacity:
             return self.located(features) if self._held is None else self._held.passing(columns)
         self._probed += len(columns)
@@ -268,30 +291,6 @@ class ColumnPool:
         if self._held is not None:
             self._held.load(columns)
         return self.located(features)
-
-    def _gather(self, missing: IndexArray, wanted: IndexArray) -> None:
-        """Hold the features ``missing`` of ``wanted`` as far as the budget goes, including those read for a question."""
-        widths = self._widths[missing]
-        needed, room = int(widths.sum()), self._capacity - self._kept
-        if needed > room:
-            room += self._forget(wanted, needed - room)
-            fitting = np.cumsum(widths) <= room
-            missing, needed = missing[fitting], int(widths[fitting].sum())
-            if not missing.size:
-                return
-        self.traffic.add(len(missing), needed * self._row_bytes)
-        known = missing[self._state[missing] == _PROBED]
-        columns = int(self._widths[known].sum())
-        # Counted as read for a question before, and as gathered from now on: counted once.
-        self._probes.features_visited -= len(known)
-        self._probes.bytes_read -= columns * self._row_bytes
-        unread = missing[self._state[missing] == _ABSENT]
-        self._state[missing] = _KEPT
-        self._kept, self._probed = self._kept + needed, self._probed - columns
-        if self._probed and self._kept + self._probed > self._capacity:
-            self._drop_probes()
-        if self._held is not None and unread.size:
-            self._held.load(column_index(self._offsets, unread))
 
     def _forget(self, wanted: IndexArray, columns: int) -> int:
         """Release kept features that are not ``wanted``, until ``columns`` columns are free; return how many were freed."""
@@ -329,11 +328,11 @@ class _HeldRows:
     """
 
     def __init__(self, rows: Rows, sweeper: Sweeper, capacity: int) -> None:
-        self.array = aligned_empty((min(capacity, len(rows)), rows.shape[1]), rows.dtype)
+        self.array = aligned_empty((min(capacity, rows.shape[0]), rows.shape[1]), rows.dtype)
         self._rows = rows
         self._sweeper = sweeper
         self._scratch = self.array[:0]
-        self._place = np.zeros(len(rows), dtype=np.int32)  # 1 + the row of a column; untouched zeros take no memory
+        self._place = np.zeros(rows.shape[0], dtype=np.int32)  # 1 + the row of a column; untouched zeros take no memory
         self._free = np.empty(0, dtype=np.int64)
         self._used = 0
 

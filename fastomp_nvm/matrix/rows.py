@@ -179,7 +179,7 @@ class LocalRows(Rows):
 
     def moments(self, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:
         """Return the moments of every column under each of ``weights``; a block is read once for all of them."""
-        found = np.empty((len(weights), 4, len(self)))
+        found = np.empty((len(weights), 4, self.shape[0]))
         done = 0
         for array in self.arrays:
             for first in range(0, len(array), _MOMENT_COLUMNS):

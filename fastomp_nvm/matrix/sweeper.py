@@ -16,7 +16,7 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexAr
 from fastomp_nvm.matrix.checksum import Seal, SealCheck
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.memory import aligned_empty
-from fastomp_nvm.matrix.rows import ArrayRows, Rows, Use, local_rows
+from fastomp_nvm.matrix.rows import ArrayRows, LocalRows, Rows, Use, local_rows
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.threads import ranges, together, unless_others_fail
 
@@ -85,20 +85,21 @@ class Sweeper:
         vectors : (n_obs, m) float64
         """
         prepared = Vectors(vectors, rows.dtype)
-        raw = self.dots(rows, prepared, standardisation.wide)
+        raw = self.dots(local_rows(rows), prepared, standardisation.wide)
         return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
 
-    def dots(self, rows: AnyArray | Rows, vectors: Vectors, wide: BoolArray) -> Float64Array:
+    def dots(self, rows: LocalRows, vectors: Vectors, wide: BoolArray) -> Float64Array:
         """Return (n_columns, m) float64: raw dot products.
 
         Parameters
         ----------
-        rows : (n_columns, n_obs)
+        rows : LocalRows
+            (n_columns, n_obs).
         vectors : Vectors
         wide : (n_columns,) bool
             Columns to accumulate in float64.
         """
-        out = np.empty((len(rows), len(vectors.fast)))
+        out = np.empty((rows.shape[0], len(vectors.fast)))
         exact = np.flatnonzero(wide) if rows.dtype != np.float64 else _NONE
 
         def fill(block: AnyArray, first: int, last: int) -> None:
@@ -111,7 +112,7 @@ class Sweeper:
                 self.kernel.dots(block if high - low == last - first else block[columns - first], vectors.wide, precise)
                 out[columns] = precise
 
-        local_rows(rows).visit(self, fill, out.shape[1])
+        rows.visit(self, fill, out.shape[1])
         return out
 
     def dots_at(self, rows: AnyArray, index: IndexArray, vectors: Vectors, wide: BoolArray) -> Float64Array:

@@ -28,25 +28,9 @@ class Traffic:
     bytes_read: int = 0
     bytes_read_tier: int = 0
 
-    def add(self, features: int, size: int, *, tier: bool = False) -> None:
-        """Count one read of ``features`` features and ``size`` bytes."""
-        self.sweeps += 1
-        self.features_visited += features
-        self.bytes_read += size
-        self.bytes_read_tier += size if tier else 0
-
-    def include(self, other: Traffic) -> None:
-        """Add the counts of ``other``."""
-        self.sweeps += other.sweeps
-        self.features_visited += other.features_visited
-        self.bytes_read += other.bytes_read
-        self.bytes_read_tier += other.bytes_read_tier
-
-    def without(self, other: Traffic) -> Traffic:
-        """Return the counts minus those of ``other``."""
-        return Traffic(
-            self.sweeps - other.sweeps,
-            self.features_visited - other.features_visited,
-            self.bytes_read - other.bytes_read,
-            self.bytes_read_tier - other.bytes_read_tier,
-        )
+    def include(self, other: Traffic, times: int = 1) -> None:
+        """Add the counts of ``other``, ``times`` as often; a negative number subtracts them."""
+        self.sweeps += times * other.sweeps
+        self.features_visited += times * other.features_visited
+        self.bytes_read += times * other.bytes_read
+        self.bytes_read_tier += times * other.bytes_read_tier

@@ -60,7 +60,7 @@ class GLMCandidates(Candidates):
         widths = offsets[positions + 1] - offsets[positions]
         size, at = len(model.design), model.at
         design = model.extended(int(widths.sum()))
-        self.columns.only(positions).fill(design[size:])
+        self.columns.fill(design[size:], positions=positions)
         self._fits = []
         for width in widths.tolist():
             size += width

@@ -58,10 +58,21 @@ class KnownColumns:
         first = np.fromiter(map(self._first.get, features, repeat(-1)), dtype=np.int64, count=len(features))
         new = np.flatnonzero(first < 0)
         if new.size:
-            count = int((offsets[new + 1] - offsets[new]).sum())
-            if self._used + count > min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1]):
+            widths, n_obs = offsets[new + 1] - offsets[new], self.rows.shape[1]
+            start, end, capacity = self._used, self._used + int(widths.sum()), min(MOST_COLUMNS, MOST_ENTRIES // n_obs)
+            if end > capacity:
                 return None
-            first[new] = self._add(columns, new, count)
+            if not len(self.rows):
+                self.rows, self.moves = np.empty((capacity, n_obs)), np.empty(capacity)
+                self._gram = np.empty((capacity, capacity))
+            columns.fill(self.rows[start:end], self._factors, new)
+            self.moves[start:end] = self.rows[start:end] @ self._response
+            starts = range(start, end, AT_ONCE)
+            tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], end]))
+            columns.share_out(tasks[::-1])  # the last block meets the most columns: the longest task begins first
+            first[new] = start + np.cumsum(widths) - widths
+            self._first.update(zip(columns.features[new].tolist(), first[new].tolist(), strict=True))
+            self._used = end
         if len(features) == offsets[-1]:  # one column each
             return first
         return np.asarray(np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1]), dtype=np.int64)
@@ -75,29 +86,6 @@ class KnownColumns:
         scattered = np.zeros(self._used)
         scattered[places] = coef
         return np.asarray(scattered @ self.rows[: self._used])
-
-    def _add(self, columns: Columns, positions: IndexArray, count: int) -> IndexArray:
-        """Compute the ``count`` columns of the features at ``positions``, and their products with all known columns.
-
-        Returns the row of the first column of each.
-        """
-        if not len(self.rows):
-            capacity = min(MOST_COLUMNS, MOST_ENTRIES // self.rows.shape[1])
-            self.rows, self._gram = np.empty((capacity, self.rows.shape[1])), np.empty((capacity, capacity))
-            self.moves = np.empty(capacity)
-        new = slice(self._used, self._used + count)
-        fresh = self.rows[new]
-        columns.only(positions).fill(fresh, self._factors)
-        self.moves[new] = fresh @ self._response
-        starts = range(self._used, new.stop, AT_ONCE)
-        tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], new.stop]))
-        columns.share_out(tasks[::-1])  # the last block meets the most columns: the longest task begins first
-        offsets = columns.standardisation.offsets
-        widths = offsets[positions + 1] - offsets[positions]
-        first = self._used + np.cumsum(widths) - widths
-        self._first.update(zip(columns.features[positions].tolist(), first.tolist(), strict=True))
-        self._used += count
-        return np.asarray(first)
 
     def _multiply(self, first: int, last: int) -> None:
         """Compute the products of rows ``first`` to ``last`` with all rows up to ``last``."""

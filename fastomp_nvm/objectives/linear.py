@@ -177,11 +177,15 @@ class LinearModel(Model):
 
     Attributes
     ----------
+    value : float
+        R^2 less the penalty; while columns are pending, to the precision of the products.
     coordinates : (s,) float64
         Of the response.
     factor : (s, s) float64
         Upper Cholesky factor of the Gram matrix of ``columns``.
     """
+
+    value = 0.0
 
     def __init__(self, objective: Linear) -> None:
         self.objective = objective
@@ -220,11 +224,6 @@ class LinearModel(Model):
             remainder -= columns @ lapack.dpotrs(self.factor, columns.T @ remainder)[0]
         return self.objective.weighted(remainder)
 
-    @property
-    def value(self) -> float:
-        """R^2 less the penalty; while columns are pending, to the precision of the products."""
-        return float(self.coordinates @ self.coordinates) + self._pending_value
-
     def add(self, columns: Float64Array) -> None:
         """Add columns."""
         self.hand_over(self.objective.weighted(columns).T, np.arange(columns.shape[1]), 0.0)
@@ -237,6 +236,7 @@ class LinearModel(Model):
         self._pending.append(rows)
         self._pending_places.append(places)
         self._pending_value += gain
+        self.value = float(self.coordinates @ self.coordinates) + self._pending_value
 
     def settle(self) -> None:
         """Factor the pending columns; dependent ones contribute nothing and are left out."""
@@ -259,6 +259,7 @@ class LinearModel(Model):
             schur -= overlaps.T @ overlaps
             moves = moves - overlaps.T @ self.coordinates
         factor, kept = cholesky_of_independent(schur, DEPENDENT)
+        self.value = float(self.coordinates @ self.coordinates)
         if not len(kept):
             return
         total = size + len(kept)
@@ -275,6 +276,7 @@ class LinearModel(Model):
         self._room[:size, size:total], self._room[size:total, size:total] = overlaps[:, kept], factor
         self.factor = self._room[:total, :total]
         self.coordinates = np.concatenate((self.coordinates, lapack.dtrtrs(factor, moves[kept], trans=1)[0]))
+        self.value = float(self.coordinates @ self.coordinates)
         self._places = np.concatenate((self._places, pending[kept]))
 
     def follow(self, columns: Columns, gradient: Float64Array) -> LinearCandidates:

@@ -99,7 +99,7 @@ class FollowedGains:
         groups: Sequence[Float64Array],
         smallest: Float64Array,
     ) -> None:
-        self.open_ = np.ones(standardisation.n_features, dtype=np.bool_)
+        self.open_ = np.ones(len(standardisation.offsets) - 1, dtype=np.bool_)
         self._standardisation, self._groups, self._smallest = standardisation, groups, smallest
         self._gradient, self._pivot = np.ascontiguousarray(gradient), np.ascontiguousarray(pivot)
         self._directions: Float64Array = np.empty((16, len(gradient)))

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
-from fastomp_nvm.matrix.tier import Tier, TierAccount, worthwhile
+from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
@@ -111,23 +111,27 @@ def select_shared(
         if dataset.matrix.network is not None:
             dataset.matrix.network.restart()
         sweeper = Sweeper(threads)
-        wanted: list[SelectionRequest] = []
+        wanted: list[tuple[SelectionRequest, Float64Array | None]] = []
         weighted: list[Float64Array] = []
         for each in requests:
             request = each if isinstance(each, SelectionRequest) else make_request(each)
-            wanted.append(request)
-            weights = _training_weights(dataset, request)
+            weights = request.weights
+            if weights is not None and len(weights) != dataset.n_obs:
+                raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
+            if request.test_fraction is not None:
+                weights, _ = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
+            wanted.append((request, weights))
             if weights is not None and request.standardize:
                 weighted.append(weights)
         if len(weighted) > 1:
             dataset = dataset.knowing(weighted)
         budget = None
         if not dataset.resident:
-            budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(wanted))
+            budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
         prepared: list[Prepared] = []
         runs: list[Run] = []
-        for place, request in enumerate(wanted):
-            prepared.append(prepare(dataset, request, y, sweeper, budget))
+        for place, (request, weights) in enumerate(wanted):
+            prepared.append(prepare(dataset, request, y, weights, sweeper, budget))
             runs.append(prepared[place].run)
             if journals:
                 runs[place].journal = journals[place]
@@ -142,10 +146,9 @@ def select_shared(
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
-        traffic = traffic.without(engine.saved)
+        traffic.include(engine.saved, -1)
         if len(weighted) > 1:
-            again = len(weighted) - 1
-            traffic = traffic.without(Traffic(again, again * dataset.n_features, again * dataset.matrix.nbytes))
+            traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
         return [] if ended is not None or not driven else [_finish(dataset, each, sweeper, started) for each in prepared], traffic
 
 
@@ -158,15 +161,22 @@ class Prepared:
     run: Run
 
 
-def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Sweeper, budget: int | None = None) -> Prepared:
+def prepare(
+    dataset: Dataset,
+    request: SelectionRequest,
+    y: object,
+    weights: Float64Array | None,
+    sweeper: Sweeper,
+    budget: int | None = None,
+) -> Prepared:
     """Bind a request to the data.
 
+    ``weights`` (n_obs,) are the observation weights of the request, zero for the observations held out; None without either.
     ``budget`` is the memory in bytes for gathered columns where the request names none; None for a matrix that is in memory as a
     whole, so that gathering takes no more.
     """
     counters = Counters()
     response = resolve_response(dataset, request, y)
-    weights = _training_weights(dataset, request)
     design = dataset.design(request.standardize, weights, counters.traffic)
     usable = design.standardisation.usable()
     if response.feature is not None:
@@ -176,7 +186,15 @@ def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Swe
     candidates = np.flatnonzero(usable)
     if not candidates.size:
         raise DataError("every feature is constant: there is nothing to select from")
-    constraint = _constraint(dataset, request, usable, len(candidates))
+    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates)))
+    if request.constraint is not None:
+        given = bind_constraint(request.constraint, dataset, usable)
+        # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
+        constraint = intersect([given] if limit is None else [limit, given])
+    elif limit is not None:
+        constraint = limit
+    else:
+        raise RequestError("give k, or a constraint that bounds how many features may be selected")
     parameters = Parameters(
         request.epsilon,
         request.tau,
@@ -193,17 +211,15 @@ def prepare(dataset: Dataset, request: SelectionRequest, y: object, sweeper: Swe
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
-    tier, account = _tier(dataset, request)
+    tier, account = dataset.tier, None
+    if tier is None and request.tier == "int8":
+        raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
+    if tier is not None and request.tier != "int8":
+        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
+            tier = None
+        else:
+            account = dataset.account(tier)  # gives the tier up where it does not pay
     return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account))
-
-
-def _training_weights(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:
-    """Return the observation weights of the selection: as given, zero for the observations held out."""
-    if request.weights is not None and len(request.weights) != dataset.n_obs:
-        raise RequestError(f"{len(request.weights)} weights were given for {dataset.n_obs} observations")
-    if request.test_fraction is None:
-        return request.weights
-    return split_weights(dataset.n_obs, request.test_fraction, int(request.seed), request.weights)[0]
 
 
 def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
@@ -213,18 +229,6 @@ def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
         if name not in positions:
             raise RequestError(f"the feature {name!r} is to be excluded, but the data has none of that name")
     return [positions[name] for name in names]
-
-
-def _constraint(dataset: Dataset, request: SelectionRequest, usable: BoolArray, n_usable: int) -> Constraint:
-    """Return the constraint of the request, its k included."""
-    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, n_usable))
-    if request.constraint is None:
-        if limit is None:
-            raise RequestError("give k, or a constraint that bounds how many features may be selected")
-        return limit
-    constraint = bind_constraint(request.constraint, dataset, usable)
-    # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
-    return intersect([constraint] if limit is None else [limit, constraint])
 
 
 def bind_constraint(
@@ -243,20 +247,6 @@ def bind_constraint(
     if isinstance(given, os.PathLike):
         return read_constraint(Path(given), dataset.names, usable=usable)
     return parse_constraint(given, dataset.names, usable=usable)
-
-
-def _tier(dataset: Dataset, request: SelectionRequest) -> tuple[Tier | None, TierAccount | None]:
-    """Return the tier for full passes, None for the exact matrix, and under ``auto`` the account that may give it up."""
-    tier = dataset.tier
-    if tier is None:
-        if request.tier == "int8":
-            raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
-        return None, None
-    if request.tier == "int8":
-        return tier, None
-    if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
-        return None, None
-    return tier, dataset.account(tier)
 
 
 def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: float) -> Selection:
@@ -282,20 +272,17 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
-    names = [dataset.names[index] for index in indices.tolist()]
-    column_names = [[name] for name in names]
-    if dataset.column_names is not dataset.names:
-        spans = [range(int(dataset.offsets[index]), int(dataset.offsets[index + 1])) for index in indices.tolist()]
-        column_names = [[dataset.column_names[column] for column in span] for span in spans]
+    offsets, positions = columns.standardisation.offsets, column_index(dataset.offsets, indices)
+    column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = dataset.matrix.network.figures() if dataset.matrix.network is not None else {}
     return Selection(
-        features=names,
+        features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
-        coef=[coef[first:last] for first, last in pairwise(columns.standardisation.offsets.tolist())],
+        coef=np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
         intercept=fit.intercept + shift,
         score=fit.score,
-        columns=column_names,
-        column_positions=column_index(dataset.offsets, indices),
+        columns=list(map(column_names.__getitem__, starmap(slice, pairwise(offsets.tolist())))),
+        column_positions=positions,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN
@@ -339,5 +326,5 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
         verified=dataset.verified,
         target=response.name,
         classes=list(response.classes) if request.objective == "logistic" else None,
-        store=DataSize(dataset.n_features, len(dataset.matrix), dataset.n_obs, dataset.matrix.dtype.name),
+        store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
     )

@@ -225,7 +225,7 @@ class MutationTrials:
         journal = DecisionJournal(log, {"kind": "mutated"})
         standardisation = self._dataset.design().standardisation
         query, products = self._query(), np.linspace(0, 1, int(self._offsets[-1]))
-        exact = [ExactGradients(products, standardisation, ask.candidates) for ask in query.asks]
+        exact = [ExactGradients(ask, products, standardisation) for ask in query.asks]
         _decide(journal.record(query, exact, Traffic(1, 2, 3)))
         journal.commit()
         journal.close()

@@ -123,7 +123,9 @@ def test_merged_runs_share_their_passes() -> None:
     design = PaperDesign(200, 2000, seed=1)
     dataset = Dataset.of_array(design.matrix().T)
     sweeper = Sweeper(1)
-    runs: list[Run] = [prepare(dataset, SelectionRequest(k=20, seed=seed), design.response(), sweeper).run for seed in range(8)]
+    runs: list[Run] = [
+        prepare(dataset, SelectionRequest(k=20, seed=seed), design.response(), None, sweeper).run for seed in range(8)
+    ]
     engine = Engine(dataset.matrix, sweeper)
     engine.drive(runs)
     alone = [run.problem.counters.traffic.features_visited / 2000 for run in runs]
@@ -148,7 +150,7 @@ def test_a_deadline_stops_between_sweeps() -> None:
     done, calls = False, 0
     while not done:
         log = MemoryLog(records)
-        run = prepare(dataset, SelectionRequest(k=20), design.response(), sweeper).run
+        run = prepare(dataset, SelectionRequest(k=20), design.response(), None, sweeper).run
         run.journal = journal = DecisionJournal(log, {})
         engine = Engine(dataset.matrix, sweeper)
         done = engine.drive([run], deadline=lambda: True)

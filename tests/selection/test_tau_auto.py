@@ -168,7 +168,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
 
     def driven(records: list[bytes]) -> tuple[list[bytes], tuple[Any, ...], int]:
         log = MemoryLog(records)
-        run = prepare(dataset, request, y, sweeper).run
+        run = prepare(dataset, request, y, None, sweeper).run
         run.journal = journal = DecisionJournal(log, {})
         engine = Engine(dataset.matrix, sweeper)
         engine.drive([run])

@@ -60,7 +60,7 @@ class Bench:
     def both(self, vector: np.ndarray) -> tuple[ExactGradients, TierGradients, Traffic]:
         """Return the exact answer, the tier's, and the traffic behind the latter."""
         products = self.exact_products(vector[:, None])[:, 0]
-        exact = ExactGradients(products, self.design.standardisation, self.usable)
+        exact = ExactGradients(Ask(vector, self.usable), products, self.design.standardisation)
         pool = ColumnPool(self.design, self.sweeper, Traffic(), 1 << 24)
         swept = TierSweep(self.sweeper, self.tier, Vectors(vector[:, None], self.design.matrix.dtype))
         tiered = TierGradients(Ask(vector, self.usable), *swept.scores(0, self.design.standardisation), pool)
