@@ -143,7 +143,7 @@ def test_a_shard_killed_in_the_middle_of_a_sweep_changes_nothing(
     killed: list[float] = []
     with fo.open_store(f"cluster://{manifest}") as sharded:
         rows: Any = sharded.matrix
-        processes = rows._connection.transport.processes()
+        processes = rows.connection.transport.processes()
 
         def observe(step: Progress) -> None:
             for shard, share in enumerate(step.shards):
@@ -153,7 +153,7 @@ def test_a_shard_killed_in_the_middle_of_a_sweep_changes_nothing(
 
         found = fo.select_many(sharded, requests, observer=observe)
         assert killed, "no sweep was met half done"
-        assert rows._connection.transport.processes() != processes
+        assert rows.connection.transport.processes() != processes
     assert capfd.readouterr().out == ""  # where a result belongs; Ray likes to report there
     for one, other in zip(expected, found, strict=True):
         same(one, other)

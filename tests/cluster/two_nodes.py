@@ -50,7 +50,7 @@ def main(manifest: str, pinned: str) -> None:
             nonlocal alive
             if alive and step.round >= 3:
                 alive = False
-                shards = rows._connection.transport.processes()
+                shards = rows.connection.transport.processes()
                 # A machine takes its workers with it; left to themselves they outlive their raylet by up to a second, and answer.
                 workers = psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True)
                 cluster.remove_node(node, allow_graceful=False)
