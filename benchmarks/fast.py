@@ -36,7 +36,7 @@ PRODUCTS = (
     (Sweeper, "dots_at"),
     (Sweeper, "dots_int8"),
     (Sweeper, "gather"),
-    (KnownColumns, "_add"),
+    (KnownColumns, "places"),
     (KnownColumns, "combination"),
 )
 

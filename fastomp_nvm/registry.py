@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from fastomp_nvm.errors import RequestError, UnavailableError
@@ -19,6 +20,7 @@ __all__ = ["Lazy", "Table"]
 T = TypeVar("T")
 
 
+@dataclass
 class Lazy(Generic[T]):
     """An object of another module, imported by ``load``.
 
@@ -28,10 +30,7 @@ class Lazy(Generic[T]):
         ``"package.module:attribute"``.
     """
 
-    __slots__ = ("target",)
-
-    def __init__(self, target: str) -> None:
-        self.target = target
+    target: str
 
     def load(self) -> T:
         """Import the module and return the object."""
@@ -58,12 +57,11 @@ class Table(dict[str, str], Generic[T]):
         Name to ``"package.module:attribute"``.
     """
 
-    __slots__ = ("_loaded", "kind")
+    __slots__ = ("kind",)
 
     def __init__(self, kind: str, targets: Mapping[str, str]) -> None:
         super().__init__(sorted(targets.items()))
         self.kind = kind
-        self._loaded: dict[str, T] = {}
 
     def check(self, name: object) -> None:
         """Raise ``RequestError`` with the known names when ``name`` is unknown."""
@@ -71,8 +69,7 @@ class Table(dict[str, str], Generic[T]):
             raise RequestError(f"unknown {self.kind} {name!r}: expected one of {', '.join(self)}")
 
     def load(self, name: str) -> T:
-        """Return the object called ``name``, imported on first use."""
-        if name not in self._loaded:
+        """Import and return the object called ``name``."""
+        if name not in self:
             self.check(name)
-            self._loaded[name] = Lazy[T](self[name]).load()
-        return self._loaded[name]
+        return Lazy[T](self[name]).load()

@@ -54,9 +54,10 @@ def swept_rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rounds: list[int] = []
     original = Engine._answer
 
-    def answer(*arguments: Any) -> None:
-        rounds.append(1)
-        original(*arguments)
+    def answer(*arguments: Any) -> bool:
+        answered = original(*arguments)
+        rounds.extend([1] if answered else [])
+        return answered
 
     monkeypatch.setattr(Engine, "_answer", answer)
     return rounds
