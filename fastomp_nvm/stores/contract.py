@@ -21,6 +21,7 @@ from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.matrix.tier import Tier, TierSidecar
+from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = [
     "BLOCK_COLUMNS",
@@ -218,6 +219,16 @@ class FeatureStore(ABC):
         """Responses by name; the first is the default."""
 
     @property
+    def encoding(self) -> TableEncoding | None:
+        """How the columns of a table became the columns of the store; None if it is not known."""
+        return None
+
+    @property
+    def ids(self) -> Sequence[str] | None:
+        """Identifiers of the observations (n_obs,); None if the source has none."""
+        return None
+
+    @property
     def shards(self) -> Sequence[Mapping[str, Any]]:
         """Shards of a distributed store, as plain data; empty for any other."""
         return ()
@@ -294,3 +305,5 @@ class Sidecars:
     targets: Mapping[str, Target]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     tier: TierSidecar | None = None
+    encoding: TableEncoding | None = None
+    ids: Sequence[str] | None = None  # of the observations, (n_obs,)

@@ -8,8 +8,8 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.stores.encoding import MISSING_LABEL
 from storage_backends.readers.base import CHUNK_BYTES, Categories, spans
-from storage_backends.readers.text import MISSING_LABEL
 
 __all__ = ["Indicators"]
 

@@ -23,7 +23,6 @@ __all__ = [
     "ARROW_NUMBERS",
     "ARROW_TEXTS",
     "BLOCK_BYTES",
-    "MISSING_LABEL",
     "MISSING_TOKENS",
     "Consumed",
     "LineBlock",
@@ -50,9 +49,6 @@ ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
 
 #: Types of Arrow that are read as numbers, by name; a column of type null holds nothing but missing values.
 ARROW_NUMBERS = re.compile(r"(u?int\d+|halffloat|float|double|bool|null)\Z|decimal\d+\(")
-
-#: The category of missing cells of a text column when missing numbers are imputed.
-MISSING_LABEL = "(missing)"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

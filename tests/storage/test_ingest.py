@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastomp_nvm.errors import DataError, FastompError, InputError, MediumError, StoreURLError
+from fastomp_nvm.stores.encoding import MISSING_LABEL
 from fastomp_nvm.stores.open import open_store
 from fastomp_nvm.stores.reports import IngestReport
 from storage_backends.build import ingest as ingest_module
 from storage_backends.build.ingest import ingest
 from storage_backends.files import mapped
 from storage_backends.readers import base
-from storage_backends.readers.text import MISSING_LABEL
 from storage_backends.testing.power_cut import Fault, failing_calls
 
 ROWS, WIDTH = 60, 7

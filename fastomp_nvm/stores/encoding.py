@@ -1,0 +1,84 @@
+"""How the columns of a table become columns of a store; kept with the store, so that new rows are encoded in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["MISSING_LABEL", "ColumnEncoding", "Kind", "TableEncoding"]
+
+#: What a column of a table holds.
+Kind = Literal["number", "category", "date"]
+
+#: The category of missing cells of a text column when missing numbers are imputed.
+MISSING_LABEL = "(missing)"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnEncoding:
+    """The encoding of one column of a table.
+
+    Attributes
+    ----------
+    kind : {"number", "category", "date"}
+        A number is stored as it is and a date as days since 1970-01-01, each in one column of the store that has the name of the
+        table's column. A category becomes one indicator column per label, named ``column=label``.
+    labels : tuple of str
+        Labels of a category in the order of its indicator columns. A value that is none of them is 0 in all of them.
+    fill : float, optional
+        Replacement of a missing number or date; for a category the position in ``labels`` of the label that missing cells get.
+        None: missing cells are refused.
+    """
+
+    kind: Kind = "number"
+    labels: tuple[str, ...] = ()
+    fill: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableEncoding:
+    """The encoding of a table.
+
+    Attributes
+    ----------
+    columns : mapping of str to ColumnEncoding
+        By name of the table's column. A column that is not listed is a number; under the policy ``mean`` its missing cells are
+        replaced by the mean that the store's statistics hold.
+    missing : {"error", "mean", "median", "drop-feature"}
+        The policy under which the store was built.
+    na_values : tuple of str
+        Cells of text that mean "missing" besides the usual ones.
+    thousands, decimal : str
+        Separators in numbers written as text.
+    """
+
+    columns: Mapping[str, ColumnEncoding] = field(default_factory=dict)
+    missing: str = "error"
+    na_values: tuple[str, ...] = ()
+    thousands: str = ""
+    decimal: str = "."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the encoding in JSON terms."""
+        return {
+            "columns": {name: [each.kind, list(each.labels), each.fill] for name, each in self.columns.items()},
+            "missing": self.missing,
+            "na_values": list(self.na_values),
+            "thousands": self.thousands,
+            "decimal": self.decimal,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> TableEncoding:
+        """Return the encoding that ``to_json`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` if it is none."""
+        columns = {}
+        for name, (kind, labels, fill) in found["columns"].items():
+            fits = kind in ("number", "category", "date") and all(isinstance(label, str) for label in labels)
+            if not fits or not (fill is None or isinstance(fill, (int, float))):
+                raise ValueError(f"the encoding of the column {name!r} is damaged")
+            columns[name] = ColumnEncoding(kind, tuple(labels), fill)
+        texts = [found["missing"], found["thousands"], found["decimal"], *found["na_values"]]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a setting of the encoding is not text")
+        return cls(columns, found["missing"], tuple(found["na_values"]), found["thousands"], found["decimal"])
