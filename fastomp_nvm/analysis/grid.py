@@ -14,7 +14,7 @@ from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import intersect, parts_of
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
-from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import bind_constraint, select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
@@ -93,7 +93,7 @@ def grid(
     with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
         limits = {}
         if "lambda" in over:
-            given = request.get("constraint")
+            given = named_file(request.get("constraint"))
             if given is None:
                 raise ConstraintError("a grid over lambda needs a constraint with a fairness part: give one")
             usable = dataset.design(request.get("standardize", True)).standardisation.usable()

@@ -26,7 +26,7 @@ from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.selection.held_out import held_out_rows
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.request import SelectionRequest, named_file
 from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
 from fastomp_nvm.selection.result import Selection, Table
 from fastomp_nvm.selection.select import bind_constraint
@@ -123,7 +123,7 @@ def fairness_report(
         if not isinstance(constraint, Constraint):
             if dataset is None:
                 raise RequestError("a fairness report on an array needs a constraint object: its description names features")
-            constraint = bind_constraint(constraint, dataset, dataset.design().standardisation.usable())
+            constraint = bind_constraint(named_file(constraint), dataset, dataset.design().standardisation.usable())
         fair = [part for part in parts_of(constraint) if isinstance(part, Fairness)]
         unfairness = max((part.unfairness(selection.indices) for part in fair), default=None)
     return FairnessReport(groups, outcome_fairness(groups) if classifies else None, unfairness, evaluated_on)

@@ -140,7 +140,8 @@ def connected(arguments: argparse.Namespace) -> Client:
         try:
             token = arguments.token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"the token file {arguments.token_file} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+            raise InputError(f"the token file {arguments.token_file} cannot be read ({reason}): check its path") from error
     return connect(arguments.store, token=token, tls_ca=arguments.tls_ca, timeout=arguments.timeout, insecure=arguments.insecure)
 
 

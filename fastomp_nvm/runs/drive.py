@@ -151,7 +151,7 @@ def start(
     """
     check_name(name, "run")
     if not isinstance(data, (str, FeatureStore)):
-        raise RequestError("a durable run needs a store that another process can open: build one with create_store")
+        raise RequestError("a durable run needs a store that another process can open: build one in a file first")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(data)) if isinstance(data, str) else data
         if store.traits.durability == "none":

@@ -9,7 +9,7 @@ from typing import Unpack, cast
 
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way
@@ -90,7 +90,7 @@ def select(
         raise RequestError(f"a durable run reads as io auto does, so that it can be resumed anywhere: leave io {io} out")
     from fastomp_nvm.runs.drive import start
 
-    file = request.get("constraint")
+    file = named_file(request.get("constraint"))
     if isinstance(file, os.PathLike):
         del request["constraint"]  # the run keeps the text of the file
     return start(

@@ -22,7 +22,7 @@ from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
-from fastomp_nvm.errors import ConstraintError, DataError, RequestError
+from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
@@ -227,7 +227,8 @@ def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
     positions = {name: index for index, name in enumerate(dataset.names)}
     for name in names:
         if name not in positions:
-            raise RequestError(f"the feature {name!r} is to be excluded, but the data has none of that name")
+            hint = near(name, positions)
+            raise RequestError(f"the feature {name!r} is to be excluded, but the data has none of that name{hint}")
     return [positions[name] for name in names]
 
 

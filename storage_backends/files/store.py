@@ -126,9 +126,13 @@ class FileMedium:
             try:
                 directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError as error:
-                raise StoreURLError(f"there is no store at {path}: build one with ingest or create_store") from error
+                raise StoreURLError(
+                    f"there is no store at {path}: check the path, or build a store there with 'fastomp ingest'"
+                ) from error
             except NotADirectoryError as error:
-                raise StoreURLError(f"{path} is a file, and a store is a directory: ingest it to make a store of it") from error
+                raise StoreURLError(
+                    f"{path} is a file, and a store is a directory: build a store from it with 'fastomp ingest'"
+                ) from error
             except OSError as error:
                 raise MediumError(f"cannot open the store at {path}: {error.strerror}") from error
             descriptors = [directory]

@@ -22,7 +22,7 @@ import numpy as np
 from fastomp_nvm.cluster.driver import ShardedRows, Transport
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.durable_files import device_errors
-from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError
+from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError, how_to_install
 from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
@@ -86,7 +86,7 @@ def connect_ray(addresses: Sequence[ShardAddress], settings: ClusterSettings, ti
         make = _RAY_SHARDS.load()
     except UnavailableError as error:
         raise UnavailableError(
-            "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
+            f"a selection over shards needs Ray, which is not installed here: {how_to_install('ray')}"
         ) from error
     return make(addresses, settings.address, settings.timeout, tier_in_memory)
 

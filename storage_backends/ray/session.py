@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastomp_nvm.durable_files import new_locked_directory, remove_abandoned
-from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
+from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError, how_to_install
 
 __all__ = ["RaySession", "session"]
 
@@ -245,7 +245,7 @@ def _import_ray() -> Any:
             import ray
         except ModuleNotFoundError as error:
             raise UnavailableError(
-                "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
+                f"a selection over shards needs Ray, which is not installed here: {how_to_install('ray')}"
             ) from error
     return ray
 

@@ -59,7 +59,7 @@ def open_reader(path: str, options: ReaderOptions) -> Reader:
     try:
         reader = READERS.load(extension)
     except UnavailableError as error:
-        raise UnavailableError(f"{os.path.basename(path)} cannot be read: {error}; pip install fastomp-nvm[formats]") from error
+        raise UnavailableError(f"{os.path.basename(path)} cannot be read: {error}") from error
     return reader(path, options)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.errors import MediumError, RequestError, UnavailableError
+from fastomp_nvm.errors import MediumError, RequestError, UnavailableError, how_to_install
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.runs.drive import list_runs, registration, resume
@@ -131,7 +131,7 @@ def _write_parquet(file: Any, values: AnyArray, names: Sequence[str], y: AnyArra
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UnavailableError("Parquet needs pyarrow: pip install 'fastomp-nvm[formats]'") from error
+        raise UnavailableError(f"Parquet needs pyarrow: {how_to_install('pyarrow')}") from error
     columns = [np.ascontiguousarray(values[:, column]) for column in range(len(names))]
     pyarrow.parquet.write_table(pyarrow.table([*columns, y], names=[*names, label]), file)
 
