@@ -165,6 +165,16 @@ class Client:
         facts["url"] = f"{self._address.server}/{facts['url']}"
         return facts
 
+    def names(self, pattern: str | None = None, *, key: str | None = None) -> Iterator[tuple[str, int]]:
+        """Yield name and number of columns of the features at ``key`` that match a shell pattern, or part of a name."""
+        first: int | None = 0
+        while first is not None:
+            reply = self._one("info", {**self._place(key), "names": {"pattern": pattern, "first": first}})
+            if "names" not in reply:
+                raise ServerError("the server does not list names: it is of an earlier release")
+            yield from ((str(name), int(columns)) for name, columns in reply["names"]["features"])
+            first = reply["names"]["next"]
+
     def delete(self, key: str | None = None) -> None:
         """Delete the store at ``key``; refused while jobs need it."""
         self._one("delete", self._place(key))

@@ -43,10 +43,10 @@ all:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--features", type=int, default=20_000, help="features of the data set (default 20000)")
-    parser.add_argument("--observations", type=int, default=2_000, help="observations of the data set (default 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data and the selection (default 0)")
-    parser.add_argument("--dir", help="folder for the store (default: demo in FASTOMP_HOME)")
+    parser.add_argument("--features", type=int, default=20_000, metavar="N", help="number of features")
+    parser.add_argument("--observations", type=int, default=2_000, metavar="N", help="number of observations")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default 0)")
+    parser.add_argument("--dir", metavar="DIR", help="folder for the store (default: demo in FASTOMP_HOME)")
 
 
 def run(arguments: argparse.Namespace) -> int:

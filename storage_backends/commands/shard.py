@@ -6,7 +6,7 @@ import argparse
 import json
 import urllib.parse
 
-from fastomp_nvm.cli.arguments import shard_counts
+from fastomp_nvm.cli.arguments import add_json_argument, add_replace_argument, add_store_argument, shard_counts
 from fastomp_nvm.cli.output import byte_progress
 from fastomp_nvm.cli.termination import terminating_cleanly
 from storage_backends.build.manifest import read_manifest
@@ -17,14 +17,14 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_store_argument(parser)
     parser.add_argument("out", metavar="OUT", help="directory for shards and manifest: a path, mmap:///path or pmem:///path")
     parser.add_argument("--into", required=True, metavar="N", help="number of shards, or their relative sizes: 2,1,1")
     parser.add_argument(
         "--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I; see the guide"
     )
-    parser.add_argument("--replace", action="store_true", help="replace a sharded store that exists")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_replace_argument(parser)
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

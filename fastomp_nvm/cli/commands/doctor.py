@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm import native
+from fastomp_nvm.cli.arguments import add_json_argument
 from fastomp_nvm.cli.output import human_bytes
 from fastomp_nvm.errors import how_to_install
 from fastomp_nvm.matrix import kernels
@@ -42,7 +43,7 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

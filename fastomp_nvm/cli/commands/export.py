@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with the output of 'select --json'")
     parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_WRITERS)}")
-    parser.add_argument("--store", metavar="STORE", help="the store of the selection; needed for a file, known for a run")
+    parser.add_argument("--store", metavar="STORE", help="store of the selection; needed for a file (default: that of the run)")
     add_ray_argument(parser)
 
 

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     add_request_arguments(parser, several=SEVERAL)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds to try, from --seed on (default 1)")
-    parser.add_argument("--lambda", dest="limits", metavar="X,...", help="limits to put into the fairness constraints")
+    parser.add_argument(
+        "--lambda", dest="limits", metavar="X,...", help="limits to put into the fairness constraints (default: theirs)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

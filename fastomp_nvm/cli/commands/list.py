@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean
 
 __all__ = ["add_arguments", "run"]
@@ -17,7 +17,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("store", metavar="URL", help="grpc://host:port for its pools, grpc://host:port/pool for the stores there")
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    add_json_argument(parser)
     add_connection_arguments(parser)
 
 

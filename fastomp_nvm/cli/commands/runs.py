@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean, human_seconds
 from fastomp_nvm.runs.drive import RunInfo, list_runs
 
@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "store",
         nargs="?",
         metavar="URL",
-        help="list the jobs there instead: grpc://host:port, or .../pool/key for those on a store",
+        help="list the jobs there instead: grpc://host:port, or .../pool/key for those on a store (default: runs of this machine)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    add_json_argument(parser)
     add_connection_arguments(parser)
 
 

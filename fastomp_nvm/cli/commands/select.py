@@ -9,6 +9,7 @@ import warnings
 
 from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.cli.arguments import (
+    add_allow_infeasible_argument,
     add_connection_arguments,
     add_request_arguments,
     add_store_arguments,
@@ -47,15 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run",
         dest="run_name",
         metavar="NAME",
-        help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server)",
+        help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server; default: not durable)",
     )
     parser.add_argument(
         "--protected",
         metavar="COL|FILE",
-        help="target, feature or file with groups to report fairness for; a feature is then not selected; ./FILE forces a file",
+        help="target, feature (then not selected) or file with groups to report fairness for; ./FILE forces a file (default: none)",
     )
     parser.add_argument("--keep-protected", action="store_true", help="let the feature of --protected be selected")
-    parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")
+    add_allow_infeasible_argument(parser)
     add_connection_arguments(parser)
 
 
