@@ -187,11 +187,16 @@ def near(name: str, options: Collection[str]) -> str:
 
 
 def _similar(folded: str, options: Iterable[str]) -> list[str]:
-    """Return at most three similar options, the most similar first, whatever the case of their letters."""
+    """Return at most three options that begin so, or else similar ones, the most similar first, whatever their case."""
     import difflib
 
     by_folded = {option.casefold(): option for option in options}
-    return [by_folded[match] for match in difflib.get_close_matches(folded, by_folded, n=3)]
+    if folded in by_folded:
+        return [by_folded[folded]]
+    found = difflib.get_close_matches(folded, by_folded, n=3)
+    found = found[:1] + difflib.get_close_matches(folded, found[1:], n=2, cutoff=0.8)
+    begun = [option for option in by_folded if option.startswith(folded)] if len(folded) > 1 else []
+    return [by_folded[match] for match in begun[:3] or found]
 
 
 def _typed_wrongly(name: str) -> Iterator[str]:

@@ -181,9 +181,7 @@ def cross_validate(
 def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
     """Return the sizes to try, ascending, each once."""
     if (ks is None) == (k_max is None):
-        raise RequestError(
-            "give either the sizes to try (--k 1,2,5 in the shell, ks in Python) or the largest one (--k-max 20, k_max)"
-        )
+        raise RequestError("give either a list of sizes to try (ks; in the shell --k 1,2,5) or the largest of them (--k-max 20)")
     given = list(ks) if ks is not None else list(range(1, (k_max or 0) + 1))
     if not given:
         raise RequestError("there is no size to try: expected at least one k")

@@ -274,6 +274,8 @@ def request_fields(
         if getattr(arguments, name) is not None:
             fields[name] = getattr(arguments, name)  # type: ignore[literal-required]
     if arguments.weights is not None:
+        if not os.path.isfile(arguments.weights):
+            raise InputError(f"there is no file {arguments.weights} to take weights from (--weights)")
         fields["weights"] = READ_TARGET.load()(arguments.weights, n_obs())[1]
     target = arguments.target
     if target is not None and os.path.isfile(target) and not has_name(target):

@@ -83,11 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(overview())
         return 0
     if command is not None and command not in COMMANDS:
-        _root().error(f"there is no command {command!r}{near(command, COMMANDS)}")
+        later = next((word for word in words if word in COMMANDS), None)
+        _root().error(f"there is no command {command!r}{f': {later} comes first' if later else near(command, COMMANDS)}")
     try:
         parser = _parser([command] if command else [])
     except FastompError as error:  # the command needs a package that is not installed
         return _complain(error, error.exit_code, "--debug" in words)
+    parser.descend(words).refuse_misspelt(words)
     arguments, unknown = parser.parse_known_args(words)
     parser = parser.descend(words)
     if unknown:
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except FastompError as error:
-        return _complain(_with_option(str(error), parser), error.exit_code, arguments.debug, error)
+        return _complain(_with_options(str(error), parser), error.exit_code, arguments.debug, error)
     except KeyboardInterrupt as error:
         return _complain("interrupted", 130, arguments.debug, error)
     except BrokenPipeError:
@@ -110,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("not enough memory on this machine", 1, arguments.debug, error)
     except OSError as error:
         hint = ": free some space and try again" if error.errno == errno.ENOSPC else ""
-        return _complain(f"{error}{hint}", 1, arguments.debug, error)
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return _complain(f"{what}{hint}", 1, arguments.debug, error)
     except Exception as error:
         what = f"{type(error).__name__}: {error} (unexpected: run with --debug for the traceback)"
         return _complain(what, 1, arguments.debug, error)
@@ -127,11 +130,14 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
     return code
 
 
-def _with_option(text: str, parser: Parser) -> str:
-    """Return a message that begins with the name of a parameter (``test_fraction is 2``) with the option in its place."""
-    found = re.match("([a-z_]+) is ", text)
-    option = f"--{found[1].replace('_', '-')}" if found else ""
-    return f"{option}{text[len(found[1]) :]}" if found and option in parser.options else text
+def _with_options(text: str, parser: Parser) -> str:
+    """Return a message with the names of parameters (``k is 0``, ``raise gather_bytes``) replaced by the options of the command."""
+
+    def option(found: re.Match[str]) -> str:
+        spelt = f"--{found[0].replace('_', '-')}"
+        return spelt if spelt in parser.options else found[0]
+
+    return re.sub(r"^[a-z_]+(?= is )|(?<![\w'\"/.-])[a-z]+(?:_[a-z]+)+(?![\w'\"/.-])", option, text)
 
 
 def command_parser(name: str) -> Parser:

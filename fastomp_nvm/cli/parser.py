@@ -80,6 +80,15 @@ class Parser(argparse.ArgumentParser):
             self.usage = " ".join(("%(prog)s", *(word.replace("%", "%%") for word in shown), "[options]"))
         return super().format_help()
 
+    def refuse_misspelt(self, words: Sequence[str]) -> None:
+        """Raise the error for an unknown option, which explains more than that a value is missing."""
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return
+        before = words[: words.index("--")] if "--" in words else words
+        unknown = [word for word in before if word.startswith("--") and word.partition("=")[0] not in self.options]
+        if unknown:
+            self.refuse_unknown(unknown)
+
     def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
         """Raise the error for words that the parser did not recognise."""
         options = [option for action in self._actions for option in action.option_strings if action.help != argparse.SUPPRESS]

@@ -43,7 +43,7 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
         values, classes = encode_response(y, request.objective)
     else:
         if request.target is None and not dataset.targets:
-            raise RequestError("the data holds no target: name a feature or a file as the target, or give the response")
+            raise RequestError("the data holds no target: name a feature or a file as the target (--target), or give the response")
         name = next(iter(dataset.targets)) if request.target is None else request.target
         if name in dataset.targets:
             values, classes = dataset.targets[name].values, tuple(dataset.targets[name].classes)

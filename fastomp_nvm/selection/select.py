@@ -194,7 +194,7 @@ def prepare(
     elif limit is not None:
         constraint = limit
     else:
-        raise RequestError("give k, or a constraint that bounds how many features may be selected")
+        raise RequestError("k is missing: give it, or a constraint that bounds how many features may be selected")
     parameters = Parameters(
         request.epsilon,
         request.tau,

@@ -141,8 +141,13 @@ class FileMedium:
             except BaseException as error:
                 # A store replaced while it was being opened has lost its files; the new one is at the same path.
                 replaced = isinstance(error, StoreError) and not _same_directory(directory, path)
+                foreign = isinstance(error, StoreError) and not {store_format.HEADER, store_format.MATRIX} & set(
+                    os.listdir(directory)
+                )
                 for descriptor in descriptors:
                     os.close(descriptor)
+                if foreign and not replaced:
+                    raise StoreURLError(f"{path} is a directory without a store: check the path") from error
                 if not replaced:
                     raise
         raise StoreError(f"the store at {path} was replaced {_OPEN_ATTEMPTS} times while it was being opened: try later")

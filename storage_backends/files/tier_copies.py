@@ -23,7 +23,9 @@ def open_folder(path: str) -> int:
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreURLError(f"there is no directory {path} for the tier: create it, or use tier=dram") from None
+            raise StoreURLError(
+                f"there is no directory {path} for the tier: create it, or keep the tier in memory (dram)"
+            ) from None
 
 
 def provide_copy(directory: int, name: str, source: int, path: str) -> None:

@@ -54,6 +54,8 @@ def open_reader(path: str, options: ReaderOptions) -> Reader:
     UnavailableError
         The format needs a library that is not installed.
     """
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a directory: name a file")
     extension = _extension(path)
     _check_file(path)
     try:
@@ -79,8 +81,6 @@ def _extension(path: str) -> str:
 
 def _check_file(path: str) -> None:
     """Refuse a path that is not a readable, non-empty file."""
-    if os.path.isdir(path):
-        raise InputError(f"{path} is a directory: name a file")
     try:
         with open(path, "rb") as stream:
             empty = not stream.read(1)

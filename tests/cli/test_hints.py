@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +39,12 @@ def test_similar_names_among_a_million(typed: str, monkeypatch: pytest.MonkeyPat
     """Of a million names the right one is found, although only a few are compared one by one, which would take minutes."""
     compared: list[int] = []
     compare = difflib.get_close_matches
-    monkeypatch.setattr(
-        difflib, "get_close_matches", lambda name, names, n: (compared.append(len(names)), compare(name, names, n))[1]
-    )
+
+    def counted(name: str, names: Collection[str], **settings: Any) -> list[str]:
+        compared.append(len(names))
+        return compare(name, names, **settings)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
     names = [f"gene_{number}_x" for number in range(1_000_000)]
     assert "'gene_61235_x'" in near(typed, names)
     assert near("something else altogether", names) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from fastomp_nvm.cli.arguments import add_json_argument, add_ray_argument, add_store_argument, open_local
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
     if arguments.samples < 0:
         raise RequestError(f"--samples is {arguments.samples}: expected a whole number of at least 0")
+    if os.path.isdir(arguments.file):
+        raise RequestError(f"{arguments.file} is a directory, expected a constraint file: give the file first, then the store")
     with open_local(arguments.store) as store:
         dataset = Dataset.of_store(store)
         constraint = bind_constraint(Path(arguments.file), dataset, dataset.design().standardisation.usable())

@@ -32,7 +32,7 @@ _WORDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     places = "; ".join(f"{shell}: {command}" for shell, command in _PLACES.items())
-    parser.add_argument("shell", choices=tuple(_PLACES), metavar="bash|zsh|fish", help=f"shell to write the script for. {places}")
+    parser.add_argument("shell", choices=tuple(_PLACES), metavar="SHELL", help=f"bash, zsh or fish. {places}")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from fastomp_nvm.cli.arguments import (
 from fastomp_nvm.cli.output import run_progress
 from fastomp_nvm.cli.results import infeasible, show_fairness, show_selection
 from fastomp_nvm.engine.engine import Observer
-from fastomp_nvm.errors import InputError, RequestError
+from fastomp_nvm.errors import InputError, RequestError, near
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.request import RequestFields
@@ -104,7 +104,8 @@ def _protected(arguments: argparse.Namespace, store: FeatureStore, fields: Reque
         return name
     if os.path.isfile(name):
         return READ_TARGET.load()(name, store.layout.n_obs)[1]
-    raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file: name one of these")
+    hint = near(name, [*store.targets, *store.names])
+    raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file{hint}: name one of these")
 
 
 def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> tuple[Selection, None]:

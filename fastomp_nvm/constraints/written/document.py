@@ -159,8 +159,9 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConstraintError(
-            f"the constraint file {path} cannot be read ({error}): check its path and that it is UTF-8"
+            f"the constraint file {path} cannot be read ({reason}): check its path and that it is UTF-8"
         ) from error
 
 
