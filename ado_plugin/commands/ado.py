@@ -18,7 +18,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, help="what to do:")
     config = actions.add_parser("config", help="write a server configuration from a YAML file", description="Write it as JSON.")
     config.add_argument("description", type=Path, metavar="FILE.yaml", help="ado_path, provider, shards; see deploy/MCAS.md")
     config.add_argument("--out", type=Path, metavar="F", help="where to write it (default: standard output)")
