@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ado_plugin.flight.server import FlightHost, TLSFiles
+from ado_plugin.flight.server import FlightHost
 from ado_plugin.service.access import Access
 from ado_plugin.service.execution import Execution
 from ado_plugin.service.jobs import JobLimits, Jobs
@@ -105,8 +105,7 @@ class Service:
         self._pools = Pools(settings.pools, settings.quota)
         own, limits = self._pools.own_folder, settings.limits
         self._uploads = Uploads(self._pools, settings.idle_seconds)
-        options = {} if settings.journal_from is None else {"journal_from": settings.journal_from}
-        execution = Execution(self._pools, own / "journals", settings.threads, **options)
+        execution = Execution(self._pools, own / "journals", settings.threads, settings.journal_from)
         self._jobs = Jobs(JobRecords(own / "jobs"), execution, limits)
         self._operations = Operations(self._pools, self._uploads, self._jobs, limits)
         self._ended = threading.Event()
@@ -196,7 +195,7 @@ class Service:
         )
 
 
-def _tls(settings: ServiceSettings) -> TLSFiles | None:
+def _tls(settings: ServiceSettings) -> tuple[bytes, bytes] | None:
     """Return certificate and key after checking that they belong together."""
     if settings.tls_certificate is None and settings.tls_key is None:
         return None
@@ -204,7 +203,7 @@ def _tls(settings: ServiceSettings) -> TLSFiles | None:
         raise InputError("TLS needs both --tls-cert and --tls-key")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
-        return TLSFiles(settings.tls_certificate.read_bytes(), settings.tls_key.read_bytes())
+        return settings.tls_certificate.read_bytes(), settings.tls_key.read_bytes()
     except (OSError, ssl.SSLError) as error:
         raise InputError(
             f"the certificate {settings.tls_certificate} cannot be used with its key ({error}): expected PEM files"

@@ -21,7 +21,7 @@ from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.errors import DataError, FastompError, ServerError, UnreachableError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.protocol import WireTile
+from fastomp_nvm.remote.transport import WireTile
 from fastomp_nvm.selection.codec import encode_vector
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
