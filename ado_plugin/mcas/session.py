@@ -99,10 +99,6 @@ class McasSession:
         """Erase a value if it exists."""
         self._call({"operation": "erase", "pool": pool, "key": key}, b"", timeout)
 
-    def delete_pool(self, pool: str, timeout: float) -> None:
-        """Close and delete a pool."""
-        self._call({"operation": "delete_pool", "pool": pool}, b"", timeout)
-
     def invoke(self, pool: str, key: str, message: bytes, timeout: float) -> bytes:
         """Send a message to a key that exists and return the reply; ``LockedError`` while another call uses the key."""
         return self._call({"operation": "invoke", "pool": pool, "key": key}, message, timeout)[1]

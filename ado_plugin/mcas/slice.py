@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -97,10 +96,8 @@ def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
         "version": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "executable": sys.executable,
         "kernel": kernel().id,
         "owns_data": bool(target.flags.owndata),
-        "writeable": bool(target.flags.writeable),
         "address": int(target.__array_interface__["data"][0]),
     }
 

@@ -26,11 +26,12 @@ from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
 from ado_plugin.service.uploads import Tile, UploadPlan, decode_targets
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.durable_files import is_unlocked, new_locked_directory, remove_abandoned
+from fastomp_nvm.durable_files import is_unlocked
 from fastomp_nvm.errors import UploadLostError
 from fastomp_nvm.remote.transport import WireTile
 from fastomp_nvm.stores.open import open_store
 from storage_backends.build.builder import StoreBuilder
+from storage_backends.files.durable import scratch_directory
 from storage_backends.files.format import matrix_length
 
 __all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "is_held", "padded_json", "values_of_store"]
@@ -71,7 +72,7 @@ class Staging:
     def begin(self, plan: UploadPlan) -> dict[str, Any]:
         """Begin a store; tiles follow, then ``finish``."""
         if self.folder is None:
-            self.folder, self._lock = _own_folder()
+            self.folder, self._lock = scratch_directory(_PREFIX, tempfile.gettempdir())
         name = secrets.token_hex(8)
         builder = StoreBuilder(f"mmap://{self.folder}/{name}", plan.schema, **plan.settings)
         self._uploads[name] = (builder.__enter__(), plan)
@@ -162,13 +163,6 @@ def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
 def is_held(folder: str) -> bool:
     """Return whether a process of this machine uses this directory for uploads."""
     return os.path.isdir(folder) and not is_unlocked(folder)
-
-
-def _own_folder() -> tuple[str, int]:
-    """Remove directories of dead processes; return a new directory and the descriptor that holds its lock."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        remove_abandoned(left)
-    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def padded_json(content: Mapping[str, Any], size: int) -> bytes:

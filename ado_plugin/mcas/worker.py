@@ -116,12 +116,6 @@ class _Upstream:
             self._pools[request["pool"]].erase(request["key"])
         return {}, b""
 
-    def _delete_pool(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        if request["pool"] in self._pools:
-            self._pools.pop(request["pool"]).close()
-        self._session.delete_pool(request["pool"])
-        return {}, b""
-
     def _invoke(self, request: Mapping[str, Any], data: bytes) -> Reply:
         if not self._size(request):
             raise RuntimeError(f"there is no value {request['key']!r} to call")

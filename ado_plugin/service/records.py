@@ -194,15 +194,14 @@ class UploadRecords(_Records):
         """Open the lines of an upload."""
         return TileLog(self._folder / f"{name}.{_TILES}")
 
-    def load(self) -> Iterator[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-        """Yield the name, plan and report (None: not about to be published) of every upload, the oldest first.
+    def names(self) -> list[str]:
+        """Return the names of all uploads, the oldest first."""
+        return sorted(self._names(), key=lambda name: self._paths(name)[0].stat().st_mtime)
 
-        An upload whose records cannot be read is logged and removed.
-        """
-        for name in sorted(self._names(), key=lambda name: self._paths(name)[0].stat().st_mtime):
-            try:
-                plan = self._read(name, _PLAN)
-                yield name, plan, self._read(name, _REPORT) if self._paths(name)[1].exists() else None
-            except MediumError as error:
-                _log.error("an upload cannot be recovered", extra={"upload": name, "reason": str(error)})
-                self.remove(name)
+    def plan(self, name: str) -> dict[str, Any]:
+        """Return what ``write_plan`` wrote: owner, plan and folder."""
+        return self._read(name, _PLAN)
+
+    def report(self, name: str) -> dict[str, Any] | None:
+        """Return the report of an upload; None if it was not about to be published."""
+        return self._read(name, _REPORT) if self._paths(name)[1].exists() else None

@@ -195,6 +195,11 @@ class _Upload:
     sealing: threading.Thread | None = None
     outcome: dict[str, Any] | FastompError | None = None
 
+    @property
+    def is_being_checked(self) -> bool:
+        """Whether tiles of an earlier server are being checked."""
+        return self.checking is not None and self.checking.is_alive()
+
 
 class Uploads:
     """The uploads of a server; those of an earlier server are continued when their clients begin them again.
@@ -214,8 +219,8 @@ class Uploads:
         self._staged: dict[str, _Upload] = {}
         self._ended: dict[str, _Upload] = {}  # so that a repeated commit gets the same reply
         self.bytes_received = 0
-        for found in self._records.load():
-            self._recover(*found)
+        for name in self._records.names():
+            self._recover(name)
         pools.sweep({pools.root / upload.plan.pool / upload.folder for upload in self._staged.values()})
 
     def begin(self, owner: str, plan: UploadPlan, wait: float = 10.0) -> dict[str, Any]:
@@ -231,7 +236,7 @@ class Uploads:
                 upload.checking.start()
         if upload.checking is not None:
             upload.checking.join(wait)
-            if upload.checking.is_alive():
+            if upload.is_being_checked:
                 return {"upload": upload.name, "next": 0, "crc": 0, "checking": True}
             if upload.name not in self._staged:  # nothing of it could be used
                 return self.begin(owner, plan, wait)
@@ -312,13 +317,9 @@ class Uploads:
             for upload in list(self._ended.values()):
                 if time.monotonic() - upload.touched > _REMEMBERED_SECONDS:
                     self._forget(upload.name)
-            idle = [
-                upload
-                for upload in self._staged.values()
-                if upload.sealing is None
-                and (upload.checking is None or not upload.checking.is_alive())
-                and time.monotonic() - upload.touched > self._idle_seconds
-            ]
+            oldest = time.monotonic() - self._idle_seconds
+            staged = self._staged.values()
+            idle = [each for each in staged if each.touched < oldest and each.sealing is None and not each.is_being_checked]
             for upload in idle:
                 self._drop(upload, "idle for too long")
         return len(idle)
@@ -344,12 +345,13 @@ class Uploads:
                     upload.builder.leave()
                     _close(upload)
 
-    def _recover(self, name: str, kept: Mapping[str, Any], report: Mapping[str, Any] | None) -> None:
+    def _recover(self, name: str) -> None:
         """Take over an upload of an earlier server: as published, as staged, or not at all."""
         try:
+            kept, report = self._records.plan(name), self._records.report(name)
             upload = _Upload(name, kept["owner"], UploadPlan.decode(kept["plan"]), kept["folder"])
             if report is not None and self._is_published(upload.plan, name):
-                upload.outcome = dict(report)
+                upload.outcome = report
                 self._ended[name] = upload
                 self._forget_oldest()
             elif self._pools.left_build(upload.plan.pool, upload.folder) is not None:
@@ -490,7 +492,7 @@ class Uploads:
 
     def _drop(self, upload: _Upload, reason: str) -> None:
         """Remove an upload with its files; the caller holds the lock of all uploads."""
-        if upload.checking is not None and upload.checking.is_alive():
+        if upload.is_being_checked:
             raise ServerError("tiles of an earlier server are being checked: try again later")
         with upload.lock:  # no thread writes into the files that are about to be closed
             if upload.sealing is not None:

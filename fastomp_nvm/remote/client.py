@@ -366,10 +366,7 @@ class Client:
 
     def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> JSONObject:
         """Send tiles once and return the server's reply; for ``Upload``."""
-        reply = decode_message(self._transport.send(upload, tiles, self._timeout))
-        if "error" in reply:
-            raise_error(reply["error"])
-        return reply
+        return _checked_reply(self._transport.send(upload, tiles, self._timeout))
 
     def call(self, operation: str, body: Mapping[str, object]) -> JSONObject:
         """Carry out an operation by name and return its one reply; an idempotent one is repeated within the time limit."""
@@ -390,7 +387,12 @@ class Client:
         """Carry out an operation once and yield its replies; raise an error among them."""
         for data in self._transport.call(operation, encode_message(body), timeout):
             self._answered = True
-            reply = decode_message(data)
-            if "error" in reply and set(reply) == {"error"}:
-                raise_error(reply["error"])
-            yield reply
+            yield _checked_reply(data)
+
+
+def _checked_reply(data: bytes) -> JSONObject:
+    """Return a reply of the server; raise the error if it is one."""
+    reply = decode_message(data)
+    if set(reply) == {"error"}:
+        raise_error(reply["error"])
+    return reply

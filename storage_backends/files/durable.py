@@ -11,9 +11,11 @@ import errno
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from fastomp_nvm.durable_files import device_errors, lock, remove_abandoned
+from fastomp_nvm.durable_files import device_errors, lock, new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import MediumError
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "partial_file",
     "publish_file",
     "rename_with_flag",
+    "scratch_directory",
     "write_file",
 ]
 
@@ -44,12 +47,10 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 def describe_bytes(count: int) -> str:
     """Return ``count`` bytes as text with a decimal unit, such as ``1.5 GB``."""
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def file_system_type(path: str) -> str:
@@ -112,6 +113,15 @@ def write_file(directory: int, name: str, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(descriptor)
+
+
+def scratch_directory(prefix: str, parent: str) -> tuple[str, int]:
+    """Return a new private directory in ``parent`` and the descriptor that holds its lock; remove those of dead processes."""
+    for left in Path(parent).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if left.lstat().st_uid == os.getuid():
+                remove_abandoned(left)
+    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
 @contextlib.contextmanager

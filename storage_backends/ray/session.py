@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import glob
 import importlib
 import os
 import secrets
@@ -20,8 +19,8 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from fastomp_nvm.durable_files import new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
+from storage_backends.files.durable import scratch_directory
 
 __all__ = ["RaySession", "session"]
 
@@ -131,7 +130,9 @@ class RaySession:
             "--ray ADDRESS joins a cluster",
             file=sys.stderr,
         )
-        self._directory, lock = _private_directory()
+        parent = tempfile.gettempdir()
+        # Private: Ray opens its own directory to all users.
+        self._directory, lock = scratch_directory(_PREFIX, parent if len(parent) <= _LONGEST_PARENT else "/tmp")
         self._undo.callback(os.close, lock)
         self._undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
         try:
@@ -168,18 +169,6 @@ class RaySession:
         for name in variables:
             self._undo.callback(os.environ.pop, name, None)  # before the update: an ExitStack goes backwards
         os.environ.update(variables)
-
-
-def _private_directory() -> tuple[str, int]:
-    """Create and lock a directory that no other user can enter (Ray opens its own to all); remove those of killed processes."""
-    parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_PARENT:
-        parent = "/tmp"
-    for leftover in glob.glob(f"{parent}/{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if os.lstat(leftover).st_uid == os.getuid():
-                remove_abandoned(leftover)
-    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
 
 
 _current: RaySession | None = None
