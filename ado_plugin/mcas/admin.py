@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -101,7 +101,7 @@ def server_configuration(described: object) -> dict[str, Any]:
     return {"shards": [_shard(each) for each in shards], "ado_path": described["ado_path"], "net_providers": provider}
 
 
-def install(python: str, method: str = "pth") -> dict[str, Any]:
+def install(python: str, method: Literal["pth", "pip"] = "pth") -> dict[str, Any]:
     """Make this package importable in another Python; return that Python's versions and the plugin's path.
 
     Parameters
@@ -116,7 +116,7 @@ def install(python: str, method: str = "pth") -> dict[str, Any]:
         if not (root / "pyproject.toml").exists():
             raise InputError(f"{root} is not a source tree, which pip needs: run this from one, or install the wheel there")
         _run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(root)], "install with pip")
-    elif method == "pth":
+    else:
         if (root / "numpy").exists():
             raise InputError(f"{root} holds other packages too, which must not leak into another Python: use --method pip")
         target = _run(
@@ -126,8 +126,6 @@ def install(python: str, method: str = "pth") -> dict[str, Any]:
             (Path(target) / "fastomp.pth").write_text(f"{root}\n", encoding="utf-8")
         except OSError as error:
             raise InputError(f"{target} cannot be written ({error.strerror}): run this as the owner of {python}") from error
-    else:
-        raise InputError(f"method is {method!r}: expected pth or pip")
     probe = (
         "import json, sys, numpy, ado_plugin.mcas.slice as plugin, fastomp_nvm\n"
         "print(json.dumps({'python': sys.version.split()[0], 'numpy': numpy.__version__, 'fastomp': fastomp_nvm.__version__,"
@@ -166,13 +164,9 @@ def check(url: str, timeout: float = 45.0) -> Iterator[Finding]:
             try:
                 detail, passed = attempt(), True
             except FastompError as error:
-                if (
-                    isinstance(error, UnavailableError) and step != "invoke"
-                ):  # its message names the missing package of this machine
-                    detail = str(error)
-                else:
-                    detail = f"{error}; known cause: {_NO_PLUGIN if isinstance(error, UnavailableError) else meaning}"
-                passed = False
+                detail, passed, absent = str(error), False, isinstance(error, UnavailableError)
+                if step == "invoke" or not absent:  # otherwise the message names the missing package of this machine
+                    detail = f"{detail}; known cause: {_NO_PLUGIN if absent else meaning}"
             yield Finding(step, passed, detail, time.monotonic() - began)
             # Runs survive a failure of endurance: continue, so that the store is deleted.
             if not passed and step != "endurance":

@@ -28,7 +28,7 @@ from ado_plugin.service.uploads import Tile, UploadPlan, decode_targets
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.durable_files import is_unlocked
 from fastomp_nvm.errors import UploadLostError
-from fastomp_nvm.remote.transport import WireTile
+from fastomp_nvm.remote.upload import WireTile
 from fastomp_nvm.stores.open import open_store
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.files.durable import scratch_directory

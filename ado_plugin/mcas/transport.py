@@ -28,7 +28,7 @@ from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas.stub import fastomp_slice
 from ado_plugin.service.operations import OPERATIONS
-from ado_plugin.service.uploads import UploadPlan
+from ado_plugin.service.uploads import UploadPlan, field_of
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import (
     CallFailedError,
@@ -42,7 +42,7 @@ from fastomp_nvm.errors import (
     UnreachableError,
 )
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.transport import WireTile
+from fastomp_nvm.remote.upload import WireTile
 from fastomp_nvm.runs.log import read_state
 from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
 from fastomp_nvm.version import __version__
@@ -207,12 +207,30 @@ class McasTransport:
         yield {}
 
     def _select(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin a run of one request; ``progress`` drives it."""
-        yield self._begin(body, [body["request"]])
+        """Put the record of a run of one or more requests and the arrays for its journal; ``progress`` drives it.
 
-    def _select_many(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin a run of several requests, answered in shared sweeps."""
-        yield self._begin(body, body["requests"])
+        A repetition changes nothing.
+        """
+        requests = field_of(body, "requests", list, "a list of requests", [body.get("request")])
+        pool, key, job = self._open(body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
+        manifest = self._manifest(pool, key)
+        asked = {"job": job, "key": key, "requests": requests, "y": body.get("y"), "verify": bool(body.get("verify"))}
+        record = self._json(pool, f"run/{job}")
+        if record is None:
+            record = {**asked, "id": secrets.token_hex(16), "fingerprint": manifest["fingerprint"]}
+            encoded = json.dumps(record, separators=(",", ":")).encode()
+            if len(encoded) > min(_LARGEST_REQUEST, LARGEST_VALUE):
+                raise RequestError(f"the request has {len(encoded)} bytes, an MCAS value holds fewer: keep the target in the store")
+            for number in range(len(requests)):
+                self._make_room(pool, job, f"{log_name(number)}.0", FIRST_ROOM)
+            # In the index before it exists: a run that is not listed could never be removed.
+            self._change_index(pool, lambda index: index["runs"].update({job: key}))
+            self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
+        elif {name: record.get(name) for name in asked} != asked:
+            raise ServerError(f"a run {job!r} with another request exists: choose another name")
+        yield self._state(pool, job, record, 0.0)
+
+    _select_many = _select
 
     def _jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the runs in a pool, or those on a key, without driving them."""
@@ -257,26 +275,6 @@ class McasTransport:
         self._failed.pop(job, None)
         self._failures.pop(job, None)
         yield self._state(pool, job, record, 0.0)
-
-    def _begin(self, body: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Put the record of a run and the arrays for its journal; a repetition changes nothing."""
-        pool, key, job = self._open(body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
-        manifest = self._manifest(pool, key)
-        asked = {"job": job, "key": key, "requests": list(requests), "y": body.get("y"), "verify": bool(body.get("verify"))}
-        record = self._json(pool, f"run/{job}")
-        if record is None:
-            record = {**asked, "id": secrets.token_hex(16), "fingerprint": manifest["fingerprint"]}
-            encoded = json.dumps(record, separators=(",", ":")).encode()
-            if len(encoded) > min(_LARGEST_REQUEST, LARGEST_VALUE):
-                raise RequestError(f"the request has {len(encoded)} bytes, an MCAS value holds fewer: keep the target in the store")
-            for number in range(len(requests)):
-                self._make_room(pool, job, f"{log_name(number)}.0", FIRST_ROOM)
-            # In the index before it exists: a run that is not listed could never be removed.
-            self._change_index(pool, lambda index: index["runs"].update({job: key}))
-            self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
-        elif {name: record.get(name) for name in asked} != asked:
-            raise ServerError(f"a run {job!r} with another request exists: choose another name")
-        return self._state(pool, job, record, 0.0)
 
     def _state(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the state of a run, after driving it for ``seconds`` if that is not 0."""

@@ -194,15 +194,42 @@ class Operations:
         yield self._uploads.abort(caller.principal.name, field_of(body, "upload", str, "the name of an upload"))
 
     def _select(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Queue a selection and return its state."""
-        yield self._queued(caller, body, [body.get("request")]).describe()
+        """Check one request, or several to be answered in shared sweeps, against the data; queue them and return their state."""
+        sent = field_of(body, "requests", list, "a list of requests", [body.get("request")])
+        if not 1 <= len(sent) <= _MOST_REQUESTS:
+            raise RequestError(f"{len(sent)} requests were sent: expected 1 to {_MOST_REQUESTS}")
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        name = check_name(body.get("job"), "run")
+        verify = field_of(body, "verify", bool, "true or false", False)
+        y = body.get("y")
+        response = None if y is None else decode_vector(y, "y")
+        requests = [decode_request(each) for each in sent]
+        with self._pools.open(pool, key) as store:
+            n_obs = store.layout.n_obs
+            if response is not None and len(response) != n_obs:
+                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
+            for weights in (request.weights for request in requests if request.weights is not None):
+                if len(weights) != n_obs:
+                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
+            needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
+            fingerprint = store.layout.fingerprint
+        memory, work = map(sum, zip(*needs, strict=True))
+        if memory > self._limits.memory:
+            raise ServerError(
+                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it"
+            )
+        if work > self._limits.work:
+            raise ServerError(
+                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it"
+            )
+        request = JobRequest(
+            caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
+        )
+        job = self._queue.submit(name, request)
+        _log.info("submitted", extra={"job": name, "pool": pool, "key": key, "principal": caller.principal.name})
+        yield job.describe()
 
-    def _select_many(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Queue several selections over the same data, answered in shared sweeps."""
-        requests = field_of(body, "requests", list, "a list of requests")
-        if not 1 <= len(requests) <= _MOST_REQUESTS:
-            raise RequestError(f"{len(requests)} requests were sent: expected 1 to {_MOST_REQUESTS}")
-        yield self._queued(caller, body, requests).describe()
+    _select_many = _select
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the caller's jobs, or those on a pool or key, each with the progress of its first request."""
@@ -257,39 +284,6 @@ class Operations:
     def _job(self, caller: Caller, body: Mapping[str, Any]) -> Job:
         """Return the job of a call, if the caller sees it."""
         return self._queue.find(check_name(body.get("job"), "run"), caller.sees)
-
-    def _queued(self, caller: Caller, body: Mapping[str, Any], sent: list[Any]) -> Job:
-        """Check requests against the data and queue them."""
-        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        name = check_name(body.get("job"), "run")
-        verify = field_of(body, "verify", bool, "true or false", False)
-        y = body.get("y")
-        response = None if y is None else decode_vector(y, "y")
-        requests = [decode_request(each) for each in sent]
-        with self._pools.open(pool, key) as store:
-            n_obs = store.layout.n_obs
-            if response is not None and len(response) != n_obs:
-                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
-            for weights in (request.weights for request in requests if request.weights is not None):
-                if len(weights) != n_obs:
-                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
-            needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
-            fingerprint = store.layout.fingerprint
-        memory, work = map(sum, zip(*needs, strict=True))
-        if memory > self._limits.memory:
-            raise ServerError(
-                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it"
-            )
-        if work > self._limits.work:
-            raise ServerError(
-                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it"
-            )
-        request = JobRequest(
-            caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
-        )
-        job = self._queue.submit(name, request)
-        _log.info("submitted", extra={"job": name, "pool": pool, "key": key, "principal": caller.principal.name})
-        return job
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:

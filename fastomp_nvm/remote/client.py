@@ -24,8 +24,8 @@ from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
 from fastomp_nvm.home import local_token_file
 from fastomp_nvm.remote.address import ServerURL, is_loopback
-from fastomp_nvm.remote.transport import TRANSPORTS, Transport, WireTile
-from fastomp_nvm.remote.upload import Upload
+from fastomp_nvm.remote.transport import TRANSPORTS, Transport
+from fastomp_nvm.remote.upload import Upload, WireTile
 from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message, encode_request, encode_vector, raise_error
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection

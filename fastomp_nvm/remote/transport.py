@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
-from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.registry import Table
 from fastomp_nvm.remote.address import ServerURL
+from fastomp_nvm.remote.upload import WireTile
 
-__all__ = ["TRANSPORTS", "Transport", "WireTile"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WireTile:
-    """A numbered tile of an upload, as it is sent; see ``ado_plugin.service.uploads.Tile``.
-
-    Attributes
-    ----------
-    header : mapping
-        Number, checksum, position, shape and element type, in JSON terms.
-    data : (n,) uint8
-        The values as bytes.
-    """
-
-    header: Mapping[str, Any]
-    data: AnyArray
+__all__ = ["TRANSPORTS", "Transport"]
 
 
 class Transport(Protocol):
