@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--listen", default="127.0.0.1:7010", metavar="HOST:PORT", help="default 127.0.0.1:7010; port 0 takes any")
     parser.add_argument("--token-file", type=Path, metavar="F", help="one admin token, or a YAML list of name, sha256, role, pools")
-    parser.add_argument("--tls-cert", dest="tls_certificate", type=Path, metavar="F", help="certificate chain, PEM")
+    parser.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="F", help="its key, PEM")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics for Prometheus and /health there; off by default")
     parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
@@ -46,20 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--job-work", type=_size, default=10**14, metavar="SIZE", help="most bytes one job may read (default 100TB)"
     )
     parser.add_argument(
-        "--upload-idle",
-        dest="idle_seconds",
-        type=float,
-        default=900.0,
-        metavar="S",
-        help="remove uploads idle for so long (default 900)",
+        "--upload-idle", type=float, default=900.0, metavar="S", help="remove uploads that are idle this long (default 900)"
     )
     parser.add_argument(
-        "--drain",
-        dest="drain_seconds",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="for running jobs to end on SIGTERM (default 20)",
+        "--drain", type=float, default=20.0, metavar="S", help="time for running jobs to end on SIGTERM (default 20)"
     )
     parser.add_argument(
         "--journal-from", type=_size, metavar="SIZE", help="jobs that read more are continued after a crash (default 4GB)"
@@ -81,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     log_to_stderr()
     lost_pages.install_guard()  # before stores are opened: a truncated file must not end the server
     warnings.simplefilter("ignore")  # an infeasible selection says so in its fields
-    finite = math.isfinite(arguments.idle_seconds) and math.isfinite(arguments.drain_seconds)
-    if not finite or arguments.queue < 1 or arguments.idle_seconds <= 0 or arguments.drain_seconds < 0:
+    finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
+    if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
         raise InputError("--queue, --upload-idle and --drain take positive numbers")
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"--threads is {arguments.threads}: expected a whole number of at least 1")

@@ -278,20 +278,15 @@ class McasTransport:
 
     def _state(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the state of a run, after driving it for ``seconds`` if that is not 0."""
-        state, progress = "running", []
         if self._session.has(pool, f"run/{job}/cancelled", self._timeout):
-            state = "cancelled"
             self._failed[job] = encode_error(CancelledError(f"the run {job!r} was cancelled"))
-        elif job in self._failed and self._failed[job]["kind"] != "CancelledError":
-            state = "failed"
+        elif self._failed.get(job, {}).get("kind") == "CancelledError":
+            del self._failed[job]  # another client has resumed it
+        reply = {} if job in self._failed else self._advance(pool, job, record, seconds)
+        if error := self._failed.get(job):
+            state = "cancelled" if error["kind"] == "CancelledError" else "failed"
         else:
-            self._failed.pop(job, None)
-            reply = self._advance(pool, job, record, seconds)
-            if job in self._failed:
-                state = "failed"
-            else:
-                state = "done" if reply.get("state") == "done" else "running"
-                progress = reply.get("progress", [])
+            state = "done" if reply.get("state") == "done" else "running"
         self._versions[job] = self._versions.get(job, 0) + 1
         return {
             "job": job,
@@ -299,8 +294,8 @@ class McasTransport:
             "key": record["key"],
             "state": state,
             "version": self._versions[job],
-            "progress": progress,
-            "error": self._failed.get(job),
+            "progress": reply.get("progress", []),
+            "error": error,
         }
 
     def _advance(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:

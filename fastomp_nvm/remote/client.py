@@ -243,8 +243,7 @@ class Client:
     ) -> Sequence[Selection]:
         """Answer several requests over the same data in shared sweeps, next to the data."""
         wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
-        body = self._job_body(y, key, run, False)
-        return self.result(self.call("select_many", {**body, "requests": [encode_request(each) for each in wanted]})["job"])
+        return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
     def submit(
         self,
@@ -256,9 +255,7 @@ class Client:
         **request: Unpack[RequestFields],
     ) -> str:
         """Queue a selection and return the name of its job; the job outlives this client. Parameters as for ``select``."""
-        body = {**self._job_body(y, key, run, verify), "request": encode_request(make_request(request))}
-        job: str = self.call("select", body)["job"]
-        return job
+        return self._queue("select", y, key, run, verify=verify, request=encode_request(make_request(request)))
 
     def jobs(self) -> Sequence[JSONObject]:
         """Return the progress of this caller's jobs; of those on the pool and key of the URL if it names them."""
@@ -319,10 +316,12 @@ class Client:
         """Seconds for which a server that cannot be reached is called again."""
         return self._timeout if self._answered else min(self._timeout, _FIRST_CONTACT_SECONDS)
 
-    def _job_body(self, y: object, key: str | None, run: str | None, verify: bool) -> JSONObject:
-        """Return the fields common to all submissions; the job is named here, so that a submission can be repeated."""
+    def _queue(self, operation: str, y: object, key: str | None, run: str | None, **fields: Any) -> str:
+        """Queue a job and return its name, which is chosen here so that the submission can be repeated."""
         name = secrets.token_hex(12) if run is None else check_name(run, "run")
-        return {**self._place(key), "job": name, "verify": verify, **({} if y is None else {"y": encode_vector(y)})}
+        response = {} if y is None else {"y": encode_vector(y)}
+        job: str = self.call(operation, {**self._place(key), "job": name, **response, **fields})["job"]
+        return job
 
     def _place(self, key: str | None) -> dict[str, str]:
         """Return the pool and key that ``key`` or the URL names."""
