@@ -26,11 +26,10 @@ from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
-from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, new_file, occupant
-from storage_backends.files.mapped import Access, MappedRegion, map_file
-from storage_backends.files.matrix import matrix_view
+from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
+from storage_backends.files.durable import copy_file, new_file
+from storage_backends.files.mapped import Access, MappedRegion, map_file, matrix_view
 from storage_backends.files.regions import FileRegion
-from storage_backends.files.tier_copies import open_folder, provide_copy
 from storage_backends.opened import OpenedStore, check_region_name, refuse_extras
 
 __all__ = ["FileMedium", "FileStore", "MappedMatrix"]
@@ -172,7 +171,7 @@ class FileMedium:
     def _move_tier(self, store: FileStore, folder: str) -> None:
         """Make a store read its tier from a copy in ``folder``."""
         with contextlib.ExitStack() as descriptors:
-            descriptors.callback(os.close, directory := open_folder(folder))
+            descriptors.callback(os.close, directory := _open_folder(folder))
             name = store.provide_tier_copy(directory, folder)
             copy = self._map(directory, folder, name, (*store.matrix.shape, "int8"), descriptors)
             store.read_tier_from(copy, descriptors)
@@ -210,11 +209,22 @@ class FileStore(OpenedStore):
         self._add_to_url(f"profile={name}")
 
     def provide_tier_copy(self, directory: int, path: str) -> str:
-        """Make a copy of the tier in the open directory at ``path`` unless it has one; return its name."""
+        """Make a copy of the tier in the open directory at ``path``, atomically, unless an earlier run made it; return its name.
+
+        The name holds the fingerprint of the store. As with the tier's own file, the first sweep compares the copy with the store's
+        checksums.
+        """
         if self.tier is None:
             super().load_tier()  # raises the error for a store without a tier
-        name = f"{self.layout.fingerprint}.tier.npy"
-        provide_copy(directory, name, self._mapped[1].file, path)
+        name, source = f"{self.layout.fingerprint}.tier.npy", self._mapped[1].file
+        length = os.fstat(source).st_size
+        with device_errors(f"copy the tier to {path}"):
+            try:
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+            except FileNotFoundError:
+                found = copy_file(source, directory, name, f"the tier in {path}")
+        if found != length:
+            raise StoreError(f"{path}/{name} has {found} bytes and a copy of the tier {length}: remove it")
         self._add_to_url(f"tier={urllib.parse.quote(path)}")
         return name
 
@@ -338,6 +348,15 @@ class FileStore(OpenedStore):
             return os.stat(name, dir_fd=self._descriptor()).st_size
         except FileNotFoundError:
             return None
+
+
+def _open_folder(path: str) -> int:
+    """Return a descriptor of the directory that holds copies of tiers."""
+    with device_errors(f"open {path}"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise StoreURLError(f"there is no directory {path} for the tier: create it, or use tier=dram") from None
 
 
 def _path(url: StoreURL) -> str:
