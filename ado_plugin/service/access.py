@@ -113,8 +113,8 @@ def _digest(token: str) -> str:
 def _local_token(port: int) -> str:
     """Return the token for a server on this port of the loopback interface, created when there is none."""
     path = local_token_file(port)
-    with contextlib.suppress(FileExistsError):  # an earlier server's, or that of one that was quicker
-        if not path.is_symlink():
+    if not path.is_symlink() and not path.exists():
+        with contextlib.suppress(FileExistsError):  # another server was quicker
             write_atomically(path, f"{secrets.token_urlsafe(32)}\n".encode("ascii"), replace=False)
     return _one_token(path, _secret(path), "remove it, and the server makes a new one")
 
