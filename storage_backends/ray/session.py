@@ -16,7 +16,6 @@ import socket
 import sys
 import tempfile
 import warnings
-from types import ModuleType
 from typing import Any
 
 from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
@@ -123,7 +122,9 @@ class RaySession:
             return running
         self._set({**_ENVIRONMENT, **_LOCAL_ENVIRONMENT, "RAY_AUTH_TOKEN": _TOKEN})
         ray = _import_ray()
-        self._replace(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)  # Ray reads the variable only when it is imported
+        constants = ray._private.ray_constants  # Ray reads the variable only when it is imported
+        self._undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", True)
+        constants.ENABLE_RAY_CLUSTER = False
         cores = len(os.sched_getaffinity(0))
         print(
             f"fastomp: no Ray cluster was named, so Ray is started here for this command ({cores} cores, loopback only); "
@@ -154,14 +155,10 @@ class RaySession:
 
     def _keep_stdout_clean(self) -> None:
         """Suppress Ray's reports of dead processes, which it prints on stdout regardless of its settings."""
-        worker = importlib.import_module("ray._private.worker")
+        worker: Any = importlib.import_module("ray._private.worker")
         if hasattr(worker, "print_to_stdstream"):
-            self._replace(worker, "print_to_stdstream", lambda *_, **__: None)
-
-    def _replace(self, module: ModuleType, name: str, value: Any) -> None:
-        """Replace an attribute of a module until the session ends."""
-        self._undo.callback(setattr, module, name, getattr(module, name))
-        setattr(module, name, value)
+            self._undo.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
+            worker.print_to_stdstream = lambda *_, **__: None
 
     def _set(self, variables: dict[str, str]) -> None:
         """Set environment variables until the session ends."""
