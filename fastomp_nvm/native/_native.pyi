@@ -1,8 +1,6 @@
-import numpy as np
-import numpy.typing as npt
 from _typeshed import WriteableBuffer
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays, Rounds
 
 # sweep.c
@@ -24,9 +22,6 @@ def read_columns(
     buffer: WriteableBuffer,
     /,
 ) -> None: ...
-
-# keys.c
-def mix(words: tuple[int, ...], last: IndexArray, out: npt.NDArray[np.uint64], /) -> None: ...
 
 # standardise.c
 def standardise(
@@ -66,20 +61,6 @@ def glm_rounds(
 ) -> tuple[int, int, int, int]: ...
 def maximise(fit: FitArrays, known: Float64Array | None, settled: int, /) -> int: ...
 def gradients(columns: ColumnArrays, vectors: Float64Array, out: Float64Array, /) -> None: ...
-def likelihood(
-    family: str, eta: Float64Array, response: Float64Array, weights: Float64Array, coef: Float64Array, ridge: float, /
-) -> float: ...
-def roots(family: str, eta: Float64Array, weights: Float64Array, out: Float64Array, /) -> float: ...
-def curvature(
-    design: Float64Array,
-    roots: Float64Array,
-    scaled: Float32Array,
-    units: tuple[float, float, bool],
-    out: Float64Array,
-    factor: Float64Array,
-    above: Float64Array,
-    /,
-) -> bool: ...
 def greedy(
     fit: FitArrays,
     has_factor: bool,
@@ -90,4 +71,4 @@ def greedy(
     tolerances: tuple[float, float, float, float],
     schedule: tuple[float, int, int, int, int, int, int, float, float],
     /,
-) -> tuple[int, int, int, float]: ...
+) -> tuple[int, int, int]: ...

@@ -162,25 +162,15 @@ void open_columns(struct arguments *a, PyObject *given, struct columns *x)
     x->mean = DOUBLES(a, mean, x->count, WRITE);
     x->scale = DOUBLES(a, scale, x->count, WRITE);
     x->wide = BOOLS(a, wide, x->count, WRITE);
-    Py_buffer *view = &a->views[a->n_views];
-    if (a->failed || PyObject_GetBuffer(rows, view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
-        a->failed = 1;
+    const Py_buffer *view = open_array(a, rows, "rows", "fd", 2, READ);
+    if (!view)
         return;
-    }
-    a->n_views++;
-    const uint16_t one = 1;
-    const char *format = view->format ? view->format : "B";
-    if (*format == '@' || *format == '=' || *format == (*(const char *)&one ? '<' : '>')) /* spellings of native order */
-        format++;
-    require(a,
-            view->ndim == 2 && view->shape[1] < INT_MAX && (view->shape[1] < 2 || view->strides[1] == view->itemsize) &&
-                (format[0] == 'f' || format[0] == 'd') && !format[1] && !((uintptr_t)view->buf % (size_t)view->itemsize) &&
-                (view->shape[0] < 2 || view->strides[0] % view->itemsize == 0),
-            "rows are not an aligned matrix of float32 or float64");
+    require(a, view->shape[1] < INT_MAX && !((uintptr_t)view->buf % (size_t)view->itemsize) && !(view->strides[0] % view->itemsize),
+            "rows are too long or not aligned");
     for (int i = 0; !a->failed && i < x->count; i++)
         require(a, x->places[i] >= 0 && x->places[i] < view->shape[0], "a place is out of range");
     if (a->failed)
         return;
-    x->rows = view->buf, x->stride = view->strides[0], x->kind = format[0], x->n = (int)view->shape[1];
+    x->rows = view->buf, x->stride = view->strides[0], x->kind = format_letter(view), x->n = (int)view->shape[1];
     x->single = x->kind == 'f' ? space(a, (size_t)x->n, sizeof(float)) : NULL;
 }
