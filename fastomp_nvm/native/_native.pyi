@@ -1,6 +1,6 @@
 from _typeshed import WriteableBuffer
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
 from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays, Rounds
 
 # sweep.c
@@ -61,6 +61,20 @@ def glm_rounds(
 ) -> tuple[int, int, int, int]: ...
 def maximise(fit: FitArrays, known: Float64Array | None, settled: int, /) -> int: ...
 def gradients(columns: ColumnArrays, vectors: Float64Array, out: Float64Array, /) -> None: ...
+def likelihood(
+    family: str, eta: Float64Array, response: Float64Array, weights: Float64Array, coef: Float64Array, ridge: float, /
+) -> float: ...
+def roots(family: str, eta: Float64Array, weights: Float64Array, out: Float64Array, /) -> float: ...
+def curvature(
+    design: Float64Array,
+    roots: Float64Array,
+    scaled: Float32Array,
+    units: tuple[float, float, bool],
+    out: Float64Array,
+    factor: Float64Array,
+    above: Float64Array,
+    /,
+) -> bool: ...
 def greedy(
     fit: FitArrays,
     has_factor: bool,
@@ -71,4 +85,4 @@ def greedy(
     tolerances: tuple[float, float, float, float],
     schedule: tuple[float, int, int, int, int, int, int, float, float],
     /,
-) -> tuple[int, int, int]: ...
+) -> tuple[int, int, int, float]: ...

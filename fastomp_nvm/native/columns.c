@@ -118,34 +118,28 @@ void products(const struct columns *x, const double *vector, double *out, int st
 
 /* ---- Standardised columns: the bits are NumPy's ------------------------------------------------------------------------------- */
 
-#define FILL(NAME, ROW, OUT)                                                                                                       \
-    WIDE static void NAME(int n, const ROW *restrict row, double mean, double scale, const double *restrict factors,             \
-                          OUT *restrict out)                                                                                      \
-    {                                                                                                                              \
-        if (factors)                                                                                                               \
-            for (int j = 0; j < n; j++)                                                                                           \
-                out[j] = (OUT)((((double)row[j] - mean) * scale) * factors[j]);                                                    \
-        else                                                                                                                       \
-            for (int j = 0; j < n; j++)                                                                                           \
-                out[j] = (OUT)(((double)row[j] - mean) * scale);                                                                   \
-    }
-FILL(single_to_double, float, double)
-FILL(double_to_double, double, double)
-FILL(single_to_single, float, float)
-FILL(double_to_single, double, float)
-
-void standardised(const struct columns *x, int64_t position, const double *factors, char kind, void *out)
+WIDE void standardised(const struct columns *x, int64_t position, double *restrict out)
 {
-    const void *row = x->rows + x->places[position] * x->stride;
+    const char *row = x->rows + x->places[position] * x->stride;
     const double mean = x->mean[position], scale = x->scale[position];
-    if (x->kind == 'f' && kind == 'f')
-        single_to_single(x->n, row, mean, scale, factors, out);
-    else if (x->kind == 'f')
-        single_to_double(x->n, row, mean, scale, factors, out);
-    else if (kind == 'f')
-        double_to_single(x->n, row, mean, scale, factors, out);
+    if (x->kind == 'f')
+        for (int j = 0; j < x->n; j++)
+            out[j] = ((double)((const float *)row)[j] - mean) * scale;
     else
-        double_to_double(x->n, row, mean, scale, factors, out);
+        for (int j = 0; j < x->n; j++)
+            out[j] = (((const double *)row)[j] - mean) * scale;
+}
+
+WIDE void standardised_times(const struct columns *x, int64_t position, const double *restrict factors, float *restrict out)
+{
+    const char *row = x->rows + x->places[position] * x->stride;
+    const double mean = x->mean[position], scale = x->scale[position];
+    if (x->kind == 'f')
+        for (int j = 0; j < x->n; j++)
+            out[j] = (float)((((double)((const float *)row)[j] - mean) * scale) * factors[j]);
+    else
+        for (int j = 0; j < x->n; j++)
+            out[j] = (float)(((((const double *)row)[j] - mean) * scale) * factors[j]);
 }
 
 /* ---- From Python ------------------------------------------------------------------------------------------------------------ */

@@ -23,7 +23,7 @@ static int add(struct candidates *base, int64_t position)
     const int size = p->d, has_factor = x->status == FACTORED;
     if (has_factor)
         memcpy(x->known, p->factor, (size_t)size * (size_t)size * sizeof(double));
-    standardised(&x->columns, position, NULL, 'd', p->design + (size_t)size * (size_t)p->n);
+    standardised(&x->columns, position, p->design + (size_t)size * (size_t)p->n);
     p->beta[size] = 0.0;
     p->d = size + 1;
     x->status = climb(p, has_factor ? x->known : NULL, size, size);
@@ -129,4 +129,22 @@ PyObject *gradients(struct arguments *a, PyObject *given)
         products(&x, vector + (size_t)j * (size_t)x.n, found + j, count);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+/* Returns the penalised log-likelihood, up to a constant of the data. */
+PyObject *likelihood(struct arguments *a, PyObject *given)
+{
+    struct problem p = {0};
+    PyObject *eta, *response, *weights, *coef;
+    const char *name;
+    if (!PyArg_ParseTuple(given, "sOOOOd", &name, &eta, &response, &weights, &coef, &p.with.ridge))
+        return NULL;
+    p.n = length_of(a, eta), p.d = length_of(a, coef);
+    p.family = family_named(a, name);
+    p.eta = DOUBLES(a, eta, p.n, READ);
+    p.response = DOUBLES(a, response, p.n, READ);
+    p.weights = DOUBLES(a, weights, p.n, READ);
+    p.beta = DOUBLES(a, coef, p.d, READ);
+    double *room = space(a, (size_t)p.n, sizeof(double));
+    return a->failed ? NULL : PyFloat_FromDouble(likelihood_at(&p, p.eta, 0.0, room));
 }

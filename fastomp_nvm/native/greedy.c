@@ -8,6 +8,19 @@
 
 /* ---- The quadratic model ---------------------------------------------------------------------------------------------------- */
 
+/* The curvature of a fit and of columns that may be added to it. */
+struct quadratic {
+    int n, size, near;    /* observations; columns of the fit; columns that may be added */
+    const double *design; /* n x size */
+    const double *roots;  /* n: square roots of the weighted variances at the fit */
+    float *scaled;        /* n x (size + near): work space, then the columns that may be added, each observation times its root */
+    double ridge, unit;
+    int intercept;        /* 1 where the first column is not penalised */
+    double *out;          /* near x near: penalised curvature after projecting out the fit, divided by `unit` */
+    double *factor;       /* size x size: upper factor of the curvature of the fit */
+    double *above;        /* size x near: the block beside it in the factor of all columns */
+};
+
 /* Square roots of weighted variances, in place; returns the largest weighted variance. */
 WIDE static double roots_of(int n, const double *restrict weights, double *restrict variances)
 {
@@ -20,10 +33,56 @@ WIDE static double roots_of(int n, const double *restrict weights, double *restr
     return most;
 }
 
+/* Fills roots (n) with the square roots of the weighted variances at eta; returns the largest weighted variance. */
+static double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots)
+{
+    family->moments(n, eta, mean, roots);
+    return roots_of(n, weights, roots);
+}
+
 WIDE static void scale_row(int n, const double *restrict row, const double *restrict roots, float *restrict out)
 {
     for (int i = 0; i < n; i++)
         out[i] = (float)(row[i] * roots[i]);
+}
+
+/* Fills out, factor and above; products are taken in float32, `gram` has room for (size + near)^2. Returns 0, or -1 where the columns
+ * of the fit are nearly dependent. */
+static int curvature_left(const struct quadratic *q, float *gram)
+{
+    const float one = 1.0f, nothing = 0.0f;
+    const double whole = 1.0, minus = -1.0;
+    const int all = q->size + q->near;
+    const size_t width = (size_t)all, size = (size_t)q->size, near = (size_t)q->near;
+    int failed = 0;
+    for (size_t j = 0; j < size; j++)
+        scale_row(q->n, q->design + j * (size_t)q->n, q->roots, q->scaled + j * (size_t)q->n);
+    ssyrk("U", "T", &all, &q->n, &one, q->scaled, &q->n, &nothing, gram, &all);
+    for (size_t j = 0; j < size; j++) {
+        for (size_t i = 0; i <= j; i++)
+            q->factor[j * size + i] = (double)gram[j * width + i];
+        q->factor[j * size + j] += j < (size_t)q->intercept ? 0.0 : q->ridge;
+    }
+    for (size_t j = 0; j < near; j++) {
+        const float *column = gram + (size + j) * width;
+        for (size_t i = 0; i < size; i++)
+            q->above[j * size + i] = (double)column[i];
+        for (size_t i = 0; i <= j; i++)
+            q->out[j * near + i] = (double)column[size + i];
+    }
+    if (q->size) {
+        dpotrf("U", &q->size, q->factor, &q->size, &failed);
+        if (failed)
+            return -1;
+        dtrsm("L", "U", "T", "N", &q->size, &q->near, &whole, q->factor, &q->size, q->above, &q->size);
+        dsyrk("U", "T", &q->near, &q->size, &minus, q->above, &q->size, &whole, q->out, &q->near);
+    }
+    for (size_t j = 0; j < near; j++) {
+        for (size_t i = 0; i <= j; i++)
+            q->out[i * near + j] = q->out[j * near + i] = q->out[j * near + i] / q->unit;
+        q->out[j * near + j] += q->ridge / q->unit;
+    }
+    return 0;
 }
 
 /* ---- The greedy ------------------------------------------------------------------------------------------------------------- */
@@ -47,21 +106,18 @@ struct greedy {
     double *gains;         /* result: the gain of each */
     int total;             /* result: additions, all of them fitted */
     int ahead;             /* result: additions before the next fit */
-    double reached;        /* penalised likelihood of the last fit */
+    double reached;        /* result: penalised likelihood of the fit */
 };
 
 /* Work space, for the largest quadratic model. */
 struct room {
     double *gradient, *scores, *sorted; /* of all candidates */
     double *roots, *mean;               /* n each */
-    double *left;                       /* near x near: penalised curvature after projecting out the fit, divided by the unit */
-    double *factor;                     /* upper factor of the curvature of the fit */
-    double *above;                      /* near columns: the block beside it in the factor of all columns */
+    double *left, *factor, *above;      /* of struct quadratic */
     double *known;                      /* factor that the next fit starts with */
     double *directions, *near_gradient, *pivots, *smallest, *near_gains;
     double *found;                      /* gains of the batch */
-    float *scaled;                      /* columns of the fit, then the near ones, each observation times its root */
-    float *gram;                        /* their products */
+    float *scaled, *gram;
     int64_t *near, *places;             /* near candidates; the batch, as places among these */
     char *open;                         /* of the near ones */
 };
@@ -159,42 +215,6 @@ static int nearest(const struct room *r, int all, int count)
     return found;
 }
 
-/* Fills left, factor and above; products are taken in float32. Returns 0, or -1 where the columns of the fit are nearly dependent. */
-static int curvature_left(const struct problem *p, const struct room *r, int n_near, double unit)
-{
-    const float one = 1.0f, nothing = 0.0f;
-    const double whole = 1.0, minus = -1.0;
-    const int all = p->d + n_near;
-    const size_t width = (size_t)all, size = (size_t)p->d, near = (size_t)n_near;
-    int failed = 0;
-    for (size_t j = 0; j < size; j++)
-        scale_row(p->n, p->design + j * (size_t)p->n, r->roots, r->scaled + j * (size_t)p->n);
-    ssyrk("U", "T", &all, &p->n, &one, r->scaled, &p->n, &nothing, r->gram, &all);
-    for (size_t j = 0; j < size; j++) {
-        for (size_t i = 0; i <= j; i++)
-            r->factor[j * size + i] = (double)r->gram[j * width + i];
-        r->factor[j * size + j] += j < (size_t)p->with.intercept ? 0.0 : p->with.ridge;
-    }
-    for (size_t j = 0; j < near; j++) {
-        const float *column = r->gram + (size + j) * width;
-        for (size_t i = 0; i < size; i++)
-            r->above[j * size + i] = (double)column[i];
-        for (size_t i = 0; i <= j; i++)
-            r->left[j * near + i] = (double)column[size + i];
-    }
-    dpotrf("U", &p->d, r->factor, &p->d, &failed);
-    if (failed)
-        return -1;
-    dtrsm("L", "U", "T", "N", &p->d, &n_near, &whole, r->factor, &p->d, r->above, &p->d);
-    dsyrk("U", "T", &n_near, &p->d, &minus, r->above, &p->d, &whole, r->left, &n_near);
-    for (size_t j = 0; j < near; j++) {
-        for (size_t i = 0; i <= j; i++)
-            r->left[i * near + j] = r->left[j * near + i] = r->left[j * near + i] / unit;
-        r->left[j * near + j] += p->with.ridge / unit;
-    }
-    return 0;
-}
-
 /* Fills known with the factor of the fit and of the `added` columns that the quadratic model took. */
 static void extend_factor(const struct room *r, int size, int near, int added, double unit)
 {
@@ -217,8 +237,7 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
 {
     const int all = x->candidates.count, wanted = x->by.least_near + x->by.near_per_addition * x->ahead;
     const int most = larger(x->by.most_near, 2 * x->ahead);
-    p->family->moments(p->n, p->eta, r->mean, r->roots);
-    const double variance = roots_of(p->n, p->weights, r->roots) + p->with.ridge;
+    const double variance = take_roots(p->family, p->n, p->eta, p->weights, r->mean, r->roots) + p->with.ridge;
     double top = 0.0;
     *unit = variance > DBL_MIN ? variance : DBL_MIN;
     products(&x->candidates, p->residual, r->gradient, 1);
@@ -229,8 +248,10 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
     }
     const int near = nearest(r, all, smaller(wanted, most));
     for (int j = 0; j < near; j++)
-        standardised(&x->candidates, r->near[j], r->roots, 'f', r->scaled + (size_t)(p->d + j) * (size_t)p->n);
-    if (!near || curvature_left(p, r, near, *unit) < 0)
+        standardised_times(&x->candidates, r->near[j], r->roots, r->scaled + (size_t)(p->d + j) * (size_t)p->n);
+    const struct quadratic q = {p->n,  p->d,    near,   p->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
+                                r->left, r->factor, r->above};
+    if (!near || curvature_left(&q, r->gram) < 0)
         return -1;
     const double root = sqrt(*unit), others = top * (x->by.not_near / *unit);
     const double least = 2.0 * (x->least > others ? x->least : others);
@@ -281,7 +302,7 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
             break;
         for (int j = 0; j < batch; j++) {
             const int64_t position = r->near[r->places[j]];
-            standardised(&x->candidates, position, NULL, 'd', p->design + (size_t)(size + j) * (size_t)p->n);
+            standardised(&x->candidates, position, p->design + (size_t)(size + j) * (size_t)p->n);
             p->beta[size + j] = 0.0;
             x->open[position] = 0;
             x->taken[x->total] = position;
@@ -310,8 +331,51 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
 
 /* ---- For Python ------------------------------------------------------------------------------------------------------------- */
 
-/* Adds the best open candidates to a fit, as many as taken has room for; returns the additions, the additions before the next fit, and
- * the status of the last fit. All additions are fitted, the last of them exactly. With fewer than wanted the caller
+/* Fills out with the square roots of the weighted variances at eta; returns the largest weighted variance. */
+PyObject *roots(struct arguments *a, PyObject *given)
+{
+    PyObject *eta, *weights, *out;
+    const char *name;
+    if (!PyArg_ParseTuple(given, "sOOO", &name, &eta, &weights, &out))
+        return NULL;
+    const int n = length_of(a, eta);
+    const struct family *family = family_named(a, name);
+    const double *predictor = DOUBLES(a, eta, n, READ), *w = DOUBLES(a, weights, n, READ);
+    double *found = DOUBLES(a, out, n, WRITE), *mean = space(a, (size_t)n, sizeof(double));
+    return a->failed ? NULL : PyFloat_FromDouble(take_roots(family, n, predictor, w, mean, found));
+}
+
+/* Fills out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge,
+ * unit, intercept). Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both
+ * transposed. The first rows of scaled are work space. Returns False where the rows of design are nearly dependent. */
+PyObject *curvature(struct arguments *a, PyObject *given)
+{
+    struct quadratic q;
+    PyObject *design, *roots, *scaled, *out, *factor, *above;
+    int failed = 0;
+    if (!PyArg_ParseTuple(given, "OOO(ddp)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor, &above))
+        return NULL;
+    const int n = q.n = length_of(a, roots), size = q.size = length_of(a, design), near = q.near = length_of(a, out);
+    const Py_ssize_t all = (Py_ssize_t)size + near;
+    q.design = DOUBLES(a, design, (Py_ssize_t)size * n, READ);
+    q.roots = DOUBLES(a, roots, n, READ);
+    q.scaled = array(a, scaled, "scaled", all * n, sizeof(float), WRITE);
+    q.out = DOUBLES(a, out, (Py_ssize_t)near * near, WRITE);
+    q.factor = DOUBLES(a, factor, (Py_ssize_t)size * size, WRITE);
+    q.above = DOUBLES(a, above, (Py_ssize_t)near * size, WRITE);
+    require(a, n > 0, "there are no observations");
+    float *gram = space(a, (size_t)(all * all), sizeof(float));
+    if (a->failed)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (near)
+        failed = curvature_left(&q, gram);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!failed);
+}
+
+/* Adds the best open candidates to a fit, as many as taken has room for; returns the additions, the additions before the next fit, the
+ * status of the last fit, and the likelihood. All additions are fitted, the last of them exactly. With fewer than wanted the caller
  * continues from there. Tolerances are (least, left, passing, exact); the schedule is that of glm_gains.py, in the order of
  * struct schedule. */
 PyObject *greedy(struct arguments *a, PyObject *given)
@@ -345,5 +409,5 @@ PyObject *greedy(struct arguments *a, PyObject *given)
     Py_BEGIN_ALLOW_THREADS
     status = grow(&x, &p, has_factor, &r);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("iii", x.total, x.ahead, status);
+    return Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
 }

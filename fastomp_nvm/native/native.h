@@ -11,6 +11,7 @@
 /* Functions of the module, with their parameters. */
 #define FUNCTIONS(X)                                                                                                               \
     X(best, "gradient, pivot, smallest, open, /")                                                                                  \
+    X(curvature, "design, roots, scaled, units, out, factor, above, /")                                                            \
     X(dots, "rows, index, residuals, out, plain, /")                                                                               \
     X(follow, "gram, directions, size, column, gradient, pivot, /")                                                                \
     X(gather, "rows, index, out, /")                                                                                               \
@@ -20,9 +21,11 @@
     X(greedy, "fit, has_factor, columns, open, taken, gains, tolerances, schedule, /")                                             \
     X(guard, "address, length, /")                                                                                                 \
     X(install_guard, "")                                                                                                           \
+    X(likelihood, "family, eta, response, weights, coef, ridge, /")                                                                \
     X(lost, "address, length, /")                                                                                                  \
     X(maximise, "fit, known, settled, /")                                                                                          \
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
+    X(roots, "family, eta, weights, out, /")                                                                                       \
     X(standardise, "products, mean, scale, wide, sums, wide_sums, /")                                                              \
     X(unguard, "address, /")
 

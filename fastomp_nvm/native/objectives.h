@@ -36,8 +36,9 @@ void open_columns(struct arguments *a, PyObject *given, struct columns *x);
 /* out[i * step] = the i-th standardised column times a vector. */
 void products(const struct columns *x, const double *vector, double *out, int step);
 
-/* Fills out (n), float64 ('d') or float32 ('f'), with a standardised column, times factors[j] unless `factors` is NULL. */
-void standardised(const struct columns *x, int64_t position, const double *factors, char kind, void *out);
+/* Fills out (n) with a standardised column; in float32, each observation times its factor. */
+void standardised(const struct columns *x, int64_t position, double *out);
+void standardised_times(const struct columns *x, int64_t position, const double *factors, float *out);
 
 double sum_of(int n, const double *vector);
 

@@ -19,7 +19,7 @@ FACTORED, NOT_DEFINITE = 1, -1
 
 def fits() -> str:
     """Return the identifier of the last bits of GLM fits."""
-    return "c-7" if native.extension else "python-5"
+    return "c-6" if native.extension else "python-5"
 
 
 def rounds() -> str:

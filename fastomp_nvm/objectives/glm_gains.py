@@ -69,7 +69,7 @@ class GLMGains(GainTracker):
         self._added: list[int] = []  # features; the model has the first ``_fitted`` of them
         self._fitted = 0
         self._ahead, self._predicted = FIRST, 0.0  # additions before the next fit; predicted gain since the last
-        self._reached = self._model.value  # of the last fit
+        self._reached = newton.likelihood(objective, self._model.at)  # likelihood of the last fit
         self._done = np.zeros(len(columns.features), dtype=np.bool_)  # added, or infeasible
         self._lengths = self._squared_lengths()
         self._scaled = np.empty((0, len(objective.response)), dtype=np.float32)
@@ -144,7 +144,7 @@ class GLMGains(GainTracker):
         standardisation = columns.standardisation
         taken, gains = np.empty(count, dtype=np.int64), np.empty(count)
         (fit, has_factor), total = self._model.arrays(count), self._objective.total
-        added, self._ahead, status = native.extension.greedy(
+        added, self._ahead, status, self._reached = native.extension.greedy(
             fit,
             has_factor,
             ColumnArrays(here[0], here[1].copy(), standardisation.mean, standardisation.scale, standardisation.wide),
@@ -156,7 +156,7 @@ class GLMGains(GainTracker):
         )
         self._model.grown(added, status, EXACT if added == count else PASSING)
         self._added = taken[:added].tolist()
-        self._fitted, self._done, self._reached = added, ~open_, self._model.value
+        self._fitted, self._done = added, ~open_
         return list(zip(self._added, gains[:added].tolist(), strict=True))
 
     def _fit_when_due(self) -> None:
@@ -187,7 +187,7 @@ class GLMGains(GainTracker):
 
     def _judge(self) -> None:
         """Choose the number of additions before the next fit."""
-        value = self._model.value
+        value = newton.likelihood(self._objective, self._model.at)
         gained = value - self._reached
         kept = abs(self._predicted - gained) <= TRUST * gained
         self._ahead = max(LONGEST * self._fitted, FEWEST) if kept else max(self._ahead // 2, 1)
@@ -201,8 +201,8 @@ class GLMGains(GainTracker):
         objective, design = self._objective, self._model.design
         self._linearised, self._next_fit = True, self._fitted + self._ahead
         standardisation = self._columns.standardisation
-        variances = objective.weights * objective.moments(self._model.at.eta)[1]
-        roots, largest = np.sqrt(variances), max(float(variances.max()) + objective.ridge, SMALLEST_NUMBER)
+        roots, most = newton.roots(objective, self._model.at.eta)
+        largest = max(most + objective.ridge, SMALLEST_NUMBER)
         gradient = newton.products(objective, self._columns, self._model.residual[None])
         scores = standardisation.scores(gradient)[:, 0]
         if self._lengths is not None:

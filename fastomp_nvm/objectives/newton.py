@@ -35,8 +35,10 @@ __all__ = [
     "Curvature",
     "can_multiply",
     "curvature_left",
+    "likelihood",
     "maximise",
     "products",
+    "roots",
     "settings",
 ]
 
@@ -225,6 +227,23 @@ def _corrected(factor: Float64Array, gradient: Float64Array, pair: tuple[Float64
     return np.asarray(step + (along - float(fall @ step) / product) * last)
 
 
+def likelihood(family: GLM, at: Coefficients) -> float:
+    """Return the penalised log-likelihood, up to a constant of the data."""
+    if not native.extension or family.native is None:
+        each = family.response * at.eta - family.partition(at.eta)
+        return float(family.weights @ each) - 0.5 * family.ridge * float(at.coef @ at.coef)
+    return native.extension.likelihood(family.native, at.eta, family.response, family.weights, at.coef, family.ridge)
+
+
+def roots(family: GLM, eta: Float64Array) -> tuple[Float64Array, float]:
+    """Return the square roots of the weighted variances at ``eta`` (n_obs,), and the largest weighted variance."""
+    if not native.extension or family.native is None:
+        variances = family.weights * family.moments(eta)[1]
+        return np.sqrt(variances), float(variances.max())
+    out = np.empty(len(eta))
+    return out, native.extension.roots(family.native, eta, family.weights, out)
+
+
 @dataclass(frozen=True, slots=True)
 class Curvature:
     """The penalised curvature of a fit and of columns that may be added to it.
@@ -264,7 +283,11 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
     ``design``, then the columns, each observation times its root: in float32, because products of float32 columns carry no more
     digits, and this is most of the work.
     """
-    size = len(design)
+    size, near = len(design), len(scaled) - len(design)
+    if native.extension:
+        out, factor, above = np.empty((near, near)), np.zeros((size, size)), np.empty((near, size))
+        if native.extension.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
+            return Curvature(out, factor.T, above.T, unit)
     np.multiply(design, roots, out=scaled[:size], casting="same_kind")
     gram = (scaled @ scaled.T).astype(np.float64)
     selected, above, left = gram[:size, :size].copy(), gram[:size, size:], gram[size:, size:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,23 +30,28 @@ def family(name: str, n: int, ridge: float, *, centred: bool) -> GLM:
 
 @needs_fits
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
-def test_residuals_are_those_of_numpy(name) -> None:
+def test_likelihoods_and_variances_are_those_of_numpy(monkeypatch, name) -> None:
     """To the last digits but two, wherever the predictor is."""
-    objective = family(name, 40, 0.1, centred=False)
-    settings = (*newton.settings(objective, 1e-12)[:5], 0, False)  # no step: the residual at the start
+    objective = family(name, 40, 0.1, centred=True)
     for size in (0.1, 3.0, 40.0, 800.0):
-        eta, found = np.random.default_rng(1).normal(size=40) * size, np.empty(40)
-        own = np.zeros((1, 40)), objective.response, objective.weights, np.zeros(1), eta.copy(), found, np.empty(1)
-        native.extension.maximise(FitArrays(name, settings, *own), None, -1)
-        expected = objective.weights * (objective.response - objective.moments(eta)[0])
-        assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        eta = np.random.default_rng(1).normal(size=40) * size
+        at = replace(objective.null_coefficients, eta=eta)
+        ours, roots = newton.likelihood(objective, at), newton.roots(objective, eta)
+        monkeypatch.setattr(native, "extension", None)
+        assert ours == pytest.approx(newton.likelihood(objective, at), rel=1e-13)
+        plain = newton.roots(objective, eta)
+        monkeypatch.undo()
+        # In the upper tail of the logistic 1 - mean cancels, where the variance is too small to matter.
+        assert roots[0] == pytest.approx(plain[0], rel=1e-12, abs=1e-8)
+        assert roots[1] == pytest.approx(plain[1], rel=1e-12)
 
 
+@needs_fits
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 5])
-def test_the_curvature_left_is_that_of_a_projection(name, centred, size) -> None:
-    """In float32 and by a projection in float64; the factor of the fit becomes that of the fit with columns added."""
+def test_the_curvature_left_is_that_of_numpy(monkeypatch, name, centred, size) -> None:
+    """Compiled, in NumPy, and by a projection in float64; the factor of the fit becomes that of the fit with columns added."""
     n, near, unit = 60, 7, 0.3
     objective = family(name, n, 0.2, centred=centred)
     rng = np.random.default_rng(size)
@@ -54,23 +60,32 @@ def test_the_curvature_left_is_that_of_a_projection(name, centred, size) -> None
         rows[0] = 1.0
     roots = rng.uniform(0.1, 0.7, size=n)
     scaled = np.zeros((size + near, n), dtype=np.float32)
-    scaled[size:] = columns * roots
-    curvature = newton.curvature_left(objective, rows, roots, scaled, unit)
+    found = []
+    for compiled in (True, False):
+        scaled[size:] = columns * roots
+        if not compiled:
+            monkeypatch.setattr(native, "extension", None)
+        found.append(newton.curvature_left(objective, rows, roots, scaled, unit))
+    monkeypatch.undo()
     A, B = rows * roots, columns * roots
     inner = np.linalg.solve(A @ A.T + np.diag(objective.penalty(size)), A @ B.T) if size else np.zeros((0, near))
     expected = (B @ B.T - B @ A.T @ inner + 0.2 * np.eye(near)) / unit
-    assert curvature.left == pytest.approx(expected, abs=2e-5 * np.abs(expected).max())
-    assert curvature.left == pytest.approx(curvature.left.T, abs=1e-6 * np.abs(expected).max())
+    for curvature in found:
+        assert curvature.left == pytest.approx(expected, abs=2e-5 * np.abs(expected).max())
+        assert curvature.left == pytest.approx(curvature.left.T, abs=1e-6 * np.abs(expected).max())
+    assert found[0].left == pytest.approx(found[1].left, abs=1e-5 * np.abs(expected).max())
     added = np.array([4, 0, 5])
     directions = np.linalg.cholesky(expected[np.ix_(added, added)]).T  # of the columns added; the others need none here
     coordinates = np.zeros((3, near))
     coordinates[:, added] = directions
     whole = np.vstack((A, B[added]))
     penalised = whole @ whole.T + np.diag(np.append(objective.penalty(size), np.full(3, 0.2)))
-    factor = np.triu(curvature.extended(added, coordinates))
-    assert factor.T @ factor == pytest.approx(penalised, abs=2e-5 * np.abs(penalised).max())
+    for curvature in found:
+        factor = np.triu(curvature.extended(added, coordinates))
+        assert factor.T @ factor == pytest.approx(penalised, abs=2e-5 * np.abs(penalised).max())
 
 
+@needs_fits
 def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     """Where float32 cannot factor what the fit has, float64 does."""
     objective = family("logistic", 60, 1e-9, centred=False)
@@ -79,6 +94,9 @@ def test_a_fit_of_dependent_columns_leaves_a_curvature_all_the_same() -> None:
     rows = np.array([one, one + 1e-6 * rng.normal(size=60)])
     scaled = np.zeros((6, 60), dtype=np.float32)
     scaled[2:] = columns * roots
+    assert not native.extension.curvature(
+        rows, roots, scaled, (1e-9, 1.0, False), np.empty((4, 4)), np.empty((2, 2)), np.empty((4, 2))
+    )
     left = newton.curvature_left(objective, rows, roots, scaled, 1.0).left
     assert np.isfinite(left).all()
     assert np.linalg.eigvalsh(left).min() > 0.0
@@ -158,6 +176,23 @@ def test_compiled_fits_refuse_arrays_that_do_not_fit() -> None:
     wrong = [(0, value) for value in spoilt(columns, **WRONG_COLUMNS)]
     refused(
         extension.gradients, (columns, np.ones((2, N)), np.zeros((C, 2))), [*wrong, (1, np.ones((1, N + 1))), (2, np.zeros((C, 3)))]
+    )
+    six = "logistic", np.zeros(N), np.zeros(N), np.ones(N), np.ones(2), 0.5
+    refused(extension.likelihood, six, [(0, "gamma"), (1, np.zeros(N + 1)), (2, np.zeros(N - 1)), (3, np.zeros(1))])
+    assert extension.likelihood(*six) == pytest.approx(-N * np.log(2.0) - 0.5)
+    refused(extension.roots, ("logistic", *np.ones((3, N))), [(0, "gamma"), (1, np.zeros(5)), (2, np.zeros(7)), (3, np.zeros(5))])
+    quadratic = (np.ones((2, N)), np.ones(N), np.ones((5, N), dtype=np.float32), (0.1, 1.0, True), np.zeros((3, 3)))
+    refused(
+        extension.curvature,
+        (*quadratic, np.zeros((2, 2)), np.zeros((3, 2))),
+        [
+            (0, np.ones((N, N))),
+            (1, np.ones(0)),
+            (2, np.ones((5, 5), dtype=np.float32)),
+            (4, np.zeros((3, 2))),
+            (5, np.zeros((2, 1))),
+            (6, np.zeros((2, 2))),
+        ],
     )
     schedule = (0.05, 3, 2, 4, 32, 3, 320, 1e-6, 1e-6)
     mine = np.ones(C, dtype=np.bool_), np.zeros(1, dtype=np.int64), np.zeros(1), (-1.0, 1e-16, 1e-12, 1e-16), schedule
