@@ -20,8 +20,8 @@ import fastomp_nvm as fo
 from fastomp_nvm.cli.commands.help import GROUPS, constraint_examples
 from fastomp_nvm.cli.main import COMMANDS, command_parser, main
 from fastomp_nvm.cli.parser import Parser
-from fastomp_nvm.constraints.table import CONSTRAINTS
 from fastomp_nvm.constraints.written.description import parse_constraint, schema
+from fastomp_nvm.constraints.written.families import FAMILIES
 
 SCRIPT = Path(sys.executable).with_name("fastomp")
 NAMES = ["age", "income", "savings_bank", "savings_cash", "zip_north", "zip_south"]
@@ -129,7 +129,7 @@ def test_examples_of_constraints_are_what_the_reader_takes(tmp_path: Path, capsy
         "def allowed(names):\n    return len(names) < 4\n\n\ndef cost(names):\n    return float(len(names))\n"
     )
     properties = schema()["$defs"]["constraint"]["properties"]
-    assert set(properties) == {"all", *CONSTRAINTS}
+    assert set(properties) == {"all", *FAMILIES}
     assert main(["help", "constraints"]) == 0
     shown = capsys.readouterr().out
     assert shown.rstrip("\n") == constraint_examples()
