@@ -19,13 +19,23 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, help="what to do:")
-    config = actions.add_parser("config", help="write a server configuration from a YAML file", description="Write it as JSON.")
+    config = actions.add_parser(
+        "config", help="write a server configuration from a YAML file", description="Write a server configuration as JSON."
+    )
     config.add_argument("description", type=Path, metavar="FILE.yaml", help="ado_path, provider, shards; see deploy/MCAS.md")
     config.add_argument("--out", type=Path, metavar="F", help="where to write it (default: standard output)")
-    install = actions.add_parser("install", help="make the plugin importable in the server's Python", description="Install it.")
+    install = actions.add_parser(
+        "install",
+        help="make the plugin importable in the server's Python",
+        description="Make the plugin importable in the server's Python.",
+    )
     install.add_argument("--python", required=True, metavar="EXE", help="the interpreter that the server embeds")
     install.add_argument("--method", choices=("pth", "pip"), default="pth", help="a path file (default), or pip")
-    check = actions.add_parser("check", help="try put, invoke, resume and delete on a live server", description="Check it.")
+    check = actions.add_parser(
+        "check",
+        help="try put, invoke, resume and delete on a live server",
+        description="Try put, invoke, resume and delete on a live server.",
+    )
     check.add_argument("url", metavar="mcas://HOST:PORT/POOL", help="a store fastomp_check is put there and deleted again")
     check.add_argument("--timeout", type=float, default=45.0, metavar="S", help="seconds to wait for an answer (default 45)")
     add_json_argument(check)

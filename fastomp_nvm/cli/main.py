@@ -7,6 +7,7 @@ time, 3 for infeasible.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import os
@@ -171,7 +172,10 @@ def _parser(filled: Iterable[str], lenient: bool = False) -> Parser:
                 if not lenient:
                     raise
             child.set_defaults(run=_command(module, "run").load())
-        child.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        for each in (child, *child.actions()):
+            # actions of a command leave the value of the command as it is
+            default = False if each is child else argparse.SUPPRESS
+            each.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
     return parser
 
 

@@ -43,6 +43,10 @@ class _Formatter(argparse.HelpFormatter):
 
         super().__init__(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100) - 2)
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Return a description wrapped, and a text of several lines, such as commands to copy, as it is."""
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
     def _get_help_string(self, action: argparse.Action) -> str:
         """Return the help of an option with its default, unless the text gives one."""
         text = action.help or ""
@@ -107,6 +111,11 @@ class Parser(argparse.ArgumentParser):
                         child: Parser = action.choices[word]
                         return child.descend(words[place + 1 :])
         return self
+
+    def actions(self) -> list[Parser]:
+        """Return the parsers of the subcommands."""
+        nested = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return [child for action in nested for child in action.choices.values()]
 
     @property
     def options(self) -> dict[str, argparse.Action]:

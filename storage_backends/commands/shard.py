@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_argument(parser)
     parser.add_argument("out", metavar="OUT", help="directory for shards and manifest: a path, mmap:///path or pmem:///path")
     parser.add_argument("--into", required=True, metavar="N", help="number of shards, or their relative sizes: 2,1,1")
-    parser.add_argument(
-        "--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I; see the guide"
-    )
+    parser.add_argument("--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I")
     add_replace_argument(parser)
     add_json_argument(parser)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -42,9 +41,7 @@ def parsers() -> Iterator[Parser]:
     for name in COMMANDS:
         parser = command_parser(name)
         yield parser
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices.values()
+        yield from parser.actions()
 
 
 def test_every_command_has_its_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +76,8 @@ def test_help_of_an_action_and_of_nothing(capsys: pytest.CaptureFixture[str]) ->
     """``help ado check`` explains the action; an unknown topic is one sentence."""
     assert main(["help", "ado", "check"]) == 0
     assert "mcas://HOST:PORT/POOL" in capsys.readouterr().out
+    with pytest.raises(fo.StoreURLError, match="is not the address of a server"):
+        main(["ado", "check", "nowhere", "--debug"])
     assert main(["help", "constraint"]) == 2
     assert "did you mean 'constraints'" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 
 _PLACES = {
     "bash": "fastomp completion bash > ~/.local/share/bash-completion/completions/fastomp",
-    "zsh": "fastomp completion zsh > DIR/_fastomp, where DIR is in $fpath",
+    "zsh": "fastomp completion zsh > DIR/_fastomp      (DIR: a folder of $fpath)",
     "fish": "fastomp completion fish > ~/.config/fish/completions/fastomp.fish",
 }
 
@@ -31,8 +31,8 @@ _WORDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    places = "; ".join(f"{shell}: {command}" for shell, command in _PLACES.items())
-    parser.add_argument("shell", choices=tuple(_PLACES), metavar="SHELL", help=f"bash, zsh or fish. {places}")
+    parser.add_argument("shell", choices=tuple(_PLACES), metavar="SHELL", help="bash, zsh or fish")
+    parser.epilog = "to install:\n" + "\n".join(f"  {command}" for command in _PLACES.values())
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser, several=("k",))
-    parser.add_argument("--k-max", type=int, metavar="K", help="try 1 to K, instead of the values of --k (default: those)")
+    parser.add_argument("--k-max", type=int, metavar="K", help="try 1 to K, instead of the values of --k (default: only those)")
     parser.add_argument("--folds", type=int, default=5, metavar="N", help="folds, drawn by --seed (default 5)")
     parser.add_argument(
         "--rule", default="best", metavar="RULE", help="best, or one-standard-error: the smallest k that is nearly as good"
