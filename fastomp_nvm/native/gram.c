@@ -258,9 +258,49 @@ PyDoc_STRVAR(follow_doc, "follow(gram, directions, size, column, gradient, pivot
                          "Update gradient and pivot for an added column, whose Gram column is given; fill directions[size]; return the "
                          "response's coordinate along it.");
 
+static PyObject *grow(PyObject *module, PyObject *arguments)
+{
+    struct arguments a = {0};
+    PyObject *gram, *directions, *gradient, *pivot, *smallest, *open, *taken = NULL;
+    int size, count;
+    double value, least;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOiOOOOdid", &gram, &directions, &size, &gradient, &pivot, &smallest, &open, &value, &count,
+                          &least))
+        return NULL;
+    const int n = length_of(&a, gradient), rows = length_of(&a, directions);
+    const double *products = DOUBLES(&a, gram, (Py_ssize_t)n * n, READ), *dependent = DOUBLES(&a, smallest, n, READ);
+    double *l = DOUBLES(&a, directions, (Py_ssize_t)rows * n, WRITE), *g = DOUBLES(&a, gradient, n, WRITE);
+    double *d = DOUBLES(&a, pivot, n, WRITE), *gains = space(&a, (size_t)n, sizeof(double));
+    char *may = BOOLS(&a, open, n, WRITE);
+    require(&a, size >= 0 && count >= 0 && size <= rows - count, "directions has no room for count more");
+    taken = a.failed ? NULL : PyList_New(0);
+    while (taken != NULL && count-- > 0) {
+        const int place = best_of(n, g, d, dependent, may, gains);
+        if (place < 0 || gains[place] <= least)
+            break;
+        PyObject *addition = Py_BuildValue("id", place, gains[place]);
+        if (addition == NULL || PyList_Append(taken, addition) < 0)
+            Py_CLEAR(taken);
+        Py_XDECREF(addition);
+        if (d[place] > dependent[place]) {
+            const double move = follow_column(n, products + (size_t)place * (size_t)n, l, size++, place, g, d);
+            value += move * move;
+        }
+        may[place] = 0;
+    }
+    release(&a);
+    return taken == NULL ? NULL : Py_BuildValue("Nid", taken, size, value);
+}
+
+PyDoc_STRVAR(grow_doc, "grow(gram, directions, size, gradient, pivot, smallest, open, value, count, least, /)\n--\n\n"
+                       "Add the best open column up to count times, while it gains more than least; return the columns with their gains, "
+                       "the directions in use, and value with the gains added.");
+
 PyMethodDef gram_methods[] = {
     {"gram_rounds", gram_rounds, METH_VARARGS, gram_rounds_doc},
     {"best", best, METH_VARARGS, best_doc},
     {"follow", follow, METH_VARARGS, follow_doc},
+    {"grow", grow, METH_VARARGS, grow_doc},
     {NULL, NULL, 0, NULL},
 };
