@@ -158,9 +158,6 @@ def start(
             raise RequestError(f"{store.url} ends with this process, so a run on it cannot be durable: use a store in a file")
         dataset = Dataset.of_store(store)
         file = None if constraint_file is None else ConstraintFile.read(constraint_file, dataset)
-        asked = make_request(request)
-        if asked.gather_bytes is None:  # fixed now: counters must not depend on the memory free at resume
-            asked = replace(asked, gather_bytes=automatic_budget(8 * len(dataset.matrix) * dataset.n_obs))
         new = Registration(
             name=name,
             id=secrets.token_hex(16),
@@ -168,7 +165,7 @@ def start(
             store=store.url,
             fingerprint=store.layout.fingerprint,
             targets=target_digest(dataset),
-            request=describe_request(asked),
+            request=describe_request(make_request(request)),
             response=describe_response(y),
             constraint=file,
             load=load,

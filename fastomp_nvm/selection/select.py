@@ -113,6 +113,7 @@ def select_shared(
         sweeper = Sweeper(threads)
         wanted: list[tuple[SelectionRequest, Float64Array | None]] = []
         weighted: list[Float64Array] = []
+        pools = 0  # whose size is left to us
         for each in requests:
             request = each if isinstance(each, SelectionRequest) else make_request(each)
             weights = request.weights
@@ -121,12 +122,13 @@ def select_shared(
             if request.test_fraction is not None:
                 weights, _ = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
             wanted.append((request, weights))
+            pools += request.gather_bytes is None
             if weights is not None and request.standardize:
                 weighted.append(weights)
         if len(weighted) > 1:
             dataset = dataset.knowing(weighted)
-        budget = None
-        if not dataset.resident:
+        budget = LARGEST_BUDGET
+        if pools and not dataset.resident:
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
         prepared: list[Prepared] = []
         runs: list[Run] = []
@@ -167,13 +169,12 @@ def prepare(
     y: object,
     weights: Float64Array | None,
     sweeper: Sweeper,
-    budget: int | None = None,
+    budget: int = LARGEST_BUDGET,
 ) -> Prepared:
     """Bind a request to the data.
 
     ``weights`` (n_obs,) are the observation weights of the request, zero for the observations held out; None without either.
-    ``budget`` is the memory in bytes for gathered columns where the request names none; None for a matrix that is in memory as a
-    whole, so that gathering takes no more.
+    ``budget`` is the memory in bytes for gathered columns where the request names none.
     """
     counters = Counters()
     response = resolve_response(dataset, request, y)
@@ -205,8 +206,7 @@ def prepare(
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(request.objective)(response.values, weights, centred=request.standardize, **ridge)
-    memory = request.gather_bytes or budget or LARGEST_BUDGET
-    pool = ColumnPool(design, sweeper, counters.traffic, memory, resident=budget is None)
+    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
@@ -272,16 +272,17 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
-    offsets, positions = columns.standardisation.offsets, column_index(dataset.offsets, indices)
+    spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
+    positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = dataset.matrix.network.figures() if dataset.matrix.network is not None else {}
     return Selection(
         features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
-        coef=np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
+        coef=list(map(coef.__getitem__, spans)),
         intercept=fit.intercept + shift,
         score=fit.score,
-        columns=list(map(column_names.__getitem__, starmap(slice, pairwise(offsets.tolist())))),
+        columns=list(map(column_names.__getitem__, spans)),
         column_positions=positions,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
