@@ -7,7 +7,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
 
@@ -138,9 +139,11 @@ def select_shared(
             if journals:
                 runs[place].journal = journals[place]
 
+        finish = partial(_finish, dataset, sweeper, started)
+
         def hand_over(place: int) -> None:
             assert ended is not None
-            ended(place, None if runs[place].outcome is None else _finish(dataset, prepared[place], sweeper, started))
+            ended(place, None if runs[place].outcome is None else finish(prepared[place]))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
         driven = engine.drive(runs, deadline)
@@ -151,7 +154,7 @@ def select_shared(
         traffic.include(engine.saved, -1)
         if len(weighted) > 1:
             traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
-        return [] if ended is not None or not driven else [_finish(dataset, each, sweeper, started) for each in prepared], traffic
+        return [] if ended is not None or not driven else list(map(finish, prepared)), traffic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +252,7 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
-def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: float) -> Selection:
+def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
     request, response, run = prepared.request, prepared.response, prepared.run
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
@@ -275,7 +278,7 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
     spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
     positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
-    network = dataset.matrix.network.figures() if dataset.matrix.network is not None else {}
+    network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
@@ -314,10 +317,7 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
         bytes_read=traffic.bytes_read,
         bytes_read_tier=traffic.bytes_read_tier,
         bytes_read_exact=traffic.bytes_read - traffic.bytes_read_tier,
-        bytes_sent=network.get("bytes_sent"),
-        bytes_received=network.get("bytes_received"),
-        bytes_received_columns=network.get("bytes_received_columns"),
-        shard_calls=network.get("shard_calls"),
+        **network,
         seconds=time.perf_counter() - started,
         medium=dataset.traits.medium,
         durability=dataset.traits.durability,
