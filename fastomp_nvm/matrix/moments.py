@@ -73,7 +73,8 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         for first in range(0, n_obs, _STEP):
             some = columns[:, first : first + _STEP]
             piece = buffer[: some.size].reshape(some.shape)
-            np.subtract(some, mean[:, np.newaxis], out=piece, dtype=np.float64)
+            piece[...] = some
+            piece -= mean[:, np.newaxis]
             piece *= scale[:, np.newaxis]
             np.multiply(piece, piece, out=piece)
             if weights is not None:
