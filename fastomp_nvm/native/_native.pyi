@@ -28,6 +28,9 @@ def read_columns(
 # keys.c
 def mix(words: tuple[int, ...], last: IndexArray, out: npt.NDArray[np.uint64], /) -> None: ...
 
+# moments.c
+def moments(rows: AnyArray, weights: Float64Array | None, out: Float64Array, /) -> None: ...
+
 # standardise.c
 def standardise(
     products: Float64Array,

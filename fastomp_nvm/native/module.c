@@ -50,7 +50,7 @@ PyObject *close_arrays(struct arrays *arrays)
 
 static int fill_module(PyObject *module)
 {
-    PyMethodDef *const tables[] = {glm_methods, gram_methods, greedy_methods, guard_methods, key_methods,
+    PyMethodDef *const tables[] = {glm_methods, gram_methods, greedy_methods, guard_methods, key_methods, moment_methods,
                                    read_methods, standardise_methods, sweep_methods};
     for (size_t k = 0; k < sizeof tables / sizeof *tables; k++)
         if (PyModule_AddFunctions(module, tables[k]) < 0)

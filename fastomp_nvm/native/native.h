@@ -7,10 +7,13 @@
 #include <Python.h>
 
 /* Functions of each file; module.c adds them to the module. */
-extern PyMethodDef guard_methods[], key_methods[], read_methods[], standardise_methods[], sweep_methods[];
+extern PyMethodDef guard_methods[], key_methods[], moment_methods[], read_methods[], standardise_methods[], sweep_methods[];
 
 /* Chooses the instruction set of the sweep kernels and adds their ids. Returns 0, or -1 with an exception set. */
 int prepare_sweeps(PyObject *module);
+
+/* Returns 1 where sweeps use AVX2, else 0; after prepare_sweeps. */
+int has_avx2(void);
 
 /* The array arguments of one call. */
 struct arrays {
