@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
 
-#: Columns whose moments are computed at a time; the result does not depend on it.
-_MOMENT_COLUMNS = 256
-
 #: Rows copied at a time: their checksum is computed while they are in the cache.
 _COPIED_ROWS = 64
 
@@ -174,15 +171,16 @@ class LocalRows(Rows):
 
     def moments(self, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:
         """Return the moments of every column under each of ``weights``; a block is read once for all of them."""
+        from fastomp_nvm.matrix.sweeper import Sweeper
+
         found = np.empty((len(weights), 4, self.shape[0]))
-        done = 0
-        for array in self.arrays:
-            for first in range(0, len(array), _MOMENT_COLUMNS):
-                block = array[first : first + _MOMENT_COLUMNS]
-                for place, each in enumerate(weights):
-                    part = moments(block, each)
-                    found[place, :, done : done + len(block)] = part.mean, part.norm, part.minimum, part.maximum
-                done += len(block)
+
+        def fill(block: AnyArray, first: int, last: int) -> None:
+            for place, each in enumerate(weights):
+                part = moments(block, each)
+                found[place, :, first:last] = part.mean, part.norm, part.minimum, part.maximum
+
+        self.visit(Sweeper(), fill, 4 * len(weights))
         return list(starmap(ColumnStatistics, found))
 
     def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:

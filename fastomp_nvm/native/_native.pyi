@@ -23,6 +23,9 @@ def read_columns(
     /,
 ) -> None: ...
 
+# moments.c
+def moments(rows: AnyArray, weights: Float64Array | None, out: Float64Array, /) -> None: ...
+
 # standardise.c
 def standardise(
     products: Float64Array,

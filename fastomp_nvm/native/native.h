@@ -25,6 +25,7 @@
     X(likelihood, "family, eta, response, weights, coef, ridge, /")                                                                \
     X(lost, "address, length, /")                                                                                                  \
     X(maximise, "fit, known, settled, /")                                                                                          \
+    X(moments, "rows, weights, out, /")                                                                                            \
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
     X(roots, "family, eta, weights, out, /")                                                                                       \
     X(standardise, "products, mean, scale, wide, sums, wide_sums, /")                                                              \
@@ -71,6 +72,9 @@ void require(struct arguments *a, int fits, const char *what);
 
 /* Chooses the instruction set of the sweep kernels and adds their ids. Returns 0, or -1 with an exception set. */
 int prepare_sweeps(PyObject *module);
+
+/* Returns 1 where sweeps use AVX2, else 0; after prepare_sweeps. */
+int has_avx2(void);
 
 /* Finds the routines of BLAS and LAPACK. Returns 0, or -1 with ImportError set. */
 int find_blas(void);
