@@ -22,6 +22,7 @@ from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
@@ -97,6 +98,7 @@ def cross_validate(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -111,7 +113,7 @@ def cross_validate(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     folds : int or (n_obs,) int64
         How many, drawn by the request's ``seed`` with classes spread evenly; or the fold of each observation, from 0.
@@ -145,7 +147,8 @@ def cross_validate(
             raise RequestError("a fold holds no observation with weight, or all of them: choose fewer folds")
         requests = [make_request({**request, "k": k, "weights": weights}) for k in tried for weights in training]
         requests += [make_request({**request, "k": k}) for k in tried]
-        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        with watched(observer, progress, "cv") as watching:
+            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         objective = OBJECTIVES.load(common.objective)(response, common.weights, centred=common.standardize)
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
         scoring = Traffic()

@@ -14,6 +14,7 @@ from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import intersect, parts_of
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import bind_constraint, select_shared
@@ -65,6 +66,7 @@ def grid(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -75,7 +77,7 @@ def grid(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     over : mapping of str to sequence
         Fields of ``SelectionRequest`` and the values each takes: ``{"tau": [0.3, 0.5], "k": [5, 10]}``. ``lambda`` replaces the
@@ -104,7 +106,8 @@ def grid(
         for each in settings:
             fields = {**request, **{field: value for field, value in each.items() if field != "lambda"}}
             requests.append(make_request({**fields, "constraint": limits[each["lambda"]]} if limits else fields))
-        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        with watched(observer, progress, "grid") as watching:
+            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         cells = [Cell(each, selection) for each, selection in zip(settings, selections, strict=True)]
         return Grid(cells, Sharing.of(traffic, selections, dataset.n_features))
 

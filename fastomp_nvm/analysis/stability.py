@@ -16,6 +16,7 @@ from fastomp_nvm.analysis.splits import checked_request, draw_subsample
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.select import select_shared
@@ -85,6 +86,7 @@ def stability(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -95,7 +97,7 @@ def stability(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     subsamples : int
         How many, drawn by the request's ``seed`` without replacement, classes in proportion.
@@ -124,7 +126,8 @@ def stability(
         if not all(every[rows].any() for rows in drawn):
             raise RequestError(f"a subsample of {fraction:g} of the observations holds none with weight: take a larger fraction")
         requests = [make_request({**request, "weights": np.where(rows, every, 0.0)}) for rows in drawn]
-        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        with watched(observer, progress, "stability") as watching:
+            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         sharing = Sharing.of(traffic, selections, dataset.n_features)
         counts = np.bincount(np.concatenate([found.indices for found in selections]), minlength=dataset.n_features)
         indices = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]

@@ -31,6 +31,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import DataSize, Selection
@@ -47,6 +48,7 @@ def select_many(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -58,7 +60,7 @@ def select_many(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     requests : sequence of SelectionRequest or dict
 
@@ -66,18 +68,19 @@ def select_many(
     -------
     list of Selection
     """
-    return select_shared(
-        data,
-        requests,
-        y,
-        threads=threads,
-        names=names,
-        observer=observer,
-        cancelled=cancelled,
-        verify=verify,
-        load=load,
-        io=io,
-    )[0]
+    with watched(observer, progress, "select") as watching:
+        return select_shared(
+            data,
+            requests,
+            y,
+            threads=threads,
+            names=names,
+            observer=watching,
+            cancelled=cancelled,
+            verify=verify,
+            load=load,
+            io=io,
+        )[0]
 
 
 def select_shared(
@@ -141,14 +144,14 @@ def select_shared(
             ended(place, None if runs[place].outcome is None else _finish(dataset, prepared[place], sweeper, started))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
+        if len(weighted) > 1:  # one pass of moments serves all of them
+            engine.saved.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), len(weighted) - 1)
         driven = engine.drive(runs, deadline)
         # Merged sweeps and the pass of moments count once, gathers as often as they were made.
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
-        if len(weighted) > 1:
-            traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
         return [] if ended is not None or not driven else [_finish(dataset, each, sweeper, started) for each in prepared], traffic
 
 

@@ -7,7 +7,7 @@ import json
 import urllib.parse
 
 from fastomp_nvm.cli.arguments import shard_counts
-from fastomp_nvm.cli.output import byte_progress
+from fastomp_nvm.cli.output import add_progress_argument, byte_progress
 from fastomp_nvm.cli.termination import terminating_cleanly
 from storage_backends.build.manifest import read_manifest
 from storage_backends.build.sharding import cut
@@ -24,12 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I; see the guide"
     )
     parser.add_argument("--replace", action="store_true", help="replace a sharded store that exists")
+    add_progress_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Cut the store and print the URL of the shards."""
-    with terminating_cleanly(), byte_progress("shard") as progress:
+    with terminating_cleanly(), byte_progress("shard", arguments.progress) as progress:
         path = cut(
             arguments.store,
             arguments.out,

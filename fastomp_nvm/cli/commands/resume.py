@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected, refuse_sweep_settings
-from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.cli.output import add_progress_argument, run_progress
 from fastomp_nvm.cli.results import infeasible, show_selection
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
     parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")
     parser.add_argument("--json", action="store_true", help="print one JSON object (of many requests a list) and nothing else")
+    add_progress_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Resume and print."""
     if arguments.store is None:
         refuse_sweep_settings(registration(arguments.name).store, arguments)
-    with run_progress("resume") as observer:
+    with run_progress("resume", arguments.progress) as observer:
         if arguments.store is not None:
             selections = _resume_remotely(arguments, observer)
         else:
