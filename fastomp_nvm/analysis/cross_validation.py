@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
+from fastomp_nvm.analysis import display
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.analysis.splits import checked_request, draw_folds
-from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
@@ -28,6 +29,9 @@ from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["CrossValidation", "cross_validate"]
 
@@ -70,6 +74,21 @@ class CrossValidation:
     fold_of: IndexArray
     fold_selections: Sequence[Sequence[Selection]]
     sharing: Sharing
+
+    def __repr__(self) -> str:
+        return display.short_cv(self)
+
+    def _repr_html_(self) -> str:
+        return display.cv_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per k: means, standard errors and the score of every fold."""
+        return display.cv_frame(self)
+
+    @property
+    def cv_results_(self) -> dict[str, AnyArray]:
+        """The scores as scikit-learn's searches name them: ``param_k``, ``split0_test_score``, ..., ``mean_test_score``, ..."""
+        return display.cv_results(self)
 
     def to_json(self) -> JSONObject:
         """Return the object that ``cv --json`` prints."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
+from fastomp_nvm.analysis import display
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.arrays import JSONObject
 from fastomp_nvm.constraints.base import Constraint
@@ -19,6 +20,9 @@ from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import bind_constraint, select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Cell", "Grid", "grid"]
 
@@ -50,6 +54,16 @@ class Grid:
         """The feasible cell with the highest score, or the one with the highest score if none is feasible; the first of equals."""
         feasible = [cell for cell in self.cells if cell.selection.feasible] or self.cells
         return max(feasible, key=lambda cell: cell.selection.score)
+
+    def __repr__(self) -> str:
+        return display.short_grid(self)
+
+    def _repr_html_(self) -> str:
+        return display.grid_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per selection: its settings, size, scores and features."""
+        return display.grid_frame(self)
 
     def to_json(self) -> JSONObject:
         """Return the object that ``grid --json`` prints."""

@@ -14,17 +14,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastomp_nvm.analysis import display
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, JSONObject, first_missing
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.selection import plots
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
@@ -32,6 +34,10 @@ from fastomp_nvm.selection.result import Selection, Table
 from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = ["FairnessReport", "classification_figures", "fairness_report", "outcome_fairness"]
 
@@ -60,6 +66,21 @@ class FairnessReport:
     outcome_fairness: float | None
     process_unfairness: float | None
     evaluated_on: str
+
+    def __repr__(self) -> str:
+        return display.short_fairness(self)
+
+    def _repr_html_(self) -> str:
+        return display.fairness_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per group."""
+        return display.fairness_frame(self)
+
+    def plot_fairness(self, ax: Axes | None = None) -> Axes:
+        """Draw the figures of the groups side by side and return the axes; needs matplotlib."""
+        figures = [figure for figure in next(iter(self.groups.values())) if figure != "rows"]
+        return plots.plot_groups(self.groups, figures, f"groups on {self.evaluated_on} observations", ax)
 
     def to_json(self) -> JSONObject:
         """Return the object under ``fairness`` in ``select --json``."""

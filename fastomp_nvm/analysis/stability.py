@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from fastomp_nvm.analysis import display
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.analysis.splits import checked_request, draw_subsample
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
@@ -21,6 +22,9 @@ from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Stability", "stability"]
 
@@ -59,6 +63,16 @@ class Stability:
     average_size: float
     expected_false: float | None
     sharing: Sharing
+
+    def __repr__(self) -> str:
+        return display.short_stability(self)
+
+    def _repr_html_(self) -> str:
+        return display.stability_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per feature that was selected at least once, the most frequent first."""
+        return display.stability_frame(self)
 
     def to_json(self) -> JSONObject:
         """Return the object that ``stability --json`` prints; features that were never selected are left out."""

@@ -39,6 +39,8 @@ def after_interrupt(arguments: argparse.Namespace) -> str:
         if name is not None and _is_registered(name):
             return f"interrupted; continue with: {_typed('resume', name, *_given(arguments, 'other_build', 'ray'))}"
         return "interrupted: nothing was kept; a selection with --run NAME can be continued"
+    if command == "ingest" and store is not None and is_remote(store):
+        return "interrupted: what was sent stays on the server for a while; the same command continues the upload"
     if command in ("ingest", "shard"):
         return "interrupted: nothing was left behind; the same command starts again"
     if command in ("grid", "cv", "stability"):

@@ -330,4 +330,5 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
         target=response.name,
         classes=list(response.classes) if request.objective == "logistic" else None,
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
+        path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
     )
