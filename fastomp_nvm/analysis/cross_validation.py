@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
-from fastomp_nvm.analysis import display
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.analysis.splits import checked_request, draw_folds
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
@@ -23,6 +22,7 @@ from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
@@ -76,19 +76,42 @@ class CrossValidation:
     sharing: Sharing
 
     def __repr__(self) -> str:
-        return display.short_cv(self)
+        place = int(np.flatnonzero(self.ks == self.k)[0])
+        score = f"{self.mean[place]:.4g} (standard error {self.standard_error[place]:.2g})"
+        return (
+            f"<CrossValidation: k = {self.k} of {len(self.ks)} tried, mean score {score} over {self.scores.shape[1]} folds\n"
+            f"  {listed(self.selection.features)}\n  {self.sharing.in_words()}>"
+        )
 
     def _repr_html_(self) -> str:
-        return display.cv_html(self)
+        marks = {self.one_standard_error_k: "within one standard error", self.best_k: "best"}
+        rows = [
+            (str(k), f"{mean:.6g}", f"{error:.2g}", marks.get(k, ""))
+            for k, mean, error in zip(self.ks.tolist(), self.mean, self.standard_error, strict=True)
+        ]
+        title = f"k = {self.k} by {self.scores.shape[1]} folds; on all observations: {score_in_words(self.selection)}"
+        return html_table(
+            title, ("k", "mean", "standard error", ""), rows, [listed(self.selection.features), self.sharing.in_words()]
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per k: means, standard errors and the score of every fold."""
-        return display.cv_frame(self)
+        splits = {f"fold_{fold}": self.scores[:, fold] for fold in range(self.scores.shape[1])}
+        return frame({"k": self.ks, "mean": self.mean, "standard_error": self.standard_error, **splits})
 
     @property
     def cv_results_(self) -> dict[str, AnyArray]:
         """The scores as scikit-learn's searches name them: ``param_k``, ``split0_test_score``, ..., ``mean_test_score``, ..."""
-        return display.cv_results(self)
+        ranks = 1 + (self.mean[:, None] < self.mean).sum(axis=1)
+        splits = {f"split{fold}_test_score": self.scores[:, fold] for fold in range(self.scores.shape[1])}
+        return {
+            "param_k": self.ks,
+            "params": np.array([{"k": k} for k in self.ks.tolist()], dtype=object),
+            **splits,
+            "mean_test_score": self.mean,
+            "std_test_score": self.scores.std(axis=1),
+            "rank_test_score": ranks.astype(np.int32),
+        }
 
     def to_json(self) -> JSONObject:
         """Return the object that ``cv --json`` prints."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastomp_nvm.analysis import display
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, JSONObject, first_missing
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
@@ -27,11 +26,13 @@ from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.selection import plots
+from fastomp_nvm.selection.display import frame, html_table, listed
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
 from fastomp_nvm.selection.result import Selection, Table
 from fastomp_nvm.selection.select import bind_constraint
+from fastomp_nvm.selection.text import clean
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
@@ -68,14 +69,19 @@ class FairnessReport:
     evaluated_on: str
 
     def __repr__(self) -> str:
-        return display.short_fairness(self)
+        return f"<FairnessReport: groups {listed(list(self.groups))} on {self.evaluated_on} observations, {_fairness(self)}>"
 
     def _repr_html_(self) -> str:
-        return display.fairness_html(self)
+        figures = list(next(iter(self.groups.values())))
+        rows = [(clean(label, 100), *map(_figure, each.values())) for label, each in self.groups.items()]
+        title = f"groups of the protected attribute, {self.evaluated_on} observations"
+        return html_table(title, ("group", *(figure.replace("_", " ") for figure in figures)), rows, [_fairness(self)])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per group."""
-        return display.fairness_frame(self)
+        figures = list(next(iter(self.groups.values())))
+        columns = {figure: [values[figure] for values in self.groups.values()] for figure in figures}
+        return frame({"group": list(self.groups), **columns})
 
     def plot_fairness(self, ax: Axes | None = None) -> Axes:
         """Draw the figures of the groups side by side and return the axes; needs matplotlib."""
@@ -275,3 +281,15 @@ def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[AnyArray, str
     if selection.test_fraction is None or n_obs != selection.store.n_obs:
         return np.ones(n_obs, dtype=np.bool_), "all"
     return held_out_rows(n_obs, selection.test_fraction, selection.seed), "test"
+
+
+def _figure(value: float | None) -> str:
+    """Return a figure of a group as text."""
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _fairness(report: FairnessReport) -> str:
+    """Return outcome and process fairness in words."""
+    outcome = "undefined" if report.outcome_fairness is None else f"{report.outcome_fairness:.4g} (0 is even)"
+    process = "" if report.process_unfairness is None else f", process unfairness {report.process_unfairness:.4g}"
+    return f"outcome fairness {outcome}{process}"

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from fastomp_nvm.analysis import display
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.analysis.splits import checked_request, draw_subsample
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.selection.display import frame, html_table, listed
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+from fastomp_nvm.selection.text import clean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,14 +66,25 @@ class Stability:
     sharing: Sharing
 
     def __repr__(self) -> str:
-        return display.short_stability(self)
+        stable = f"\n  {listed(self.stable)}" if self.stable else ""
+        return (
+            f"<Stability: {len(self.stable)} features in at least {self.threshold:.0%} of {self.subsamples} subsamples{stable}\n"
+            f"  {self.sharing.in_words()}>"
+        )
 
     def _repr_html_(self) -> str:
-        return display.stability_html(self)
+        rows = [
+            (clean(name, 100), f"{self.frequencies[index]:.1%}", "stable" if place < len(self.stable) else "")
+            for place, (name, index) in enumerate(zip(self.features, self.indices.tolist(), strict=True))
+        ]
+        title = f"{len(self.stable)} features in at least {self.threshold:.0%} of {self.subsamples} subsamples"
+        return html_table(title, ("feature", "selected in", ""), rows, [self.sharing.in_words()])
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per feature that was selected at least once, the most frequent first."""
-        return display.stability_frame(self)
+        frequencies = self.frequencies[self.indices]
+        stable = np.arange(len(self.indices)) < len(self.stable)
+        return frame({"feature": list(self.features), "index": self.indices, "frequency": frequencies, "stable": stable})
 
     def to_json(self) -> JSONObject:
         """Return the object that ``stability --json`` prints; features that were never selected are left out."""

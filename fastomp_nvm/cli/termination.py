@@ -1,4 +1,4 @@
-"""SIGTERM in commands that build stores, and how to go on after Ctrl-C."""
+"""SIGTERM and SIGHUP in commands that build stores, and how to go on after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ __all__ = ["after_interrupt", "terminating_cleanly"]
 
 @contextmanager
 def terminating_cleanly() -> Iterator[None]:
-    """End on SIGTERM through every ``finally``, as on Ctrl-C, so that drafts of stores are removed; the exit code is 143."""
+    """End on SIGTERM and SIGHUP through every ``finally``, as on Ctrl-C: drafts are removed, the exit code is 143 or 129."""
     if threading.current_thread() is not threading.main_thread():  # handlers can only be set there
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # The end of a terminal asks for the same, unless it is ignored (nohup).
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else [])]
+    before = {number: signal.signal(number, lambda number, frame: sys.exit(128 + number)) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def after_interrupt(arguments: argparse.Namespace) -> str:

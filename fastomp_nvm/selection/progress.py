@@ -129,7 +129,8 @@ class Tracker:
         Runs share their passes, so the slowest run counts: the features it lacks, at its speed over the last passes.
         """
         if self.bytes_total is not None:
-            left = self._working * (1.0 / self.share - 1.0) if 0.02 <= self.share < 1.0 else 0.0
+            known = self._working >= 2.0 and 0.05 <= self.share < 1.0
+            left = self._working * (1.0 / self.share - 1.0) if known else 0.0
             return left if left >= 1.0 else None
         passed, slowest = self.sweep - (1.0 - self.share if self.share else 0.0), 0.0
         steps = list(self._steps.values())
@@ -171,7 +172,7 @@ class Tracker:
         parts = []  # by their order on the line: (rank of importance, text)
         steps = list(self._steps.values())
         if self.bytes_total is not None:
-            parts += [(0, f"{self.share:.0%}"), (3, human_bytes(self.bytes_done))]
+            parts.append((0, f"{self.share:.0%}"))
         elif self.runs > 1 and steps:
             parts.append((0, f"{self.runs_done} of {self.runs} runs"))
         elif steps:

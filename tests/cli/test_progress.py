@@ -118,7 +118,7 @@ def test_time_left_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] = 110.0
     tracker.count(25, 100)
     assert tracker.seconds_left == pytest.approx(30.0)
-    assert tracker.text() == "25%, 25 B, 2 B/s, 10.0 s, about 30.0 s left"
+    assert tracker.text() == "25%, 2 B/s, 10.0 s, about 30.0 s left"
     tracker.count(100, 100)
     assert tracker.seconds_left is None
 
