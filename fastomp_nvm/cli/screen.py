@@ -35,7 +35,7 @@ class Screen(Console):
                 if isinstance(table, Table):
                     if table.title is not None:
                         super().print(table.title)
-                    table.title, table.box, table.pad_edge = None, None, False
+                    table.title, table.box, table.pad_edge, table.expand = None, None, False, False
                     table.padding = (0, 2, 0, 0)
             super().print(*objects, **{**options, "soft_wrap": True})
         self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))

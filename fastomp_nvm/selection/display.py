@@ -22,8 +22,8 @@ __all__ = ["SCALES", "frame", "html_table", "listed", "score_in_words", "selecti
 #: Objective -> what its score is.
 SCALES = {"linear": "R^2"}
 
-#: Names in a ``repr``, and rows of a table in HTML.
-_NAMES, _ROWS = 5, 50
+#: Characters of names in a ``repr``, and rows of a table in HTML.
+_NAMES_WIDTH, _ROWS = 64, 50
 
 
 def short_selection(selection: Selection) -> str:
@@ -43,10 +43,16 @@ def score_in_words(selection: Selection) -> str:
     return f"{selection.objective}, {scale} {selection.score:.4g}{held_out}"
 
 
-def listed(names: Sequence[str], most: int = _NAMES) -> str:
-    """Return the first names of several, and how many more there are."""
-    shown = ", ".join(clean(str(name), 30) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of several, as many as fit on a line, and how many more there are."""
+    shown: list[str] = []
+    for name in names:
+        short = clean(str(name), 40)
+        if shown and sum(len(each) + 2 for each in shown) + len(short) > _NAMES_WIDTH:
+            break
+        shown.append(short)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def selection_html(selection: Selection) -> str:
