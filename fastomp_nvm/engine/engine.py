@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
@@ -110,10 +110,11 @@ class Run:
     place: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Engine:
     """Runs algorithms over one matrix.
 
-    Parameters
+    Attributes
     ----------
     matrix : Rows
     sweeper : Sweeper
@@ -125,37 +126,25 @@ class Engine:
         Called at every round of a run with its position; True ends this run alone, without an outcome.
     ended : callable, optional
         Called with the position of a run that was dropped or has its outcome, while the others go on.
-
-    Attributes
-    ----------
     traffic : Traffic
         Sweeps of this engine.
     saved : Traffic
         Sweeps that runs shared instead of repeating: the sum of the runs' own counters exceeds the real traffic by this.
     """
 
-    def __init__(
-        self,
-        matrix: Rows,
-        sweeper: Sweeper,
-        observer: Observer | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        dropped: Callable[[int], bool] | None = None,
-        ended: Callable[[int], None] | None = None,
-    ) -> None:
-        self.traffic = Traffic()
-        self.saved = Traffic()
-        self._matrix = matrix
-        self._sweeper = sweeper
-        self._observer = observer
-        self._cancelled = cancelled
-        self._dropped = dropped
-        self._ended = ended
-        self._started = time.perf_counter()
-        self._runs: Sequence[Run] = ()
-        self._latest: Progress | None = None
-        self._values: dict[int, float] = {}  # f of each run, as last reported
-        self._swept = 0  # bytes of the sweep in flight
+    matrix: Rows
+    sweeper: Sweeper
+    observer: Observer | None = None
+    cancelled: Callable[[], bool] | None = None
+    dropped: Callable[[int], bool] | None = None
+    ended: Callable[[int], None] | None = None
+    traffic: Traffic = field(default_factory=Traffic, init=False)
+    saved: Traffic = field(default_factory=Traffic, init=False)
+    _started: float = field(default_factory=time.perf_counter, init=False)
+    _runs: Sequence[Run] = field(default=(), init=False)
+    _latest: Progress | None = field(default=None, init=False)
+    _values: dict[int, float] = field(default_factory=dict, init=False)  # f of each run, as last reported
+    _swept: int = field(default=0, init=False)  # bytes of the sweep in flight
 
     def drive(self, runs: Sequence[Run], deadline: Callable[[], bool] | None = None) -> bool:
         """Drive every run to its outcome, except runs that are dropped.
@@ -173,21 +162,21 @@ class Engine:
             True when every run has ended; False when the deadline came first, in which case runs still waiting have no outcome.
         """
         self._runs = runs
-        self._matrix.watch(self._report_shards)
+        self.matrix.watch(self._report_shards)
         try:
             for place, run in enumerate(runs):
                 run.place = place
                 self._advance(run, None)
                 if run.journal is not None:
                     self._replay(run, run.journal)
-                if run.query is None and self._ended is not None:
-                    self._ended(place)
+                if run.query is None and self.ended is not None:
+                    self.ended(place)
             while self._answer(runs):
                 if deadline is not None and deadline() and any(run.query is not None for run in runs):
                     return False
             return True
         finally:
-            self._matrix.watch(None)
+            self.matrix.watch(None)
             for run in runs:
                 run.algorithm.close()
 
@@ -198,21 +187,21 @@ class Engine:
             while True:
                 step = run.algorithm.send(answers)
                 run.rounds += 1
-                if self._cancelled is not None and self._cancelled():
+                if self.cancelled is not None and self.cancelled():
                     raise CancelledError("the selection was cancelled")
-                if self._dropped is not None and self._dropped(run.place):
+                if self.dropped is not None and self.dropped(run.place):
                     run.algorithm.close()
                     return
-                if self._observer is not None:
-                    self._report(self._observer, run, step.selected, step.value)
+                if self.observer is not None:
+                    self._report(self.observer, run, step.selected, step.value)
                 if isinstance(step, Query):
                     run.query = step
                     return
                 answers = None
         except StopIteration as stop:
             run.outcome = stop.value
-            if self._observer is not None:
-                self._report(self._observer, run, len(stop.value.selected), self._values.get(run.place, 0.0))
+            if self.observer is not None:
+                self._report(self.observer, run, len(stop.value.selected), self._values.get(run.place, 0.0))
 
     def _report(self, observer: Observer, run: Run, selected: int, value: float) -> None:
         """Report a round of a run, or its end."""
@@ -240,11 +229,11 @@ class Engine:
 
     def _report_share(self, share: float, shards: tuple[float, ...] = ()) -> None:
         """Report the share of a sweep that is done."""
-        if self._cancelled is not None and self._cancelled():
+        if self.cancelled is not None and self.cancelled():
             raise CancelledError("the selection was cancelled")
-        if self._observer is not None and (now := self._latest) is not None:
+        if self.observer is not None and (now := self._latest) is not None:
             taken, seconds = now.bytes_read + int(share * self._swept), time.perf_counter() - self._started
-            self._observer(replace(now, shards=shards, share=share, sweep=self.traffic.sweeps, bytes_read=taken, seconds=seconds))
+            self.observer(replace(now, shards=shards, share=share, sweep=self.traffic.sweeps, bytes_read=taken, seconds=seconds))
 
     def _replay(self, run: Run, journal: Journal) -> None:
         """Bring a run back to the end of its journal."""
@@ -285,11 +274,11 @@ class Engine:
             swept.bytes_read = swept.bytes_read_tier = tier.codes.nbytes
         self.traffic.include(swept)
         self._swept = swept.bytes_read
-        self._sweeper.report = self._report_share if self._observer is not None or self._cancelled is not None else None
+        self.sweeper.report = self._report_share if self.observer is not None or self.cancelled is not None else None
         try:
-            sweep = rows.sweep(self._sweeper, vectors, wide, tier)
+            sweep = rows.sweep(self.sweeper, vectors, wide, tier)
         finally:
-            self._sweeper.report = None
+            self.sweeper.report = None
         first = 0
         for run, query in batch:
             cost, pool = replace(swept), run.problem.pool
@@ -309,6 +298,6 @@ class Engine:
                 run.account.settle(cost)
             if run.journal is not None:
                 run.journal.commit()
-            if run.query is None and self._ended is not None:
-                self._ended(run.place)
+            if run.query is None and self.ended is not None:
+                self.ended(run.place)
         return True
