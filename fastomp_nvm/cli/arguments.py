@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.cli.output import add_progress_argument
 from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.matrix.reader import WAYS
 from fastomp_nvm.objectives.table import OBJECTIVES
@@ -82,6 +83,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--verify", action="store_true", help="check every block against its checksum first")
     add_ray_argument(group)
+    add_progress_argument(parser)
 
 
 def add_store_argument(parser: argparse.ArgumentParser) -> None:

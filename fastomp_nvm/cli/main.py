@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _parser([command] if command else [])
     except FastompError as error:  # the command needs a package that is not installed
         return _complain(error, error.exit_code, "--debug" in words)
+    except KeyboardInterrupt as error:  # while it was imported
+        return _complain("interrupted", 130, "--debug" in words, error)
     parser.descend(words).refuse_misspelt(words)
     arguments, unknown = parser.parse_known_args(words)
     parser = parser.descend(words)
@@ -104,7 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FastompError as error:
         return _complain(_with_options(str(error), parser), error.exit_code, arguments.debug, error)
     except KeyboardInterrupt as error:
-        return _complain("interrupted", 130, arguments.debug, error)
+        from fastomp_nvm.cli.termination import after_interrupt
+
+        return _complain(after_interrupt(arguments), 130, arguments.debug, error)
     except BrokenPipeError:
         # The reader of the output has ended (fastomp ... | head).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -125,7 +129,7 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
     raised = error if isinstance(error, BaseException) else cause
     if debug and raised is not None:
         raise raised
-    from fastomp_nvm.cli.output import clean
+    from fastomp_nvm.selection.text import clean
 
     print(f"fastomp: {clean(' '.join(str(error).split()), longest=None)}", file=sys.stderr)
     return code

@@ -27,6 +27,7 @@ from fastomp_nvm.remote.address import ServerURL, is_loopback
 from fastomp_nvm.remote.transport import TRANSPORTS, Transport
 from fastomp_nvm.remote.upload import Upload, WireTile
 from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message, encode_request, encode_vector, raise_error
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
@@ -219,6 +220,7 @@ class Client:
         run: str | None = None,
         verify: bool = False,
         observer: Observer | None = None,
+        progress: bool | None = None,
         **request: Unpack[RequestFields],
     ) -> Selection:
         """Select features next to the data.
@@ -232,8 +234,8 @@ class Client:
             Name of the job, under which ``result`` finds it later.
         verify : bool
             Check the store's checksums first.
-        observer : callable, optional
-            Called with a ``Progress`` at every round.
+        observer, progress
+            As for ``fastomp_nvm.select``.
         **request
             Fields of ``SelectionRequest``; the constraint is a description or a file, not an object.
 
@@ -241,7 +243,8 @@ class Client:
         -------
         Selection
         """
-        return self.result(self.submit(y, key=key, run=run, verify=verify, **request), observer=observer)[0]
+        with watched(observer, progress, "select") as watching:
+            return self.result(self.submit(y, key=key, run=run, verify=verify, **request), observer=watching)[0]
 
     def select_many(
         self,

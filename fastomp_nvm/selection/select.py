@@ -32,6 +32,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import DataSize, Selection
@@ -48,6 +49,7 @@ def select_many(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -59,7 +61,7 @@ def select_many(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     requests : sequence of SelectionRequest or dict
 
@@ -67,18 +69,19 @@ def select_many(
     -------
     list of Selection
     """
-    return select_shared(
-        data,
-        requests,
-        y,
-        threads=threads,
-        names=names,
-        observer=observer,
-        cancelled=cancelled,
-        verify=verify,
-        load=load,
-        io=io,
-    )[0]
+    with watched(observer, progress, "select") as watching:
+        return select_shared(
+            data,
+            requests,
+            y,
+            threads=threads,
+            names=names,
+            observer=watching,
+            cancelled=cancelled,
+            verify=verify,
+            load=load,
+            io=io,
+        )[0]
 
 
 def select_shared(
@@ -146,14 +149,14 @@ def select_shared(
             ended(place, None if runs[place].outcome is None else finish(prepared[place]))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
+        if len(weighted) > 1:  # one pass of moments serves all of them
+            engine.saved.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), len(weighted) - 1)
         driven = engine.drive(runs, deadline)
         # Merged sweeps and the pass of moments count once, gathers as often as they were made.
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
-        if len(weighted) > 1:
-            traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
         return [] if ended is not None or not driven else list(map(finish, prepared)), traffic
 
 
@@ -329,4 +332,5 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         target=response.name,
         classes=list(response.classes) if request.objective == "logistic" else None,
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
+        path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.output import byte_progress, clean, human_bytes, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.home import home
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.stores.contract import Target
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build the data set, select with both algorithms, print a comparison."""
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     folder = Path(arguments.dir) if arguments.dir else home() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     url = f"pmem://{folder.resolve() / 'credit'}"

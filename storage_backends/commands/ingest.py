@@ -8,7 +8,7 @@ import urllib.parse
 from dataclasses import asdict
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, add_replace_argument, connected, shard_counts
-from fastomp_nvm.cli.output import byte_progress, clean
+from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import StoreURLError
 from fastomp_nvm.remote.address import is_remote
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1; default: one store)",
     )
     add_json_argument(parser)
+    add_progress_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.store} would not outlive this command: build the store at a path, then use select --load dram"
         )
     place = arguments.store
-    with terminating_cleanly(), byte_progress("ingest") as progress:
+    with terminating_cleanly(), byte_progress("ingest", arguments.progress) as progress:
         if arguments.shards is not None:
             into = shard_counts(arguments.shards)
             report, manifest = ingest_shards(arguments.source, arguments.store, into, progress=progress, **options)

@@ -7,7 +7,7 @@ import json
 import urllib.parse
 
 from fastomp_nvm.cli.arguments import add_json_argument, add_replace_argument, add_store_argument, shard_counts
-from fastomp_nvm.cli.output import byte_progress
+from fastomp_nvm.cli.output import add_progress_argument, byte_progress
 from fastomp_nvm.cli.termination import terminating_cleanly
 from storage_backends.build.manifest import read_manifest
 from storage_backends.build.sharding import cut
@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I")
     add_replace_argument(parser)
     add_json_argument(parser)
+    add_progress_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Cut the store and print the URL of the shards."""
-    with terminating_cleanly(), byte_progress("shard") as progress:
+    with terminating_cleanly(), byte_progress("shard", arguments.progress) as progress:
         path = cut(
             arguments.store,
             arguments.out,

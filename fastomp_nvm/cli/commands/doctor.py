@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import scipy
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm import native
 from fastomp_nvm.cli.arguments import add_json_argument
 from fastomp_nvm.cli.output import human_bytes
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import how_to_install
 from fastomp_nvm.matrix import kernels
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_column(title, overflow="fold")
     for finding in findings:
         table.add_row("yes" if finding.present else "no", finding.name, finding.seen, "" if finding.present else finding.remedy)
-    Console(highlight=False, markup=False).print(table)
+    Screen().print(table)
     return 0
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean
+from fastomp_nvm.cli.screen import Screen
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,5 +33,5 @@ def run(arguments: argparse.Namespace) -> int:
         table = Table(*found[0])
         for entry in found:
             table.add_row(*(clean("none" if value is None else str(value)) for value in entry.values()))
-        Console(highlight=False, markup=False).print(table)
+        Screen().print(table)
     return 0

@@ -8,11 +8,11 @@ import math
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.cli.arguments import add_json_argument
 from fastomp_nvm.cli.output import human_bytes, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.planning.plan import MEDIA, Machine, Plan, PlanRequest, plan, read_machine
 from fastomp_nvm.planning.rehearsal import KINDS
 
@@ -125,7 +125,7 @@ _whole.__name__, _above_zero.__name__ = "whole number", "number"  # argparse nam
 
 def _show(request: PlanRequest, machine: Machine, found: Plan) -> None:
     """Print for a person."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Screen()
     matrix = request.n_features * request.column_bytes
     console.print(
         f"{request.algorithm}: {request.k:,} of {request.n_features:,} features x {request.n_obs:,} observations, "

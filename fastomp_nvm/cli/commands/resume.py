@@ -16,7 +16,7 @@ from fastomp_nvm.cli.arguments import (
     connected,
     refuse_sweep_settings,
 )
-from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.cli.output import add_progress_argument, run_progress
 from fastomp_nvm.cli.results import infeasible, show_selection
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser)
     add_allow_infeasible_argument(parser)
     add_json_argument(parser)
+    add_progress_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Resume and print."""
     if arguments.store is None:
         refuse_sweep_settings(registration(arguments.name).store, arguments)
-    with run_progress("resume") as observer:
+    with run_progress("resume", arguments.progress) as observer:
         if arguments.store is not None:
             selections = _resume_remotely(arguments, observer)
         else:

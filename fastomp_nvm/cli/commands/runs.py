@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.runs.drive import RunInfo, list_runs
 
 __all__ = ["add_arguments", "run"]
@@ -70,7 +70,7 @@ def _show(rows: Iterable[tuple[str, ...]]) -> None:
     by_store: dict[str, list[list[str]]] = {}
     for *figures, store in rows:
         by_store.setdefault(store, []).append(figures)
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     for store, members in by_store.items():
         table = Table()
         for column in ("run", "status", "rounds", "features", "value", "time", "algorithm"):

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Select and print."""
-    with run_progress("select") as observer, warnings.catch_warnings():
+    with run_progress("select", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # violations are printed below
         selection, report = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
     if arguments.json:
@@ -117,4 +117,5 @@ def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -
         fields, values = request_fields(
             arguments, lambda name: bool(client.info(name=name)["has_name"]), lambda: int(client.info()["n_obs"])
         )
-        return client.select(values, run=arguments.run_name, verify=arguments.verify, observer=observer, **fields), None
+        arguments.job = client.submit(values, run=arguments.run_name, verify=arguments.verify, **fields)  # Ctrl-C names it
+        return client.result(arguments.job, observer=observer)[0], None
