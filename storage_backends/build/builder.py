@@ -239,7 +239,18 @@ class StoreBuilder:
         if announce is not None:
             announce(report)
         self._draft.commit(
-            Sidecars(layout, statistics, checksums, kept.features, kept.columns, targets, dict(provenance or {}), tier)
+            Sidecars(
+                layout,
+                statistics,
+                checksums,
+                kept.features,
+                kept.columns,
+                targets,
+                dict(provenance or {}),
+                tier,
+                schema.encoding,
+                schema.ids,
+            )
         )
         return report
 

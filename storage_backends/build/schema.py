@@ -13,6 +13,7 @@ import numpy as np
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
 
 __all__ = ["TableSchema"]
@@ -32,6 +33,10 @@ class TableSchema:
         One name per feature.
     offsets : (n_features + 1,) int64
         Feature ``f`` spans columns ``offsets[f]:offsets[f + 1]``.
+    encoding : TableEncoding, optional
+        How the columns of the source became these columns.
+    ids : sequence of str, optional
+        Identifiers of the observations.
 
     Raises
     ------
@@ -43,6 +48,8 @@ class TableSchema:
     columns: Sequence[str]
     features: Sequence[str]
     offsets: IndexArray
+    encoding: TableEncoding | None = None
+    ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.n_obs < 1:
