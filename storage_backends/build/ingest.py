@@ -7,7 +7,7 @@ complete; nothing is left behind when the ingest fails. A dry run reads in the s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
@@ -25,7 +25,7 @@ from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.column_schema import read_schema, write_schema
 from storage_backends.build.layout import Layout, rows_with_targets
 from storage_backends.build.plan import Plan, assigned, make_plan
-from storage_backends.build.profile import Profile, refusal, types_of
+from storage_backends.build.profile import Profile, refusal
 from storage_backends.opened import already_exists
 from storage_backends.readers.base import Reader, ReaderOptions, RowsOf, Scan
 from storage_backends.readers.cells import CellRules
@@ -166,8 +166,11 @@ class _Ingest:
                 profile.add(chunk)
                 layout.write(builder, chunk)
             responses = layout.responses()
-            columns = profile.reports(reader, plan, scan, ids, Problems())
-            built = builder.finish(responses, self._provenance(columns))
+            columns = profile.reports(reader, plan, scan, ids, Problems(), every=False)
+            left_out = np.setdiff1d(np.arange(len(reader.names)), plan.columns).tolist()
+            dropped = [reader.names[column] for column in left_out if column != plan.id_column]
+            provenance = self._provenance(columns, profile.missing_cells(reader, plan, scan), dropped)
+            built = builder.finish(responses, provenance)
         if asked.schema_out is not None:
             write_schema(asked.schema_out, reader, plan, scan, asked)
         return IngestReport(
@@ -181,7 +184,7 @@ class _Ingest:
             targets=tuple(responses),
             notes=tuple(reader.notes),
             fingerprint=built.fingerprint,
-            types=types_of(columns),
+            types=profile.types(columns, len(reader.names)),
             classes=tuple(len(target.classes) for target in responses.values()),
             columns=columns,
         )
@@ -223,7 +226,7 @@ class _Ingest:
             targets=tuple(source.name for source in plan.targets),
             notes=tuple(reader.notes),
             fingerprint="",
-            types=types_of(columns),
+            types=profile.types(columns, len(reader.names)),
             classes=tuple(_classes(columns, source.name) for source in plan.targets),
             columns=columns,
             problems=(*problems, *found.lines(_CELLS_SHOWN)),
@@ -248,11 +251,11 @@ class _Ingest:
         reader.notes.append(f"column {name!r} is kept as identifiers of the observations{again}")
         return ids, keep
 
-    def _provenance(self, columns: Sequence[ColumnReport]) -> dict[str, Any]:
+    def _provenance(self, columns: Sequence[ColumnReport], missing: Mapping[str, int], dropped: Sequence[str]) -> dict[str, Any]:
         """Return where the data came from and what was understood of its columns, as JSON data."""
         asked = self._options
         names = [os.path.basename(path) for path in self._paths]
-        special = [column for column in columns if column.type not in ("number", "category", "date", "constant", "target")]
+        identifiers = [column for column in columns if column.type == "identifier"]
         advised = {column.name: column.advice for column in columns if column.advice}
         return {
             "source": names[0],
@@ -261,8 +264,11 @@ class _Ingest:
             "rows": asked.rows,
             "missing": asked.missing,
             "table": {
-                "missing": {column.name: column.missing for column in columns if column.missing > 0},
-                "left_out": [[column.name, column.type, column.assumed] for column in special],
+                "missing": dict(missing),
+                "left_out": [
+                    *([column.name, column.type, column.assumed] for column in identifiers),
+                    *([name, "dropped", "left out as asked"] for name in dropped),
+                ],
                 "advice": dict(list(advised.items())[:_MOST_KEPT]),
                 "advised": len(advised),
             },

@@ -32,6 +32,7 @@ _K = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.usage = "fastomp ingest [options] SRC... STORE"
     add = parser.add_argument
     add(
         "paths",
