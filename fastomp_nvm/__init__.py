@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client, connect
     from fastomp_nvm.runs.drive import forget, list_runs, resume
     from fastomp_nvm.runs.select import select
+    from fastomp_nvm.selection.model_file import load
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.result import Selection
     from fastomp_nvm.selection.select import select_many
@@ -79,6 +80,7 @@ __all__ = [
     "forget",
     "grid",
     "list_runs",
+    "load",
     "open_store",
     "resume",
     "select",
@@ -95,6 +97,7 @@ _MODULES = {
     "remote.client": ("Client", "connect"),
     "runs.drive": ("forget", "list_runs", "resume"),
     "runs.select": ("select",),
+    "selection.model_file": ("load",),
     "selection.request": ("SelectionRequest",),
     "selection.result": ("Selection",),
     "selection.select": ("select_many",),

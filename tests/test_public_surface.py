@@ -50,6 +50,7 @@ PUBLIC = {
     "forget",
     "grid",
     "list_runs",
+    "load",
     "open_store",
     "resume",
     "select",
