@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.selection.result import Selection
     from fastomp_nvm.selection.select import select_many
     from fastomp_nvm.sklearn import FastOMPClassifier, FastOMPRegressor, FastOMPSelector
+    from fastomp_nvm.stores.builders import ingest
     from fastomp_nvm.stores.contract import FeatureStore
     from fastomp_nvm.stores.open import create_store, open_store
 
@@ -79,6 +80,7 @@ __all__ = [
     "fairness_report",
     "forget",
     "grid",
+    "ingest",
     "list_runs",
     "load",
     "open_store",
@@ -102,6 +104,7 @@ _MODULES = {
     "selection.result": ("Selection",),
     "selection.select": ("select_many",),
     "sklearn": ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"),
+    "stores.builders": ("ingest",),
     "stores.contract": ("FeatureStore",),
     "stores.open": ("create_store", "open_store"),
 }

@@ -49,6 +49,7 @@ PUBLIC = {
     "fairness_report",
     "forget",
     "grid",
+    "ingest",
     "list_runs",
     "load",
     "open_store",

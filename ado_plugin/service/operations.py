@@ -158,7 +158,8 @@ class Operations:
         """Describe a store; with ``name`` also return whether it has a target or feature of that name."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         with self._pools.open(pool, key) as store:
-            facts = describe(store)
+            wanted = body.get("columns")
+            facts = describe(store, wanted if isinstance(wanted, str) else None)
             facts["url"] = f"{pool}/{key}"
             if isinstance(name := body.get("name"), str):
                 facts["has_name"] = name in store.targets or name in store.names

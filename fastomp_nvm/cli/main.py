@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from fastomp_nvm.errors import FastompError
+from fastomp_nvm.errors import DataError, FastompError
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.version import __version__
 
@@ -107,6 +107,8 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
     from fastomp_nvm.cli.output import clean
 
     print(f"fastomp: {clean(' '.join(str(error).split()), longest=None)}", file=sys.stderr)
+    for problem in error.problems if isinstance(error, DataError) else ():
+        print(f"  {clean(problem, longest=None)}", file=sys.stderr)
     return code
 
 

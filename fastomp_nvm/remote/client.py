@@ -38,7 +38,7 @@ from fastomp_nvm.selection.codec import (
 )
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
+from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST, Sources
 
 __all__ = ["Client", "connect"]
 
@@ -141,9 +141,13 @@ class Client:
         found: Sequence[JSONObject] = reply["pools"] if pool is None else reply["keys"]
         return found
 
-    def info(self, key: str | None = None, *, name: str | None = None) -> JSONObject:
-        """Return the facts of the store at ``key``; with ``name`` also whether it has a target or feature of that name."""
-        facts = self._one("info", {**self._place(key), **({} if name is None else {"name": name})})
+    def info(self, key: str | None = None, *, name: str | None = None, columns: str | None = None) -> JSONObject:
+        """Return the facts of the store at ``key``.
+
+        With ``name`` also whether it has a target or feature of that name, with ``columns`` those that match the pattern.
+        """
+        asked = {option: value for option, value in (("name", name), ("columns", columns)) if value is not None}
+        facts = self._one("info", {**self._place(key), **asked})
         facts["url"] = f"{self._address.server}/{facts['url']}"
         return facts
 
@@ -191,15 +195,15 @@ class Client:
 
         return asdict(self._upload(send))
 
-    def ingest(self, source: str | os.PathLike[str], *, key: str | None = None, **options: Any) -> Any:
-        """Build a store on the server from a file of this machine; options as for ``storage_backends.build.ingest.ingest``.
+    def ingest(self, source: Sources, *, key: str | None = None, **options: Any) -> Any:
+        """Build a store on the server from files of this machine; options as for ``fastomp_nvm.ingest``.
 
         Returns
         -------
         IngestReport
         """
         ingest = INGEST.load()
-        return self._upload(lambda open_builder: ingest(str(source), self._name(key), open_builder=open_builder, **options))
+        return self._upload(lambda open_builder: ingest(source, self._name(key), open_builder=open_builder, **options))
 
     def select(
         self,

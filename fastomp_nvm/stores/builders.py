@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.stores.encoding import TableEncoding
+from fastomp_nvm.stores.ingest_options import IngestFields
 from fastomp_nvm.stores.raw_tables import RawTable
 from fastomp_nvm.stores.reports import BuildReport, IngestReport
 
@@ -20,9 +22,15 @@ __all__ = [
     "ArrayBuilder",
     "Ingest",
     "RemotePredictor",
+    "Sources",
     "TableReader",
     "TargetReader",
+    "ingest",
 ]
+
+
+#: One or more files.
+Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ArrayBuilder(Protocol):
@@ -48,10 +56,18 @@ class ArrayBuilder(Protocol):
 
 
 class Ingest(Protocol):
-    """Builds a store from a file; see ``storage_backends.build.ingest``."""
+    """Builds a store from files; see ``ingest``."""
 
-    def __call__(self, source: str, url: str, *, open_builder: Callable[..., Any] | None = None, **options: Any) -> IngestReport:
-        """Build the store."""
+    def __call__(
+        self,
+        source: Sources,
+        url: str | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        open_builder: Callable[..., Any] | None = None,
+        **options: Unpack[IngestFields],
+    ) -> IngestReport:
+        """Build the store; ``open_builder`` starts the build, for example one that sends the data to a server."""
         ...
 
 
@@ -90,3 +106,37 @@ INGEST: Lazy[Ingest] = Lazy("storage_backends.build.ingest:ingest")
 PREDICT_REMOTELY: Lazy[RemotePredictor] = Lazy("ado_plugin.flight.prediction:predict_remotely")
 READ_TABLE: Lazy[TableReader] = Lazy("storage_backends.build.new_rows:read_new_rows")
 READ_TARGET: Lazy[TargetReader] = Lazy("storage_backends.readers.target_files:read_target_file")
+
+
+def ingest(
+    source: Sources,
+    url: str | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[IngestFields],
+) -> IngestReport:
+    """Build a store from one or more files; with ``dry_run=True`` only report what was understood of them.
+
+    Parameters
+    ----------
+    source : str, path, or sequence of them
+        Files, joined row by row; their extensions determine the format. A pattern with ``*``, ``?`` or ``[...]`` stands for all
+        files that match, a ``.zip`` archive for the one file in it, ``-`` for standard input.
+    url : str, optional
+        Where to build the store; not needed with ``dry_run``.
+    progress : callable, optional
+        Called with (bytes done, bytes to do).
+    **options
+        ``targets``, ``missing``, ``categorical``, ``date``, ...: see :class:`fastomp_nvm.stores.ingest_options.IngestOptions`.
+
+    Returns
+    -------
+    IngestReport
+        ``report.summary`` holds lines to print, ``report.columns`` what was understood of every column.
+
+    Raises
+    ------
+    InputError
+        The source, a name or a cell is not as expected; the message names it.
+    """
+    return INGEST.load()(source, url, progress=progress, **options)

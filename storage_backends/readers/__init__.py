@@ -54,7 +54,8 @@ def open_reader(path: str, options: ReaderOptions) -> Reader:
     UnavailableError
         The format needs a library that is not installed.
     """
-    extension = _extension(path)
+    extension = _extension(path) if options.format is None else f".{options.format}"
+    READERS.check(extension)
     _check_file(path)
     try:
         reader = READERS.load(extension)
