@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client, connect
     from fastomp_nvm.runs.drive import forget, list_runs, resume
     from fastomp_nvm.runs.select import select
+    from fastomp_nvm.selection.model_file import load
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.result import Selection
     from fastomp_nvm.selection.select import select_many
@@ -81,6 +82,7 @@ __all__ = [
     "grid",
     "ingest",
     "list_runs",
+    "load",
     "open_store",
     "resume",
     "select",
@@ -97,6 +99,7 @@ _MODULES = {
     "remote.client": ("Client", "connect"),
     "runs.drive": ("forget", "list_runs", "resume"),
     "runs.select": ("select",),
+    "selection.model_file": ("load",),
     "selection.request": ("SelectionRequest",),
     "selection.result": ("Selection",),
     "selection.select": ("select_many",),

@@ -51,6 +51,7 @@ PUBLIC = {
     "grid",
     "ingest",
     "list_runs",
+    "load",
     "open_store",
     "resume",
     "select",

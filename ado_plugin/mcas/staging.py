@@ -101,7 +101,7 @@ class Staging:
             name: Target(decode_vector(sent["values"], f"the target {name!r}").astype(np.float64), tuple(sent["classes"]))
             for name, sent in body["targets"].items()
         }
-        report = asdict(builder.finish(targets, body["provenance"]))
+        report = asdict(builder.finish(targets, body["provenance"], ids=body.get("ids")))
         return plan, report, Path(self._folder or "") / upload
 
     @property

@@ -29,11 +29,13 @@ from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
 from fastomp_nvm.selection.codec import (
     as_names,
+    decode_linear_model,
     decode_message,
     decode_request,
     decode_vector,
     encode_error,
     encode_message,
+    encode_vector,
 )
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.stores.contract import FeatureStore, Target
@@ -49,6 +51,8 @@ _LONGEST_WAIT = 20.0
 #: Calls that may wait at a time, each in a thread; further calls are answered at once.
 _MOST_WAITING = 128
 _MOST_REQUESTS = 1000
+#: Observations of one reply of ``predict``, which keeps it below the largest message.
+_ROWS_PER_REPLY = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,7 @@ class Operations:
         if not isinstance(provenance, dict):
             raise RequestError("the provenance is not an object")
         targets = _decode_targets(body.get("targets", {}))
+        ids = None if body.get("ids") is None else as_names(body["ids"], "ids")
         with self._waiting(body) as wait:
             reply = self._uploads.commit(
                 caller.principal.name,
@@ -196,6 +201,7 @@ class Operations:
                 targets,
                 {**provenance, "uploaded_by": caller.principal.name},
                 wait,
+                ids,
             )
         yield reply
 
@@ -213,6 +219,22 @@ class Operations:
         if not isinstance(requests, list) or not 1 <= len(requests) <= _MOST_REQUESTS:
             raise RequestError(f"requests are not a list of 1 to {_MOST_REQUESTS} requests")
         yield self._queued(caller, body, requests).describe()
+
+    def _predict(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Evaluate a model on a store; the linear predictor and the identifiers come in parts."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        columns, coef, intercept = decode_linear_model(body.get("model"))
+        with self._pools.open(pool, key) as store:
+            memory = 8 * store.layout.n_obs * (len(coef) + 1)
+            if memory > self._limits.memory:
+                raise ServerError(
+                    f"the model needs about {memory} bytes of memory, {self._limits.memory} are allowed: select fewer"
+                )
+            rows = columns.of(store)
+            values = rows.values @ coef + intercept
+        for first in range(0, len(values), _ROWS_PER_REPLY):
+            part = slice(first, first + _ROWS_PER_REPLY)
+            yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}
 
     def _list_jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the caller's jobs, or those on a pool or key, each with the progress of its first request."""
@@ -317,6 +339,7 @@ OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, 
     "abort": ("write", Operations._abort),
     "select": ("read", Operations._submit),
     "select_many": ("read", Operations._submit_many),
+    "predict": ("read", Operations._predict),
     "jobs": ("read", Operations._list_jobs),
     "progress": ("read", Operations._progress),
     "result": ("read", Operations._result),

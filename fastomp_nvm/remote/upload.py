@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -97,6 +97,7 @@ class Upload:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._client = client
+        self._ids: Sequence[str] | None = schema.ids
         self._dtype = np.dtype(dtype) if dtype in ("float16", "float32", "float64") else np.dtype("float64")
         self._progress = progress
         self._total = schema.n_obs * schema.n_columns * self._dtype.itemsize
@@ -112,6 +113,7 @@ class Upload:
             "missing": missing,
             "tier": tier,
             "replace": replace,
+            **({} if schema.encoding is None else {"encoding": schema.encoding.to_json()}),
         }
         begun = self._begin()
         self._name: str = begun["upload"]
@@ -145,18 +147,26 @@ class Upload:
         for piece_left in self._segment[min(waiting, len(self._segment)) :]:
             piece_left.values = piece_left.values.copy(order="K")
 
-    def finish(self, targets: Mapping[str, Target] | None = None, provenance: Mapping[str, Any] | None = None) -> Any:
+    def finish(
+        self,
+        targets: Mapping[str, Target] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> Any:
         """Have the server seal and publish the store, and return the ``BuildReport``."""
         self.flush()
         described = {
             name: {"values": encode_vector(target.values), "classes": list(target.classes)}
             for name, target in (targets or {}).items()
         }
-        body = {
+        ids = self._ids if ids is None else ids
+        body: JSONObject = {
             "upload": self._name,
             "tiles": self._number,
             "crc": self._checksum,
             "targets": described,
+            "ids": None if ids is None else list(ids),
             "provenance": dict(provenance or {}),
             "wait": self._client.poll_seconds,
         }
@@ -167,11 +177,11 @@ class Upload:
                 # A server restarted meanwhile may still have all tiles; if it has not, the caller must repeat the upload.
                 if self._position()["next"] < self._number:
                     raise
-                body["targets"] = described
+                body |= {"targets": described, "ids": None if ids is None else list(ids)}
                 continue
             if reply["state"] == "done":
                 break
-            body["targets"] = {}  # the server has them
+            body |= {"targets": {}, "ids": None}  # the server has them
             time.sleep(_SEAL_POLL_SECONDS)  # with too many clients waiting the server answers at once
         self._open = False
         report = reply["report"]

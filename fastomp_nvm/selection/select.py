@@ -31,6 +31,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
+from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import DataSize, Selection
@@ -278,11 +279,12 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
     return Selection(
         features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
-        coef=np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
+        coef=coef if len(coef) == len(indices) else np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
         intercept=fit.intercept + shift,
         score=fit.score,
         columns=list(map(column_names.__getitem__, starmap(slice, pairwise(offsets.tolist())))),
         column_positions=positions,
+        encoding=resolved_encoding(dataset.encoding, column_names, dataset.statistics.mean[positions]),
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
-from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.registry import Lazy
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.ingest_options import IngestFields
+from fastomp_nvm.stores.raw_tables import RawTable
 from fastomp_nvm.stores.reports import BuildReport, IngestReport
 
-__all__ = ["BUILD_FROM_ARRAYS", "INGEST", "READ_TARGET", "ArrayBuilder", "Ingest", "Sources", "TargetReader", "ingest"]
+__all__ = [
+    "BUILD_FROM_ARRAYS",
+    "INGEST",
+    "PREDICT_REMOTELY",
+    "READ_TABLE",
+    "READ_TARGET",
+    "ArrayBuilder",
+    "Ingest",
+    "RemotePredictor",
+    "Sources",
+    "TableReader",
+    "TargetReader",
+    "ingest",
+]
 
 
 #: One or more files.
@@ -64,8 +79,32 @@ class TargetReader(Protocol):
         ...
 
 
+class TableReader(Protocol):
+    """Reads columns of a table in memory or of a file."""
+
+    def __call__(
+        self, data: object, wanted: Container[str], encoding: TableEncoding, *, id_column: str | None = None
+    ) -> RawTable | None:
+        """Return the columns named in ``wanted``; None if ``data`` is neither a table nor the path of a file.
+
+        A column that ``encoding`` does not list as a category has no labels: its texts are read as numbers or dates, and a text
+        that is neither is a ``DataError``.
+        """
+        ...
+
+
+class RemotePredictor(Protocol):
+    """Evaluates a model on a store of a server."""
+
+    def __call__(self, url: str, model: Mapping[str, object]) -> tuple[Float64Array, Sequence[str] | None]:
+        """Return the linear predictor (n_obs,) of ``model``, an object of ``Selection.linear_model``, and the identifiers."""
+        ...
+
+
 BUILD_FROM_ARRAYS: Lazy[ArrayBuilder] = Lazy("storage_backends.build.builder:build_from_arrays")
 INGEST: Lazy[Ingest] = Lazy("storage_backends.build.ingest:ingest")
+PREDICT_REMOTELY: Lazy[RemotePredictor] = Lazy("ado_plugin.flight.prediction:predict_remotely")
+READ_TABLE: Lazy[TableReader] = Lazy("storage_backends.build.new_rows:read_new_rows")
 READ_TARGET: Lazy[TargetReader] = Lazy("storage_backends.readers.target_files:read_target_file")
 
 

@@ -110,7 +110,7 @@ def cut(
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
             url = name if scheme == "mmap" else f"{scheme}:{name}"
-            labels = label_digest(part.names, part.column_names, part.targets)
+            labels = label_digest(part)
             addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else "", labels))
         layout = sidecars.layout
         tier = "none" if sidecars.tier is None else "int8"
@@ -171,6 +171,8 @@ def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any
         sidecars.targets,
         {**sidecars.provenance, "cut": whole},
         tier,
+        sidecars.encoding and sidecars.encoding.restricted(sidecars.column_names[columns]),
+        sidecars.ids,
     )
 
 

@@ -235,7 +235,7 @@ class ClusterStore(OpenedStore):
                 raise StoreError(f"{address.name} is foreign: its shape is not that of its place in the manifest")
             if (part.tier is None) != (manifest.tier == "none"):
                 raise StoreError(f"{address.name} is stale: it and the manifest disagree about the int8 tier; cut the shards again")
-            if address.labels and address.labels != label_digest(part.names, part.column_names, part.targets):
+            if address.labels and address.labels != label_digest(part):
                 raise StoreError(
                     f"{address.name} is stale: its names or targets are not those it was cut with; put the right store back or cut "
                     "the shards again"
