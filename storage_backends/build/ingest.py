@@ -25,7 +25,7 @@ from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.column_schema import read_schema, write_schema
 from storage_backends.build.layout import Layout, rows_with_targets
 from storage_backends.build.plan import Plan, assigned, make_plan
-from storage_backends.build.profile import Profile, refusal
+from storage_backends.build.profile import LENIENT, Profile, refusal
 from storage_backends.opened import already_exists
 from storage_backends.readers.base import Reader, ReaderOptions, RowsOf, Scan
 from storage_backends.readers.cells import CellRules
@@ -167,8 +167,9 @@ class _Ingest:
                 layout.write(builder, chunk)
             responses = layout.responses()
             columns = profile.reports(reader, plan, scan, ids, Problems(), every=False)
-            left_out = np.setdiff1d(np.arange(len(reader.names)), plan.columns).tolist()
-            dropped = [reader.names[column] for column in left_out if column != plan.id_column]
+            left_out = np.ones(len(reader.names), dtype=bool)
+            left_out[plan.columns] = False
+            dropped = [reader.names[column] for column in np.flatnonzero(left_out).tolist() if column != plan.id_column]
             provenance = self._provenance(columns, profile.missing_cells(reader, plan, scan), dropped)
             built = builder.finish(responses, provenance)
         if asked.schema_out is not None:
@@ -269,6 +270,7 @@ class _Ingest:
                     *([column.name, column.type, column.assumed] for column in identifiers),
                     *([name, "dropped", "left out as asked"] for name in dropped),
                 ],
+                "assumed": {column.name: column.assumed for column in columns if column.assumed == LENIENT},
                 "advice": dict(list(advised.items())[:_MOST_KEPT]),
                 "advised": len(advised),
             },

@@ -102,17 +102,23 @@ class Layout:
         self._special = np.array(sorted({*self._target_values, *self._texts, *grouped}), dtype=np.int64)
         if not self._special.size and len(columns) == len(names):
             self._first_column = np.arange(len(columns))
-            self.schema = replace(TableSchema.plain(n_obs, names), encoding=encoding)
+            self.schema = TableSchema.plain(n_obs, names, self._encoded(encoding, columns))
             return
-        self.schema = replace(
-            TableSchema.grouped(n_obs, self._arranged(columns, plan, grouped)), encoding=self._encoded(encoding, columns)
-        )
+        self.schema = TableSchema.grouped(n_obs, self._arranged(columns, plan, grouped), self._encoded(encoding, columns))
 
     def _arranged(self, columns: IndexArray, plan: Plan, grouped: dict[int, str]) -> list[tuple[str, Sequence[str]]]:
         """Return each feature with its columns, and note where the columns begin; a group stands where its first column does."""
         names, first, done = self._reader.names, 0, set[str]()
         features: list[tuple[str, Sequence[str]]] = []
+        plain = np.ones(len(columns), dtype=bool)
+        plain[self._special] = False
         for position, column in enumerate(columns.tolist()):
+            if plain[position]:
+                name = names[column]
+                features.append((name, (name,)))
+                self._first_column[position] = first
+                first += 1
+                continue
             group = grouped.get(position)
             if position in self._target_values or group in done:
                 continue

@@ -20,10 +20,13 @@ from storage_backends.readers.cells import Shape, advice, looks_like_dates, shap
 from storage_backends.readers.problems import Problems
 from storage_backends.readers.text import shorten
 
-__all__ = ["MOST_REPORTED", "Profile", "refusal"]
+__all__ = ["LENIENT", "MOST_REPORTED", "Profile", "refusal"]
 
 #: Columns of a table that are all reported when a store is built.
 MOST_REPORTED = 5000
+
+#: What is assumed of a column that was asked for as numbers.
+LENIENT = "signs and units dropped, as asked"
 
 #: What is assumed of a target that is no column of the source.
 OUTSIDE = "not a column"
@@ -225,7 +228,7 @@ class Profile:
             hint = f"is nearly constant: {share:.2%} of its values are {as_text(self.usual(position))}; --drop {word} leaves it out"
         elif self.is_row_number(position):
             hint = f"looks like a row number: --id {word} keeps it as identifier, --drop {word} leaves it out"
-        assumed = "signs and units dropped, as asked" if rule is not None and rule.lenient else "as it is"
+        assumed = LENIENT if rule is not None and rule.lenient else "as it is"
         kind = "constant" if share == 1 else "number"
         return ColumnReport(name, kind, missing, None, tuple(map(as_text, values)), assumed, hint, problem)
 

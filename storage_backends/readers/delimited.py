@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -175,8 +176,18 @@ class DelimitedReader(Reader):
         return found.error(
             error,
             lambda problem: names[problem.column - 1],
-            lambda column: advice(found.examples[column], column, self.options.rules),
+            lambda column: self._advice(found, column),
         )
+
+    def _advice(self, found: Problems, column: str) -> str:
+        """Return the options that help with a column."""
+        rule = self._source_rules.get(self._dialect.names.index(column))
+        if rule is None or rule.kind == "number":
+            return advice(found.examples[column], column, self.options.rules)
+        name = shlex.quote(column)
+        if rule.kind == "date":
+            return f"--date {name}:FORMAT (such as %d.%m.%Y), --na-values or --drop {name}"
+        return f"a schema with all labels, --na-values or --drop {name}"
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""

@@ -94,4 +94,4 @@ class Problems:
             others, cells = self.cells[column] - 1, some_cells(self.examples[column])
             more = f", and {others:,} more of its cells do not fit ({cells})" if others else ""
             sentence = f"{found.message}{more}: correct {'them' if others else 'it'} or use {options(column)}"
-        return DataError(sentence, problems=self.lines() if self.total > 1 else ())
+        return DataError(sentence, problems=() if found is not None and self.total == 1 else self.lines())
