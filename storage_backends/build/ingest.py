@@ -7,6 +7,7 @@ complete; nothing is left behind when the ingest fails. A dry run reads in the s
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, cast
@@ -210,6 +211,10 @@ class _Ingest:
         used = [column for column in columns if column.type not in ("identifier", "dropped")]
         features = [column for column in used if column.type != "target"]
         problems = [f"column {column.name!r}: {column.problem}" for column in used if column.problem]
+        empty = [column.name for column in features if column.missing == scan.n_obs]
+        if empty and asked.missing != "drop-feature":
+            word = shlex.quote(empty[0])
+            problems.append(f"{len(empty)} columns have no value at all ({first_names(empty)}): leave them out with --drop {word}")
         gaps = [column.name for column in features if column.missing > 0]
         if gaps and asked.missing == "error":
             problems.append(f"{len(gaps)} columns have missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")

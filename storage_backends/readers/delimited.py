@@ -29,6 +29,7 @@ from storage_backends.readers.records import (
     RecordBlock,
     arrow_texts,
     cell_rows,
+    column_cells,
     first_record,
     parse_arrow,
     parse_cells,
@@ -153,7 +154,7 @@ class DelimitedReader(Reader):
         source = int(self._sources[column])
         found: list[str] = []
         for block in self._blocks():
-            found.extend(cells[source].strip() for _, _, cells in cell_rows(self._dialect, block, self.problems))
+            found.extend(column_cells(self._dialect, block, source, self.problems))
         return found
 
     def collect(self, problems: Problems) -> None:

@@ -51,6 +51,8 @@ class Problems:
 
     first: list[Problem] = field(default_factory=list)
     total: int = 0
+    #: Line of the last record that is malformed as a whole.
+    malformed: int = 0
     #: Cells that are not what their column needs, by name of the column.
     cells: Counter[str] = field(default_factory=Counter)
     examples: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -60,6 +62,11 @@ class Problems:
         self.total += 1
         if len(self.first) < MOST_PROBLEMS:
             self.first.append(problem)
+
+    def add_line(self, problem: Problem) -> None:
+        """Add a record that is malformed as a whole."""
+        self.add(problem)
+        self.malformed = problem.line
 
     def add_cell(self, problem: Problem, column: str, cell: str) -> None:
         """Add a cell that is not what its column needs."""

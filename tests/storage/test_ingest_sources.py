@@ -193,6 +193,15 @@ def test_a_dry_run_in_python() -> None:
     assert fo.ingest("t.csv", dry_run=True, targets=["y"], missing="mean").problems == ()
 
 
+def test_options_may_stand_anywhere(whole: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options between the sources and the store change nothing; an option that is not known is still refused."""
+    assert main(["ingest", "part-1.csv", *OPTIONS[:2], "part-2.csv", *OPTIONS[2:], "s"]) == 0
+    assert fingerprint("s") == whole
+    with pytest.raises(SystemExit):
+        main(["ingest", "part-1.csv", "--colour", "red", "z"])
+    assert "--colour" in capsys.readouterr().err
+
+
 def test_a_schema_file_repeats_an_ingest(capsys: pytest.CaptureFixture[str]) -> None:
     """The file of a dry run gives the same store as the options it was made with; labels are fixed for later tables."""
     Path("t.csv").write_text(DIRTY)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import DataError, InputError
-from storage_backends.readers import records
+from storage_backends.readers import open_reader, records
+from storage_backends.readers.base import ReaderOptions
 from storage_backends.readers.cells import CellRules, as_days, shape_of
 from storage_backends.readers.text import MISSING_TOKENS
 from tests.storage.reading import read_all
@@ -328,8 +329,12 @@ def test_messy_files_read_the_same_with_and_without_pyarrow(text: str, monkeypat
     rules = CellRules.of(["13"], "", ",")
     monkeypatch.setattr(records, "_ARROW_ROWS", 1)
     fast = read_all(Path("t.csv"), [1, 3, 4], rules=rules)
+    with open_reader("t.csv", ReaderOptions(rules=rules)) as reader:
+        keys = reader.identifiers(0)
     monkeypatch.setattr(records, "_arrow", lambda: None)
     np.testing.assert_array_equal(read_all(Path("t.csv"), [1, 3, 4], rules=rules), fast)
+    with open_reader("t.csv", ReaderOptions(rules=rules)) as reader:
+        assert reader.identifiers(0) == keys == [f"k{row}" for row in range(700)]
     assert np.isnan(fast[13, 0])
     assert fast[7, 2] == 2.7
 
