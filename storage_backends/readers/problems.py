@@ -17,6 +17,9 @@ MOST_PROBLEMS = 100
 # Different cells of a column kept as examples.
 _EXAMPLES = 20
 
+# Missing cells of a column that are listed one by one; they have one remedy.
+_MISSING = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -56,6 +59,8 @@ class Problems:
     #: Cells that are not what their column needs, by name of the column.
     cells: Counter[str] = field(default_factory=Counter)
     examples: dict[str, dict[str, None]] = field(default_factory=dict)
+    #: Missing cells where none is allowed, by name of the column.
+    missing: Counter[str] = field(default_factory=Counter)
 
     def add(self, problem: Problem) -> None:
         """Add a problem."""
@@ -76,11 +81,20 @@ class Problems:
         if len(kept) < _EXAMPLES:
             kept[cell] = None
 
+    def add_missing(self, problem: Problem, column: str) -> None:
+        """Add a cell that must not be missing."""
+        self.missing[column] += 1
+        if self.missing[column] <= _MISSING:
+            self.add(problem)
+
     def lines(self, most: int = MOST_PROBLEMS) -> tuple[str, ...]:
         """Return the list of problems, one per line, and the number of those that are not listed."""
         shown = self.first[:most]
         more = self.total - len(shown)
-        return (*map(str, shown), *((f"and {more:,} more",) if more else ()))
+        gaps = [
+            f"column {column!r} has {count:,} missing cells in all" for column, count in self.missing.items() if count > _MISSING
+        ]
+        return (*map(str, shown), *((f"and {more:,} more",) if more else ()), *gaps[:most])
 
     def error(self, raised: DataError, column_of: Callable[[Problem], str], options: Callable[[str], str]) -> DataError:
         """Return an error in place of ``raised`` that counts and lists all problems.

@@ -371,7 +371,8 @@ def parse_cells(
             elif problems is not None and column in complete and number != number and line != problems.malformed:
                 name = dialect.names[column]
                 message = f"{dialect.label}: row {row + 1} (line {line}), column {name!r} is missing"
-                problems.add(Problem(dialect.label, line, column + 1, f"column {name!r} is missing", message))
+                found = Problem(dialect.label, line, column + 1, f"column {name!r} is missing", message)
+                problems.add_missing(found, name)
             target[position] = number
     return values
 

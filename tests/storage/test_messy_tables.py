@@ -173,6 +173,21 @@ def test_every_problem_is_listed_up_to_a_hundred(capsys: pytest.CaptureFixture[s
     assert list(caught.value.problems) == lines[1:]
 
 
+def test_missing_cells_do_not_hide_other_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of many missing cells of a column a few are listed and all are counted, so that the list shows the rest."""
+    rows = [f"{'' if row % 2 else row},{row if row != 300 else 'x'}" for row in range(400)]
+    Path("t.csv").write_text("a,b\n" + "\n".join(rows) + "\n")
+    assert main(["ingest", "t.csv", "s"]) == 2
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert len(lines) == 8
+    assert "'b' holds 'x', expected a number" in lines[0]
+    assert lines[1] == "t.csv:3:1: column 'a' is missing"
+    assert lines[6:] == [
+        "t.csv:302:2: column 'b' holds 'x', expected a number",
+        "column 'a' has 200 missing cells in all",
+    ]
+
+
 def test_several_columns_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Columns that are almost numeric are all named by one attempt, together with single cells."""
     Path("t.csv").write_text("a;b;c\n" + "".join(f"{row}%;{row} kg;{row if row != 4 else 'x'}\n" for row in range(1, 30)))
