@@ -82,16 +82,17 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
     limits.write_text("all:\n  - knapsack: {costs: costs.csv, budget: 9, default: 1}\n  - cardinality: 6\n")
     remote, here = f"{server.url}/lab/cli", str(tmp_path / "store")
     for store in (remote, here):
-        assert main(["ingest", str(table), store, "--target", "y", "--replace", "--json"]) == 0
+        assert main(["ingest", str(table), store, "--target", "y", "--id", "f59", "--replace", "--json"]) == 0
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert reports[0] == reports[1]
     facts = []
     for store in (remote, here):
-        assert main(["info", store, "--json"]) == 0
+        assert main(["info", store, "--columns", "[ty]*", "--json"]) == 0
         facts.append(json.loads(capsys.readouterr().out))
-    assert {name: facts[0][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")} == {
-        name: facts[1][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")
-    }
+    for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets", "identifiers", "columns", "names_shown"):
+        assert facts[0][name] == facts[1][name]
+    assert [(column["name"], column["type"]) for column in facts[0]["columns"]] == [("town", "category"), ("y", "target")]
+    assert facts[0]["identifiers"]["column"] == "f59"
     for words in (["--k", "5"], ["--constraint", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
         found = []
         for store in (remote, here):
