@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "resume": ("fastomp_nvm.cli.commands.resume", "continue a durable run where it stopped, or print its result"),
         "cancel": ("fastomp_nvm.cli.commands.cancel", "end a job on a server"),
         "forget": ("fastomp_nvm.cli.commands.forget", "remove a durable run of this machine with its state and its result"),
+        "predict": ("fastomp_nvm.cli.commands.predict", "predict new rows with the model of a run or of 'select --save'"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
         "demo": ("storage_backends.commands.demo", "make a data set, select under a fairness constraint, show the costs"),
         "plan": (

@@ -2,9 +2,9 @@
 
 The pipeline takes tables with the columns of the store's source, by name. Each number is a ``SimpleImputer`` with the store's value
 for missing cells, or passed through if the store has none; each category is a ``SimpleImputer`` where the store has a category
-for missing cells, then a ``OneHotEncoder`` that gives zeros for unseen labels. ``skl2onnx`` converts it; ONNX computes in float32,
-so probabilities and responses then differ by about 1e-6 relative to the size of the terms (coefficient times value) that they sum,
-where the pipeline itself agrees with ``Selection.predict`` to the last digits of float64.
+for missing cells, then a ``OneHotEncoder`` that gives zeros for unseen labels. Dates are taken as days since 1970-01-01.
+``skl2onnx`` converts it. ONNX computes in float32, so responses and probabilities then differ by about 1e-6 of the size of the
+terms (coefficient times value) that they sum; the pipeline itself agrees with ``Selection.predict`` to the last digits of float64.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from fastomp_nvm.errors import RequestError, UnavailableError
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 
 if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
     from fastomp_nvm.selection.result import Selection
 
 __all__ = ["make_pipeline"]
 
 
-def make_pipeline(selection: Selection) -> object:
+def make_pipeline(selection: Selection) -> Pipeline:
     """Return a fitted ``sklearn.pipeline.Pipeline`` that predicts as ``selection`` does.
 
     Its steps are ``encode`` (a ``ColumnTransformer``) and ``model`` (``LinearRegression``, ``LogisticRegression`` or
@@ -64,8 +66,8 @@ def make_pipeline(selection: Selection) -> object:
         else:
             step = "passthrough"
             if settings.fill is not None:
-                step = SimpleImputer(strategy="constant", fill_value=settings.fill)
-            rows[source] = [0.0] * length
+                step = SimpleImputer(strategy="median")  # of the rows below; a constant would not take columns of integers
+            rows[source] = [settings.fill or 0.0] * length
             weights.append(coefs[source])
         steps.append((f"{len(steps)}", step, [source]))
     table = pandas.DataFrame(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from fastomp_nvm.errors import RequestError
 from fastomp_nvm.selection.model import EncodedRows, ModelColumns, is_remote
 from fastomp_nvm.stores.builders import PREDICT_REMOTELY
 from fastomp_nvm.stores.encoding import TableEncoding
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 __all__ = ["DataSize", "Selection"]
 
@@ -249,7 +253,7 @@ class Selection:
 
         save(self, path, replace=replace)
 
-    def to_sklearn(self) -> object:
+    def to_sklearn(self) -> Pipeline:
         """Return the model as a fitted scikit-learn ``Pipeline`` over tables; see :mod:`fastomp_nvm.selection.pipeline`."""
         from fastomp_nvm.selection.pipeline import make_pipeline
 

@@ -30,11 +30,19 @@ class ColumnEncoding:
     fill : float, optional
         Replacement of a missing number or date; for a category the position in ``labels`` of the label that missing cells get.
         None: missing cells are refused.
+    format : str
+        How the cells are written as text: of a date as for ``strptime``, empty for ISO 8601; of a number ``lenient`` if signs and
+        units around it are dropped.
     """
 
     kind: Kind = "number"
     labels: tuple[str, ...] = ()
     fill: float | None = None
+    format: str = ""
+
+    def to_json(self) -> list[Any]:
+        """Return the encoding in JSON terms."""
+        return [self.kind, list(self.labels), self.fill, *([self.format] if self.format else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class TableEncoding:
     def to_json(self) -> dict[str, Any]:
         """Return the encoding in JSON terms."""
         return {
-            "columns": {name: [each.kind, list(each.labels), each.fill] for name, each in self.columns.items()},
+            "columns": {name: each.to_json() for name, each in self.columns.items()},
             "missing": self.missing,
             "na_values": list(self.na_values),
             "thousands": self.thousands,
@@ -92,15 +100,20 @@ class TableEncoding:
     def from_json(cls, found: Mapping[str, Any]) -> TableEncoding:
         """Return the encoding that ``to_json`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` if it is none."""
         columns = {}
-        for name, (kind, labels, fill) in found["columns"].items():
+        for name, (kind, labels, fill, *written) in found["columns"].items():
             fits = kind in ("number", "category", "date") and all(isinstance(label, str) for label in labels)
-            fits = fits and (kind == "category") == bool(labels)
+            fits = (
+                fits
+                and (kind == "category") == bool(labels)
+                and len(written) < 2
+                and all(isinstance(each, str) for each in written)
+            )
             if fits and fill is not None:
                 fits = isinstance(fill, (int, float)) and math.isfinite(fill)
                 fits = fits and (kind != "category" or fill in range(len(labels)))
             if not fits:
                 raise ValueError(f"the encoding of the column {name!r} is damaged")
-            columns[name] = ColumnEncoding(kind, tuple(labels), fill)
+            columns[name] = ColumnEncoding(kind, tuple(labels), fill, *written)
         texts = [found["missing"], found["thousands"], found["decimal"], *found["na_values"]]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a setting of the encoding is not text")

@@ -100,11 +100,12 @@ class Layout:
         self._first_column = np.zeros(len(columns), dtype=np.int64)
         grouped = {int(np.searchsorted(columns, column)): name for name, members in plan.groups.items() for column in members}
         self._special = np.array(sorted({*self._target_values, *self._texts, *grouped}), dtype=np.int64)
+        encoding = self._encoded(encoding, plan)
         if not self._special.size and len(columns) == len(names):
             self._first_column = np.arange(len(columns))
-            self.schema = TableSchema.plain(n_obs, names, self._encoded(encoding, columns))
+            self.schema = TableSchema.plain(n_obs, names, encoding)
             return
-        self.schema = TableSchema.grouped(n_obs, self._arranged(columns, plan, grouped), self._encoded(encoding, columns))
+        self.schema = TableSchema.grouped(n_obs, self._arranged(columns, plan, grouped), encoding)
 
     def _arranged(self, columns: IndexArray, plan: Plan, grouped: dict[int, str]) -> list[tuple[str, Sequence[str]]]:
         """Return each feature with its columns, and note where the columns begin; a group stands where its first column does."""
@@ -135,14 +136,17 @@ class Layout:
             features.append((names[column] if group is None else group, spread))
         return features
 
-    def _encoded(self, encoding: TableEncoding, columns: IndexArray) -> TableEncoding:
+    def _encoded(self, encoding: TableEncoding, plan: Plan) -> TableEncoding:
         """Return the encoding of the table, column by column."""
         found = {}
-        for position, column in enumerate(columns.tolist()):
+        for position, column in enumerate(plan.columns.tolist()):
             if position in self._texts:
                 found[self._reader.names[column]] = self._texts[position].encoding
-            elif position not in self._target_values and self._reader.kind_of(column) == "date":
-                found[self._reader.names[column]] = ColumnEncoding("date")
+            elif position not in self._target_values:
+                kind, rule = self._reader.kind_of(column), plan.rules.get(column)
+                written = "" if rule is None else "lenient" if rule.lenient else rule.format
+                if kind == "date" or written:
+                    found[self._reader.names[column]] = ColumnEncoding(kind, format=written)
         return replace(encoding, columns=found)
 
     def write(self, builder: StoreBuilder, chunk: Chunk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Container, Sequence
 from typing import Any
@@ -13,14 +12,16 @@ from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.raw_tables import RawColumn, RawTable
+from fastomp_nvm.stores.reports import first_names
 from storage_backends.build.columns import table_columns
 from storage_backends.readers import open_reader
-from storage_backends.readers.base import ReaderOptions
-from storage_backends.readers.text import parse_number
+from storage_backends.readers.base import Reader, ReaderOptions, Scan
+from storage_backends.readers.cells import CellRules, ColumnRule
+from storage_backends.readers.sources import local_files
+from storage_backends.readers.text import shorten
 
 __all__ = ["read_new_rows"]
 
-_EPOCH = datetime.datetime(1970, 1, 1)
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -58,22 +59,49 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
 
 def _read_file(path: str, wanted: Container[str], encoding: TableEncoding, id_column: str | None) -> RawTable:
     """Return columns of a file, read by the reader of its format."""
-    with open_reader(path, ReaderOptions()) as reader:
-        chosen = np.array([place for place, name in enumerate(reader.names) if name in wanted], dtype=np.int64)
-        names = [reader.names[place] for place in chosen.tolist()]
+    rules = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal)
+    with local_files([path]) as (file,), open_reader(file, ReaderOptions(rules=rules)) as reader:
+        names = list(reader.names)
+        if id_column is not None and id_column not in names:
+            raise InputError(f"{reader.label} has no column {id_column!r} of identifiers: its columns are {first_names(names)}")
+        chosen = np.array([place for place, name in enumerate(names) if name in wanted], dtype=np.int64)
+        ids = None if id_column is None else reader.identifiers(names.index(id_column))
+        if not chosen.size:  # the caller names the column that is absent
+            return RawTable(reader.label, 0, {}, ids)
+        reader.assign({place: rule for place in chosen.tolist() if (rule := _rule(reader, place, encoding)) is not None})
         scan = reader.scan(chosen)
-        values = np.empty((len(names), scan.n_obs))
-        for chunk in reader.chunks(chosen, scan):
-            (rows, columns), first = chunk.values.shape, chunk.first_column
-            values[first : first + columns, chunk.first_obs : chunk.first_obs + rows] = chunk.values.T
+        crowded = [place for place, categories in scan.categories.items() if categories.overflow]
+        values, read = np.empty((len(chosen), scan.n_obs)), np.delete(chosen, crowded)
+        kept = {int(np.searchsorted(read, chosen[place])): each for place, each in scan.categories.items() if not each.overflow}
+        for chunk in reader.chunks(read, Scan(scan.n_obs, kept)) if read.size else ():
+            places = np.searchsorted(chosen, read[chunk.first_column : chunk.first_column + chunk.values.shape[1]])
+            values[places, chunk.first_obs : chunk.first_obs + len(chunk.values)] = chunk.values.T
         found = {}
-        for place, name in enumerate(names):
+        for place, column in enumerate(chosen.tolist()):
             labels = scan.categories[place].labels if place in scan.categories else None
-            found[name] = _read(name, values[place], labels, encoding, reader.label)
-        ids = None
-        if id_column is not None and id_column not in reader.names:
-            raise InputError(f"{reader.label} has no column {id_column!r} of identifiers: name one of its columns")
+            if place in crowded:  # more labels than a category may have, hence most of them unknown
+                cells = np.array(reader.identifiers(column), dtype=object)
+                distinct, codes = np.unique(cells.astype(str), return_inverse=True)
+                labels = tuple(distinct.tolist())
+                values[place] = np.where([cell in rules.missing for cell in cells], np.nan, codes.reshape(-1))
+            found[names[column]] = _read(names[column], values[place], labels, encoding, reader.label)
         return RawTable(reader.label, scan.n_obs, found, ids)
+
+
+def _rule(reader: Reader, column: int, encoding: TableEncoding) -> ColumnRule | None:
+    """Return the rule by which a column of a file is read; None if the file knows, or if ``_read`` has to look at the texts."""
+    settings, is_number = encoding.columns.get(reader.names[column], ColumnEncoding()), reader.kind_of(column) == "number"
+    if reader.typed and is_number:
+        return None
+    if settings.kind == "number" and not settings.format:
+        return None
+    return _column_rule(settings)
+
+
+def _column_rule(settings: ColumnEncoding) -> ColumnRule:
+    """Return the rule for the cells of a column."""
+    lenient = settings.kind == "number" and bool(settings.format)
+    return ColumnRule(settings.kind, lenient, settings.format if settings.kind == "date" else "")
 
 
 def _table_ids(data: Any, name: str) -> list[str]:
@@ -95,33 +123,15 @@ def _read(name: str, values: Float64Array, labels: Sequence[str] | None, encodin
     if settings.kind == "category":
         known = [label not in encoding.na_values for label in labels]
         return RawColumn(np.where(np.array([*known, False])[codes], values, np.nan), tuple(labels))
-    read = _days if settings.kind == "date" else _number
+    convert = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal).convert(_column_rule(settings))
     numbers: AnyArray = np.full(len(labels) + 1, np.nan)
     for position, label in enumerate(labels):
-        if label in encoding.na_values:
-            continue
-        number = read(label.strip(), encoding)
+        number = convert(label.strip())
+        if number is None and settings.kind == "number":
+            number = _TRUTH.get(label.strip().lower())
         if number is None:
             row = int(np.argmax(codes == position)) + 1
             what = "a date" if settings.kind == "date" else "a number"
-            raise DataError(f"row {row} of the column {name!r} of {table} holds {label[:40]!r}: the model needs {what} there")
+            raise DataError(f"row {row} of the column {name!r} of {table} holds {shorten(label)}: the model needs {what} there")
         numbers[position] = number
     return RawColumn(numbers[codes])
-
-
-def _number(text: str, encoding: TableEncoding) -> float | None:
-    """Return the number in a text, or None."""
-    plain = text.replace(encoding.thousands, "") if encoding.thousands else text
-    number = parse_number(plain.replace(encoding.decimal, "."))
-    return _TRUTH.get(plain.lower()) if number is None else number
-
-
-def _days(text: str, encoding: TableEncoding) -> float | None:
-    """Return an ISO date or point in time as days since 1970-01-01, or None."""
-    try:
-        point = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if point.tzinfo is not None:
-        point = point.astimezone(datetime.UTC).replace(tzinfo=None)
-    return (point - _EPOCH) / datetime.timedelta(days=1)
