@@ -214,10 +214,11 @@ class _Ingest:
         empty = [column.name for column in features if column.missing == scan.n_obs]
         if empty and asked.missing != "drop-feature":
             word = shlex.quote(empty[0])
-            problems.append(f"{len(empty)} columns have no value at all ({first_names(empty)}): leave them out with --drop {word}")
+            problems.append(f"columns without any value ({first_names(empty)}): leave them out with --drop {word}")
         gaps = [column.name for column in features if column.missing > 0]
         if gaps and asked.missing == "error":
-            problems.append(f"{len(gaps)} columns have missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")
+            count = f"{len(gaps):,} column{'s' * (len(gaps) > 1)}"
+            problems.append(f"{count} with missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")
         gaps = [column.name for column in used if column.type == "target" and column.missing > 0]
         if gaps and not asked.drop_missing_target:
             problems.append(f"the target {gaps[0]!r} has missing cells: leave such rows out with --drop-missing-target")

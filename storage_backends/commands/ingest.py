@@ -199,7 +199,7 @@ def _show(report: IngestReport, sources: list[str], arguments: argparse.Namespac
         if not report.problems:
             words = [word for word in sys.argv[1:] if word != "--dry-run"] if sys.argv[1:2] == ["ingest"] else ["ingest", *sources]
             print(f"next: fastomp {shlex.join(words)}{'' if len(_places(arguments)[1]) else ' STORE'}")
-    for line in report.problems:
+    for line in () if arguments.json else report.problems:
         print(f"refused: {clean(line, longest=None)}", file=sys.stderr)
     return 2 if report.problems else 0
 

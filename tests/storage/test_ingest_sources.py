@@ -189,7 +189,7 @@ def test_a_dry_run_in_python() -> None:
         ("c", "category", 1, 2),
         ("y", "target", 0, None),
     ]
-    assert report.problems == ("2 columns have missing cells (x, c): use --missing mean|median|drop-feature",)
+    assert report.problems == ("2 columns with missing cells (x, c): use --missing mean|median|drop-feature",)
     assert fo.ingest("t.csv", dry_run=True, targets=["y"], missing="mean").problems == ()
 
 

@@ -135,7 +135,7 @@ def test_a_few_texts_among_numbers_are_counted(capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == (
         "fastomp: t.csv: row 41 (line 42), column 'c' holds 'broken', expected a number, and 2 more of its cells do not fit "
-        "('broken', 'lost'): correct them or use --na-values lost, --categorical c or --drop c"
+        "('broken', 'lost'): correct them or use --na-values lost or --categorical c or --drop c"
     )
     assert [line.strip() for line in lines[1:]] == [
         "t.csv:42:2: column 'c' holds 'broken', expected a number",
