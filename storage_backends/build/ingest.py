@@ -145,7 +145,7 @@ class _Ingest:
             column = int(plan.columns[position])
             problem = refusal(reader, reader.names[column], categories, scan.n_obs, explicit=column in plan.rules)
             if problem:
-                joint = "is " if problem.startswith("almost") else "holds " if problem.startswith("more") else ""
+                joint = "is " if problem.startswith(("almost", "mixed")) else "holds " if problem.startswith("more") else ""
                 refused.append(f"{reader.label}: column {reader.names[column]!r} {joint}{problem}")
         if refused:
             raise DataError(refused[0], problems=refused[1:])

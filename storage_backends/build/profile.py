@@ -252,11 +252,12 @@ def refusal(reader: Reader, name: str, categories: Categories, n_obs: int, *, ex
             count = sum(categories.counts[labels.index(label)] for label in resembling)
             counted = "its cells" if categories.overflow else f"{count:,} of {n_obs - categories.missing:,} cells"
             others = [label for label in labels if label not in resembling]
+            options = advice([*resembling, *others[:1]], name, rules)
+            if count < _ALMOST * (n_obs - categories.missing) and not categories.overflow:
+                text = f"the others text ({some_cells(others)})"
+                return f"mixed: {counted} are numbers ({some_cells(resembling)}), {text}: use {options}"
             rest = f", besides {some_cells(others, 2)}" if others else ""
-            return (
-                f"almost numeric: {counted} are like {some_cells(resembling)}{rest}: "
-                f"use {advice([*resembling, *others[:1]], name, rules)}"
-            )
+            return f"almost numeric: {counted} are like {some_cells(resembling)}{rest}: use {options}"
     if not categories.overflow:
         return ""
     if looks_like_dates(labels):

@@ -72,7 +72,9 @@ def test_a_column_that_is_text_in_one_file_only(capsys: pytest.CaptureFixture[st
     Path("a.csv").write_text("c,x\n1,2\n2,3\n")
     Path("b.csv").write_text("c,x\nlow,2\nhigh,3\n")
     assert main(["ingest", "a.csv", "b.csv", "s"]) == 2
-    assert "column 'c' is almost numeric: 2 of 4 cells are like '1', '2', besides 'high', 'low'" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "column 'c' is mixed: 2 of 4 cells are numbers ('1', '2'), the others text ('high', 'low')" in message
+    assert "--categorical c" in message
     assert main(["ingest", "a.csv", "b.csv", "s", "--categorical", "c"]) == 0
     assert list(columns("s")) == ["c=1", "c=2", "c=high", "c=low", "x"]
 

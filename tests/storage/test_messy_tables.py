@@ -318,15 +318,16 @@ def test_an_ingest_says_what_it_understood(capsys: pytest.CaptureFixture[str]) -
     rows = range(400)
     days = [f"2024-01-{row % 28 + 1:02d}" for row in rows]
     cells = [f"{row + 1},{'Bern' if row % 3 else 'Zug'},{days[row]},{int(row == 9)},7,{row % 11 or ''},q,{row % 5}" for row in rows]
-    lines = ["row,city,when,flag,same,x,junk,y", *cells]
+    lines = ["row,city,when,flag,same,x,junk,y,rare", *(f"{line},{'b' if row == 5 else 'a'}" for row, line in enumerate(cells))]
     Path("t.csv").write_text("\n".join(lines))
     assert main(["ingest", "t.csv", "s", "--target", "y", "--drop", "junk", "--missing", "mean"]) == 0
     printed = capsys.readouterr().out
-    assert "columns: 3 numbers, 2 categories, 1 constant, 1 dropped, 1 target" in printed
+    assert "columns: 3 numbers, 3 categories, 1 constant, 1 dropped, 1 target" in printed
     assert "37 missing cells imputed" in printed
     assert "column 'row' looks like a row number: --id row keeps it" in printed
     assert "column 'when' holds text like dates: --date when" in printed
     assert "column 'flag' is nearly constant: 99.75% of its values are 0; --drop flag" in printed
+    assert "column 'rare' is nearly constant: 99.75% of its labels are 'a'; --drop rare" in printed
     assert "1 constant columns, never selected: same" in printed
 
 
