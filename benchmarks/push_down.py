@@ -30,7 +30,8 @@ from benchmarks.harness.processes import server
 from benchmarks.harness.report import Report, argument_parser
 from benchmarks.harness.timing import paired
 from fastomp_nvm.cli.termination import terminating_cleanly
-from fastomp_nvm.remote.client import Client, local_token
+from fastomp_nvm.remote.client import Client
+from fastomp_nvm.remote.credentials import local_token
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.build.schema import TableSchema

@@ -40,10 +40,12 @@ if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client, connect
     from fastomp_nvm.runs.drive import forget, list_runs, resume
     from fastomp_nvm.runs.select import select
+    from fastomp_nvm.selection.model_file import load
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.result import Selection
     from fastomp_nvm.selection.select import select_many
     from fastomp_nvm.sklearn import FastOMPClassifier, FastOMPRegressor, FastOMPSelector
+    from fastomp_nvm.stores.builders import ingest
     from fastomp_nvm.stores.contract import FeatureStore
     from fastomp_nvm.stores.open import create_store, open_store
 
@@ -78,7 +80,9 @@ __all__ = [
     "fairness_report",
     "forget",
     "grid",
+    "ingest",
     "list_runs",
+    "load",
     "open_store",
     "resume",
     "select",
@@ -95,10 +99,12 @@ _MODULES = {
     "remote.client": ("Client", "connect"),
     "runs.drive": ("forget", "list_runs", "resume"),
     "runs.select": ("select",),
+    "selection.model_file": ("load",),
     "selection.request": ("SelectionRequest",),
     "selection.result": ("Selection",),
     "selection.select": ("select_many",),
     "sklearn": ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"),
+    "stores.builders": ("ingest",),
     "stores.contract": ("FeatureStore",),
     "stores.open": ("create_store", "open_store"),
 }

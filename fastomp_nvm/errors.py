@@ -26,7 +26,7 @@ A message is one sentence: the fault, the expectation, the remedy. :func:`near` 
 from __future__ import annotations
 
 import string
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 __all__ = [
     "CallFailedError",
@@ -81,7 +81,17 @@ class InputError(FastompError, ValueError):
 
 
 class DataError(InputError):
-    """A value, column, row, shape or target of the data is unusable."""
+    """A value, column, row, shape or target of the data is unusable.
+
+    Attributes
+    ----------
+    problems : tuple of str
+        Every problem of a file with its line and column, if there are several: the first hundred, and how many more there are.
+    """
+
+    def __init__(self, *arguments: object, problems: Sequence[str] = ()) -> None:
+        super().__init__(*arguments)
+        self.problems = tuple(problems)
 
 
 class RequestError(InputError):

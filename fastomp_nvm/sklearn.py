@@ -5,7 +5,9 @@ validate input as scikit-learn does, and call :func:`fastomp_nvm.select` in ``fi
 
 scikit-learn's features are *columns* here: ``n_features_in_``, ``support_`` and names count columns, and a feature of several
 columns is selected as a whole. Every method that takes ``X`` also takes a store or its URL; ``fit`` sweeps it, the others read the
-selected columns only. Only this module imports scikit-learn; ``fastomp_nvm`` imports it on first use.
+selected columns only. A table with text columns is encoded as by ``create_store``, one column per category: ``n_features_in_``,
+``feature_names_in_`` and ``support_`` are then about the columns of the table, ``coef_`` and ``transform`` about the encoded ones.
+``fastomp_nvm`` imports this module on first use.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.request import RequestFields
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.source import has_text
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
@@ -166,9 +169,13 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         -------
         self
         """
+        self._from_table = has_text(X)
         if isinstance(X, (str, FeatureStore)):
             with _opened(X) as store:
                 self._fit_store(store, y, sample_weight)
+            return self
+        if self._from_table:
+            self._fit_table(X, y, sample_weight)
             return self
         X, y = _validated(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
         names = [str(name) for name in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
@@ -188,9 +195,32 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         (n_samples, n_selected) array or DataFrame
         """
         validation.check_is_fitted(self)
+        if self._from_table or has_text(X):
+            return self.selection_.encode(X).values[:, np.argsort(self.selection_.column_positions)]
         if isinstance(X, (str, FeatureStore)):
             return self._columns_of_store(X, self.get_support(indices=True))
         return super().transform(X)
+
+    def get_feature_names_out(self, input_features: Any = None) -> AnyArray:
+        """Return the names of the columns of ``transform``; ``input_features`` as in scikit-learn."""
+        validation.check_is_fitted(self)
+        if not self._from_table:
+            return np.asarray(super().get_feature_names_out(input_features))
+        names = np.array([name for part in self.selection_.columns for name in part], dtype=object)
+        return names[np.argsort(self.selection_.column_positions)]
+
+    def _fit_table(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Fit on a table with text columns."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        y = validation.column_or_1d(y, warn=True)
+        names = [str(name) for name in (X.column_names if hasattr(X, "column_names") else X.columns)]
+        if len(y) != len(X):
+            raise DataError(f"y has {len(y)} values for the {len(X)} rows of X")
+        self.n_features_in_, self.feature_names_in_ = len(names), np.array(names, dtype=object)
+        self._select(X, y, y, sample_weight, len(X), None)
+        selected = set(self.selection_.features)
+        self.support_ = np.array([name in selected for name in names], dtype=np.bool_)
 
     def _fit_store(self, store: FeatureStore, y: Any, sample_weight: Any) -> None:
         """Fit on a store, with its own target when ``y`` is None."""
@@ -217,7 +247,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         request = {**fields, "objective": self.objective_, "weights": weights}
         with self._called_back(data, y) as observer:
             self.selection_: Selection = select(data, y, threads=self.threads, names=names, observer=observer, **request)
-            self.support_ = np.zeros(self.n_features_in_, dtype=np.bool_)
+            self.support_ = np.zeros(self.selection_.store.n_columns, dtype=np.bool_)
             self.support_[self.selection_.column_positions] = True
 
     @contextmanager
@@ -273,7 +303,9 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         """Return the refit model's linear predictor (n_samples,)."""
         validation.check_is_fitted(self)
         positions = self.selection_.column_positions
-        if isinstance(X, (str, FeatureStore)):
+        if self._from_table or has_text(X):
+            chosen: AnyArray = self.selection_.encode(X).values
+        elif isinstance(X, (str, FeatureStore)):
             chosen = self._columns_of_store(X, positions)
         else:
             chosen = _validated(self, X, reset=False, dtype=(np.float64, np.float32))[:, positions]
@@ -301,8 +333,8 @@ class FastOMPRegressor(RegressorMixin, FastOMPSelector):  # type: ignore[misc]
 
     Attributes
     ----------
-    coef_ : (n_features_in_,) float64
-        In original units, zero where not selected.
+    coef_ : (n_columns,) float64
+        One per column after encoding, in original units, zero where not selected.
     intercept_ : float
     """
 
@@ -334,8 +366,8 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
     Attributes
     ----------
     classes_ : (2,) array
-    coef_ : (1, n_features_in_) float64
-        In original units, zero where not selected.
+    coef_ : (1, n_columns) float64
+        One per column after encoding, in original units, zero where not selected.
     intercept_ : (1,) float64
     """
 
@@ -387,8 +419,8 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
 
 def _dense_coefficients(estimator: FastOMPSelector) -> Float64Array:
     """Return the coefficients of all columns."""
-    coef = np.zeros(estimator.n_features_in_)
-    coef[estimator.selection_.column_positions] = np.concatenate([np.empty(0), *estimator.selection_.coef])
+    coef = np.zeros(estimator.selection_.store.n_columns)
+    coef[estimator.selection_.column_positions] = estimator.selection_.column_coef
     return coef
 
 

@@ -23,6 +23,7 @@ from fastomp_nvm.matrix.reader import rows_of
 from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.matrix.tier import Tier
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreLayout, Target
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.url import StoreURL
 
 __all__ = ["ArrayRegion", "OpenedStore", "already_exists", "check_commit", "check_range", "check_region_name", "refuse_extras"]
@@ -51,7 +52,10 @@ class OpenedStore(FeatureStore):
     """
 
     # Slots are names of the class, so they override the abstract properties of the contract; plain instance attributes would not.
-    __slots__ = ("column_names", "layout", "names", "provenance", "sidecars", "statistics", "targets", "tier", "traits", "url")
+    __slots__ = (
+        *("column_names", "encoding", "ids", "layout", "names", "provenance", "sidecars"),
+        *("statistics", "targets", "tier", "traits", "url"),
+    )
     url: str
     traits: MediumTraits
     sidecars: Sidecars
@@ -61,6 +65,8 @@ class OpenedStore(FeatureStore):
     names: Sequence[str]
     column_names: Sequence[str]
     targets: Mapping[str, Target]
+    encoding: TableEncoding | None
+    ids: Sequence[str] | None
     provenance: Mapping[str, Any]
 
     #: Whether the first sweep of the tier compares it with its checksums (opening does not): only where CRC-32 is fast.
@@ -74,6 +80,7 @@ class OpenedStore(FeatureStore):
         self.layout, self.statistics, self.provenance = sidecars.layout, sidecars.statistics, sidecars.provenance
         self.names, self.column_names = sidecars.names, sidecars.column_names
         self.targets = MappingProxyType(dict(sidecars.targets))
+        self.encoding, self.ids = sidecars.encoding, sidecars.ids
         self.tier = None
         layout, statistics, kept = sidecars.layout, sidecars.statistics, sidecars.tier
         arrays = [layout.offsets, layout.blocks, sidecars.checksums, *statistics.grams]

@@ -220,7 +220,7 @@ def _resume(client: Client, base: str, timeout: float, expected: Selection) -> s
         (found,) = other.result(job)
     if found.features != expected.features:
         raise ServerError(f"the answer {found.features} differs from the local one {expected.features}")
-    same = all(mine.tobytes() == theirs.tobytes() for mine, theirs in zip(found.coef, expected.coef, strict=True))
+    same = found.column_coef.tobytes() == expected.column_coef.tobytes()
     bits = "same bits" if same else f"same features, other last bits (kernel {found.kernel} there, {expected.kernel} here)"
     return f"one slice, a repetition refused, ended by another connection: {bits} as the local answer"
 

@@ -106,7 +106,8 @@ def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
 def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a store."""
     with open_pool_store(load, sent["key"], read_json(target, "the manifest")) as store:
-        facts = describe(store)
+        wanted = sent.get("columns")
+        facts = describe(store, wanted if isinstance(wanted, str) else None)
         if isinstance(name := sent.get("name"), str):
             facts["has_name"] = name in store.targets or name in store.names
         if sent.get("names") is not None:

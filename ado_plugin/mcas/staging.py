@@ -24,11 +24,11 @@ import numpy as np
 
 from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
-from ado_plugin.service.uploads import Tile, UploadPlan, decode_targets
+from ado_plugin.service.uploads import Tile, UploadPlan, decode_ids, decode_targets
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.durable_files import is_unlocked
 from fastomp_nvm.errors import UploadLostError
-from fastomp_nvm.remote.upload import WireTile
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.stores.open import open_store
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.files.durable import scratch_directory
@@ -92,7 +92,7 @@ class Staging:
         """Seal an upload; return its plan, its report, and the directory of the store, which ``drop`` removes."""
         upload = body["upload"]
         builder, plan = self._find(upload)
-        report = asdict(builder.finish(decode_targets(body), body["provenance"]))
+        report = asdict(builder.finish(decode_targets(body), body["provenance"], ids=decode_ids(body)))
         return plan, report, Path(self.folder or "") / upload
 
     def manifest(self, folder: Path) -> dict[str, Any]:

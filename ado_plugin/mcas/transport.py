@@ -42,7 +42,7 @@ from fastomp_nvm.errors import (
     UnreachableError,
 )
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.upload import WireTile
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.runs.log import read_state
 from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
 from fastomp_nvm.version import __version__

@@ -21,11 +21,19 @@ from ado_plugin.service.access import Principal, Role
 from ado_plugin.service.execution import estimate
 from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
 from ado_plugin.service.pools import Pools
-from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_targets, field_of
+from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
-from fastomp_nvm.selection.codec import decode_message, decode_request, decode_vector, encode_error, encode_message
+from fastomp_nvm.selection.codec import (
+    decode_linear_model,
+    decode_message,
+    decode_request,
+    decode_vector,
+    encode_error,
+    encode_message,
+    encode_vector,
+)
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.describe import describe
@@ -41,13 +49,15 @@ _LONGEST_WAIT = 20.0
 #: Calls that may wait at a time, each in a thread; further calls are answered at once.
 _MOST_WAITING = 128
 _MOST_REQUESTS = 1000
+#: Observations of one reply of ``predict``, which keeps it below the largest message.
+_ROWS_PER_REPLY = 1 << 18
 
 
 #: Operations by name, and the role that each needs; each is a method of ``Operations``.
 OPERATIONS: Mapping[str, Role] = {
     **dict.fromkeys(("ping", "list", "info"), "read"),
     **dict.fromkeys(("delete", "put", "commit", "abort"), "write"),
-    **dict.fromkeys(("select", "select_many", "jobs", "progress", "result", "cancel", "resume"), "read"),
+    **dict.fromkeys(("select", "select_many", "predict", "jobs", "progress", "result", "cancel", "resume"), "read"),
 }
 
 
@@ -153,7 +163,8 @@ class Operations:
         """Describe a store; with ``name`` tell whether a target or feature is called so, with ``names`` list features."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         with self._pools.open(pool, key) as store:
-            facts = describe(store)
+            wanted = body.get("columns")
+            facts = describe(store, wanted if isinstance(wanted, str) else None)
             facts["url"] = f"{pool}/{key}"
             if isinstance(name := body.get("name"), str):
                 facts["has_name"] = name in store.targets or name in store.names
@@ -189,7 +200,7 @@ class Operations:
             {**provenance, "uploaded_by": caller.principal.name},
         )
         with self._waiting(body) as wait:
-            reply = self._uploads.commit(caller.principal.name, *arguments, wait)
+            reply = self._uploads.commit(caller.principal.name, *arguments, wait, decode_ids(body))
         yield reply
 
     def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -233,6 +244,22 @@ class Operations:
         yield job.describe()
 
     _select_many = _select
+
+    def _predict(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Evaluate a model on a store; the linear predictor and the identifiers come in parts."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        columns, coef, intercept = decode_linear_model(body.get("model"))
+        with self._pools.open(pool, key) as store:
+            memory = 8 * store.layout.n_obs * (len(coef) + 1)
+            if memory > self._limits.memory:
+                raise ServerError(
+                    f"the model needs about {memory} bytes of memory, {self._limits.memory} are allowed: select fewer"
+                )
+            rows = columns.of(store)
+            values = rows.values @ coef + intercept
+        for first in range(0, len(values), _ROWS_PER_REPLY):
+            part = slice(first, first + _ROWS_PER_REPLY)
+            yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the caller's jobs, or those on a pool or key, each with the progress of its first request."""

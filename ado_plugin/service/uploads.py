@@ -29,11 +29,12 @@ from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerErro
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.selection.codec import as_names, decode_vector
 from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.schema import TableSchema
 
-__all__ = ["LARGEST_TILE", "Tile", "UploadPlan", "Uploads", "decode_targets", "field_of"]
+__all__ = ["LARGEST_TILE", "Tile", "UploadPlan", "Uploads", "decode_ids", "decode_targets", "field_of"]
 
 #: Bytes of one tile.
 LARGEST_TILE = 32 << 20
@@ -105,18 +106,34 @@ def decode_targets(sent: Mapping[str, Any]) -> dict[str, Target]:
     return targets
 
 
+def decode_ids(sent: Mapping[str, Any]) -> Sequence[str] | None:
+    """Return the identifiers of the observations, if the client sent them."""
+    return None if sent.get("ids") is None else as_names(sent["ids"], "ids")
+
+
 def _decode_schema(sent: Mapping[str, Any]) -> TableSchema:
     """Return the table that a client described."""
     n_obs, widths = field_of(sent, "n_obs", int, "a number of observations"), sent.get("widths")
     if not 1 <= n_obs < 2**40:
         raise RequestError(f"n_obs is {n_obs}: expected a number of observations")
     features = _decode_names(sent, "features")
+    encoding = _decode_encoding(sent)
     if widths is None:
-        return TableSchema.plain(n_obs, features)
+        return TableSchema.plain(n_obs, features, encoding)
     if not isinstance(widths, list) or not all(isinstance(width, int) and 0 < width < 2**20 for width in widths):
         raise RequestError("widths are not a list of column counts, one per feature")
     offsets = np.concatenate(([0], np.cumsum(np.array(widths, dtype=np.int64))))
-    return TableSchema(n_obs, _decode_names(sent, "columns"), features, offsets)
+    return TableSchema(n_obs, _decode_names(sent, "columns"), features, offsets, encoding)
+
+
+def _decode_encoding(sent: Mapping[str, Any]) -> TableEncoding | None:
+    """Return the encoding of the table, if the client sent it."""
+    if sent.get("encoding") is None:
+        return None
+    try:
+        return TableEncoding.from_json(sent["encoding"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"the encoding of the table cannot be used ({str(error)[:100]}): send it as a client does") from error
 
 
 def _decode_names(sent: Mapping[str, Any], key: str) -> Sequence[str]:
@@ -269,6 +286,7 @@ class Uploads:
         targets: Mapping[str, Target],
         provenance: Mapping[str, Any],
         wait: float,
+        ids: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         """Seal and publish an upload; return ``{"state": "sealing"}``, or the report once it is published.
 
@@ -280,6 +298,8 @@ class Uploads:
         provenance : mapping
         wait : float
             Seconds to wait for the report.
+        ids : sequence of str, optional
+            Identifiers of the observations.
         """
         upload = self._ended.get(name)
         if upload is None or upload.owner != owner:
@@ -293,7 +313,7 @@ class Uploads:
                         f"{upload.next} tiles with checksum {upload.checksum} have arrived, {tiles} with {checksum} were sent: "
                         "send the missing ones first"
                     )
-                arguments = (upload, upload.builder, targets, provenance)
+                arguments = (upload, upload.builder, targets, provenance, ids)
                 upload.sealing = threading.Thread(target=self._seal, args=arguments, name="seal", daemon=True)
                 upload.sealing.start()
         if upload.sealing is not None:
@@ -453,7 +473,14 @@ class Uploads:
         self.bytes_received += tile.data.nbytes
         return None
 
-    def _seal(self, upload: _Upload, builder: StoreBuilder, targets: Mapping[str, Target], provenance: Mapping[str, Any]) -> None:
+    def _seal(
+        self,
+        upload: _Upload,
+        builder: StoreBuilder,
+        targets: Mapping[str, Target],
+        provenance: Mapping[str, Any],
+        ids: Sequence[str] | None,
+    ) -> None:
         """Finish the store; the outcome is the report or the error."""
         try:
             place = f"{upload.plan.pool}/{upload.plan.key}"
@@ -463,7 +490,7 @@ class Uploads:
                 self._records.write_report(upload.name, {**asdict(report), "url": place})
 
             with builder:
-                report = builder.finish(targets, {**provenance, "upload": upload.name}, announce)
+                report = builder.finish(targets, {**provenance, "upload": upload.name}, announce, ids)
             upload.outcome = {**asdict(report), "url": place}
             _log.info("published", extra={"pool": upload.plan.pool, "key": upload.plan.key, "owner": upload.owner})
         except FastompError as error:

@@ -14,10 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, JSONObject, first_missing
 from fastomp_nvm.constraints.base import Constraint
@@ -30,7 +29,7 @@ from fastomp_nvm.selection.display import frame, html_table, listed
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.request import SelectionRequest, named_file
 from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
-from fastomp_nvm.selection.result import Selection, Table
+from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.selection.text import clean
 from fastomp_nvm.stores.contract import FeatureStore
@@ -206,7 +205,7 @@ def _regression_figures(predicted: Float64Array, actual: Float64Array) -> dict[s
 def _predictions(selection: Selection, data: object, dataset: Dataset | None) -> Float64Array:
     """Return the model's mean response (n_obs,), reading selected columns only."""
     if dataset is None:
-        return selection.predict(cast("ArrayLike | Table", data))
+        return selection.predict(data)
     if len(dataset.matrix) != selection.store.n_columns:
         raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store.n_columns}")
     return selection.mean_response(selection.linear_predictor(dataset.matrix[selection.column_positions].T))

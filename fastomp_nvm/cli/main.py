@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fastomp_nvm.cli.parser import Parser
-from fastomp_nvm.errors import FastompError, near
+from fastomp_nvm.errors import DataError, FastompError, near
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.version import __version__
 
@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "resume": ("fastomp_nvm.cli.commands.resume", "continue a durable run, or print its result"),
         "cancel": ("fastomp_nvm.cli.commands.cancel", "end a job on a server"),
         "forget": ("fastomp_nvm.cli.commands.forget", "remove a durable run of this machine with its result"),
+        "predict": ("fastomp_nvm.cli.commands.predict", "predict new rows with a model of a run or of --save"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
         "demo": ("storage_backends.commands.demo", "make a data set and select under a fairness constraint"),
         "plan": (
@@ -132,6 +133,8 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
     from fastomp_nvm.selection.text import clean
 
     print(f"fastomp: {clean(' '.join(str(error).split()), longest=None)}", file=sys.stderr)
+    for problem in error.problems if isinstance(error, DataError) else ():
+        print(f"  {clean(problem, longest=None)}", file=sys.stderr)
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 from rich.table import Table
 
 from fastomp_nvm.algorithms.certificate import certificate_in_words
@@ -32,7 +33,7 @@ def show_selection(selection: Selection) -> None:
     table.add_column("feature", overflow="fold")
     table.add_column("coefficient", justify="right")
     for place, (name, coef) in enumerate(zip(selection.features, selection.coef, strict=True)):
-        shown = f"{coef[0]:.6g}" if len(coef) == 1 else f"{len(coef)} columns"
+        shown = f"{coef:.6g}" if np.ndim(coef) == 0 else f"{coef[0]:.6g}" if len(coef) == 1 else f"{len(coef)} columns"
         table.add_row(str(place + 1), clean(name), shown)
     console.print(table)
     scale = "R^2" if selection.objective == "linear" else "mean log-likelihood"

@@ -23,6 +23,7 @@ from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Target
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
 
 __all__ = ["Dataset"]
@@ -50,6 +51,8 @@ class Dataset:
         Of the store; empty for an array.
     tier : Tier, optional
         The int8 tier of the store.
+    encoding : TableEncoding, optional
+        How the columns of a table became the columns of the store.
     known : mapping of bytes to Standardisation
         Standardisations under observation weights, by the bytes of the weights; see ``knowing``.
     verified : bool
@@ -68,6 +71,7 @@ class Dataset:
     traits: MediumTraits
     fingerprint: str = ""
     tier: Tier | None = None
+    encoding: TableEncoding | None = None
     known: Mapping[bytes, Standardisation] = field(default_factory=dict)
     verified: bool = False
     n_obs: int = field(init=False)
@@ -101,6 +105,7 @@ class Dataset:
             store.traits,
             store.layout.fingerprint,
             None if tier is None else replace(tier, codes=rows_of(tier.codes, files, io)),
+            store.encoding,
         )
 
     @classmethod

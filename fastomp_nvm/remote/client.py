@@ -14,25 +14,35 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from fastomp_nvm.arrays import JSONObject
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array, JSONObject
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
-from fastomp_nvm.home import local_token_file
-from fastomp_nvm.remote.address import ServerURL, is_loopback
+from fastomp_nvm.remote.address import ServerURL
+from fastomp_nvm.remote.credentials import credentials
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.remote.transport import TRANSPORTS, Transport
-from fastomp_nvm.remote.upload import Upload, WireTile
-from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message, encode_request, encode_vector, raise_error
+from fastomp_nvm.remote.upload import Upload
+from fastomp_nvm.selection.codec import (
+    decode_message,
+    decode_selection,
+    decode_vector,
+    encode_message,
+    encode_request,
+    encode_vector,
+    raise_error,
+)
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
+from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST, Sources
 
-__all__ = ["Client", "connect", "local_token"]
+__all__ = ["Client", "connect"]
 
 #: Idempotent operations, which may be repeated.
 _REPEATABLE = frozenset(
@@ -85,28 +95,8 @@ def connect(
         raise StoreURLError(f"there is no transport for {address.scheme}://: expected one of {', '.join(TRANSPORTS)}")
     if not timeout > 0:
         raise InputError(f"timeout is {timeout!r}: expected seconds above 0")
-    local = is_loopback(address.host)
-    if address.scheme != "mcas":  # MCAS knows neither tokens nor certificates and refuses them
-        token = token or os.environ.get("FASTOMP_TOKEN") or (local_token(address.port) if local else None)
-        tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
-    if token and not local and address.scheme == "grpc" and not insecure:
-        raise InputError(
-            f"the token would be sent to {address.host} in clear: use grpc+tls://, or allow it (--insecure) on a safe network"
-        )
-    try:
-        certificates = None if tls_ca is None else Path(tls_ca).read_bytes()
-    except OSError as error:
-        raise InputError(f"the certificates in {tls_ca} cannot be read: {error.strerror}") from error
-    transport = TRANSPORTS.load(address.scheme)(address, token, certificates)
+    transport = TRANSPORTS.load(address.scheme)(address, *credentials(address, token, tls_ca, insecure=insecure))
     return Client(address, transport, timeout)
-
-
-def local_token(port: int) -> str | None:
-    """Return the token that a server of this user wrote for local clients, or None."""
-    try:
-        return local_token_file(port).read_text(encoding="ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 class Client:
@@ -153,9 +143,13 @@ class Client:
         found: Sequence[JSONObject] = reply["pools"] if pool is None else reply["keys"]
         return found
 
-    def info(self, key: str | None = None, *, name: str | None = None) -> JSONObject:
-        """Return the facts of the store at ``key``; with ``name`` also whether it has a target or feature of that name."""
-        facts = self.call("info", {**self._place(key), **({} if name is None else {"name": name})})
+    def info(self, key: str | None = None, *, name: str | None = None, columns: str | None = None) -> JSONObject:
+        """Return the facts of the store at ``key``.
+
+        With ``name`` also whether it has a target or feature of that name, with ``columns`` those that match the pattern.
+        """
+        asked = {option: value for option, value in (("name", name), ("columns", columns)) if value is not None}
+        facts = self.call("info", {**self._place(key), **asked})
         facts["url"] = f"{self._address.server}/{facts['url']}"
         return facts
 
@@ -202,15 +196,15 @@ class Client:
 
         return asdict(self._upload(send))
 
-    def ingest(self, source: str | os.PathLike[str], *, key: str | None = None, **options: Any) -> Any:
-        """Build a store on the server from a file of this machine; options as for ``storage_backends.build.ingest.ingest``.
+    def ingest(self, source: Sources, *, key: str | None = None, **options: Any) -> Any:
+        """Build a store on the server from files of this machine; options as for ``fastomp_nvm.ingest``.
 
         Returns
         -------
         IngestReport
         """
         ingest = INGEST.load()
-        return self._upload(lambda open_builder: ingest(str(source), self._name(key), open_builder=open_builder, **options))
+        return self._upload(lambda open_builder: ingest(source, self._name(key), open_builder=open_builder, **options))
 
     def select(
         self,
@@ -257,6 +251,19 @@ class Client:
         """Answer several requests over the same data in shared sweeps, next to the data."""
         wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
         return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
+
+    def predict(self, model: Selection, *, key: str | None = None) -> Float64Array:
+        """Return the mean response (n_obs,) of a model for the observations of a store on the server, as ``Selection.predict``."""
+        return model.mean_response(self.linear_predictor(model, key=key)[0])
+
+    def linear_predictor(self, model: Selection, *, key: str | None = None) -> tuple[Float64Array, Sequence[str] | None]:
+        """Return the linear predictor (n_obs,) of a model, and the identifiers of the observations if the store has them."""
+        parts: list[Float64Array] = []
+        ids: list[str] = []
+        for reply in self._calls("predict", {**self._place(key), "model": model.linear_model()}, self._timeout):
+            parts.append(decode_vector(reply["values"], "the answer").astype(np.float64))
+            ids += reply.get("ids") or ()
+        return np.concatenate(parts), ids or None
 
     def submit(
         self,

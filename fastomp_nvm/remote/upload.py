@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -21,12 +21,13 @@ from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.errors import DataError, FastompError, ServerError, UnreachableError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.remote.address import ServerURL
+from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.selection.codec import encode_vector
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.reports import BuildReport
 
-__all__ = ["Upload", "WireTile"]
+__all__ = ["Upload"]
 
 #: Bytes of one tile: smaller tiles cost more thread switches, larger ones do not stay in the processor caches.
 _TILE_BYTES = 4 << 20
@@ -37,22 +38,6 @@ _CHECK_POLL_SECONDS = 0.5
 _SEAL_POLL_SECONDS = 0.1
 #: Attempts to send a segment of which nothing arrives.
 _FRUITLESS_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WireTile:
-    """A numbered tile of an upload, as it is sent; see ``ado_plugin.service.uploads.Tile``.
-
-    Attributes
-    ----------
-    header : mapping
-        Number, checksum, position, shape and element type, in JSON terms.
-    data : (n,) uint8
-        The values as bytes.
-    """
-
-    header: Mapping[str, Any]
-    data: AnyArray
 
 
 class Connection(Protocol):
@@ -112,6 +97,7 @@ class Upload:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._client = client
+        self._ids: Sequence[str] | None = schema.ids
         self._dtype = np.dtype(dtype) if dtype in ("float16", "float32", "float64") else np.dtype("float64")
         self._progress = progress
         self._total = schema.n_obs * schema.n_columns * self._dtype.itemsize
@@ -127,6 +113,7 @@ class Upload:
             "missing": missing,
             "tier": tier,
             "replace": replace,
+            **({} if schema.encoding is None else {"encoding": schema.encoding.to_json()}),
         }
         begun = self._begin()
         self._name: str = begun["upload"]
@@ -160,18 +147,26 @@ class Upload:
         for piece_left in self._segment[min(waiting, len(self._segment)) :]:
             piece_left.values = piece_left.values.copy(order="K")
 
-    def finish(self, targets: Mapping[str, Target] | None = None, provenance: Mapping[str, Any] | None = None) -> Any:
+    def finish(
+        self,
+        targets: Mapping[str, Target] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> Any:
         """Have the server seal and publish the store, and return the ``BuildReport``."""
         self.flush()
         described = {
             name: {"values": encode_vector(target.values), "classes": list(target.classes)}
             for name, target in (targets or {}).items()
         }
-        body = {
+        ids = self._ids if ids is None else ids
+        body: JSONObject = {
             "upload": self._name,
             "tiles": self._number,
             "crc": self._checksum,
             "targets": described,
+            "ids": None if ids is None else list(ids),
             "provenance": dict(provenance or {}),
             "wait": self._client.poll_seconds,
         }
@@ -182,11 +177,11 @@ class Upload:
                 # A server restarted meanwhile may still have all tiles; if it has not, the caller must repeat the upload.
                 if self._position()["next"] < self._number:
                     raise
-                body["targets"] = described
+                body |= {"targets": described, "ids": None if ids is None else list(ids)}
                 continue
             if reply["state"] == "done":
                 break
-            body["targets"] = {}  # the server has them
+            body |= {"targets": {}, "ids": None}  # the server has them
             time.sleep(_SEAL_POLL_SECONDS)  # with too many clients waiting the server answers at once
         self._open = False
         report = reply["report"]

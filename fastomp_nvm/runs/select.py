@@ -38,8 +38,8 @@ def select(
 
     Parameters
     ----------
-    data : FeatureStore, store URL, or (n_obs, n_features) array
-        The features. A table of mixed columns goes through ``create_store`` first.
+    data : FeatureStore, store URL, or (n_obs, n_features) array or table
+        The features. A text column of a table becomes one feature with a column per category.
     y : (n_obs,) array, optional
         The response; by default a target of the store. Two distinct labels become classes 0 and 1 for the logistic objective.
     threads : int, optional

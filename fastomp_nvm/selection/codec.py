@@ -19,15 +19,18 @@ import numpy as np
 
 from fastomp_nvm import errors
 from fastomp_nvm.algorithms.certificate import Certificate
-from fastomp_nvm.arrays import AnyArray, JSONObject
+from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
+from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.result import DataSize, Selection
+from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = [
     "LARGEST_MESSAGE",
     "as_names",
+    "decode_linear_model",
     "decode_message",
     "decode_request",
     "decode_selection",
@@ -200,6 +203,7 @@ def encode_selection(selection: Selection) -> JSONObject:
         "json": selection.to_json(),
         "columns": [list(part) for part in selection.columns],
         "column_positions": selection.column_positions.tolist(),
+        **({} if selection.encoding is None else {"encoding": selection.encoding.to_json()}),
     }
 
 
@@ -215,13 +219,15 @@ def decode_selection(sent: JSONObject) -> Selection:
         fields = {name: value for name, value in sent["json"].items() if name in Selection.__dataclass_fields__}
         certificate, columns = fields.get("certificate"), [list(part) for part in sent["columns"]]
         coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in fields["coef"]]
+        encoding = sent.get("encoding")  # results of earlier releases have none
         fields |= {
             "indices": np.array(fields["indices"], dtype=np.int64),
-            "coef": coef,
+            "coef": np.concatenate([np.empty(0), *coef]) if all(len(part) == 1 for part in coef) else coef,
             "intercept": float(fields["intercept"]),
             "score": float(fields["score"]),
             "columns": columns,
             "column_positions": np.array(sent["column_positions"], dtype=np.int64),
+            "encoding": None if encoding is None else TableEncoding.from_json(encoding),
             "certificate": None if certificate is None else Certificate(**certificate),
             "store": DataSize(**fields["store"]),
         }
@@ -235,6 +241,29 @@ def decode_selection(sent: JSONObject) -> Selection:
         return selection
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a field is missing or of the wrong type ({error!r})") from error
+
+
+def decode_linear_model(sent: object) -> tuple[ModelColumns, Float64Array, float]:
+    """Return the columns, the coefficients and the intercept that ``Selection.linear_model`` wrote.
+
+    Raises
+    ------
+    RequestError
+        A field is missing or of the wrong type, or the parts do not fit together.
+    """
+    try:
+        fields: JSONObject = dict(sent) if isinstance(sent, Mapping) else {}
+        names, encoding = as_names(fields["columns"], "columns"), fields["encoding"]
+        positions, coef = np.array(fields["column_positions"], dtype=np.int64), np.array(fields["coef"], dtype=np.float64)
+        intercept, n_columns = float(fields["intercept"]), int(fields["n_columns"])
+        if positions.shape != (len(names),) or coef.shape != positions.shape or not np.isfinite([*coef, intercept]).all():
+            raise ValueError("its parts do not fit together")
+        if positions.size and not (positions.min() >= 0 and positions.max() < n_columns):
+            raise ValueError("a column is none of the store")
+        plain = None if encoding is None else TableEncoding.from_json(encoding)
+        return ModelColumns(names, positions, n_columns, plain), coef, intercept
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"the model cannot be used ({str(error)[:100]}): send it as a client does") from error
 
 
 def encode_error(error: FastompError) -> dict[str, str]:

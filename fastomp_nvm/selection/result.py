@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
-from fastomp_nvm.errors import DataError
+from fastomp_nvm.errors import RequestError
 from fastomp_nvm.selection import display, plots
+from fastomp_nvm.selection.model import EncodedRows, ModelColumns, is_remote
+from fastomp_nvm.stores.builders import PREDICT_REMOTELY
+from fastomp_nvm.stores.encoding import TableEncoding
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from sklearn.pipeline import Pipeline
 
-__all__ = ["DataSize", "Selection", "Table"]
-
-
-@runtime_checkable
-class Table(Protocol):
-    """A table with named columns: the part of a pandas DataFrame that ``predict`` uses."""
-
-    @property
-    def columns(self) -> Container[object]:
-        """Names of the columns."""
-        ...
-
-    def __getitem__(self, names: list[str]) -> Table: ...
-
-    def to_numpy(self, *, dtype: type[np.float64]) -> Float64Array:
-        """Return the values (n, n_columns)."""
-        ...
+__all__ = ["DataSize", "Selection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +45,8 @@ class Selection:
         Names, in order of selection.
     indices : (s,) int64
         Feature indices, in order of selection.
-    coef : sequence of (d,) float64
-        Coefficients in original units, one array per feature.
+    coef : (s,) float64, or list of (d,) float64
+        Coefficients in original units: one per feature, or one array per feature if a feature has several columns.
     intercept : float
     score : float
         R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
@@ -68,6 +56,8 @@ class Selection:
         Column names of each selected feature; in the JSON object only when a feature has several.
     column_positions : (c,) int64
         Positions in the matrix of the columns behind ``coef``, concatenated. Not part of the JSON object.
+    encoding : TableEncoding, optional
+        How columns of a table become the selected columns, so that ``predict`` takes such tables. Not part of the JSON object.
     pseudo_r2, null_score : float, optional
         GLMs: McFadden's pseudo R^2, and the mean log-likelihood of the model without features.
     test_score, test_fraction : float, optional
@@ -118,11 +108,12 @@ class Selection:
 
     features: Sequence[str]
     indices: IndexArray
-    coef: Sequence[Float64Array]
+    coef: Float64Array | Sequence[Float64Array]
     intercept: float
     score: float
     columns: Sequence[Sequence[str]]
     column_positions: IndexArray
+    encoding: TableEncoding | None = None
     pseudo_r2: float | None = None
     null_score: float | None = None
     test_score: float | None = None
@@ -197,45 +188,105 @@ class Selection:
                 out[name] = asdict(value) if name in ("certificate", "store") else value
         out["features"] = list(self.features)
         out["indices"] = self.indices.tolist()
-        out["coef"] = [part.tolist() if len(part) > 1 else float(part[0]) for part in self.coef]
+        parts = [np.atleast_1d(part) for part in self.coef]
+        out["coef"] = [part.tolist() if len(part) > 1 else float(part[0]) for part in parts]
         del out["column_positions"]
+        out.pop("encoding", None)
         if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
             del out["columns"]
         if not self.skip_weak:
             del out["skip_weak"]
         return out
 
-    def predict(self, X: ArrayLike | Table) -> Float64Array:
-        """Return predictions for new observations.
+    @property
+    def column_coef(self) -> Float64Array:
+        """Coefficients of the selected columns (c,), in the order of ``column_positions``."""
+        return np.concatenate([np.empty(0), *(np.atleast_1d(part) for part in self.coef)])
+
+    def predict(self, X: object) -> Float64Array:
+        """Return the mean response for new observations.
 
         Parameters
         ----------
-        X : (n, n_columns) array or DataFrame
-            Observations with the columns of the store, in its order (a DataFrame may hold the selected columns alone, by name).
+        X : table, array, FeatureStore, store URL or path of a file
+            A pandas or polars DataFrame or a pyarrow Table with the columns of the table that the store was built from, or with
+            the columns of the store: by name, in any order, others are ignored. An array (n, n_columns) has the columns of the
+            store in its order. Of a store only the selected columns are read. Files are of the formats that ``ingest`` reads.
+            A label that the store does not know is 0 in all indicator columns; a missing cell is treated as the store treated
+            its own, and refused if it was built with ``missing="error"``. For a store on a server (``grpc://...``) the server
+            computes.
 
         Returns
         -------
         (n,) float64
-            The response (linear), the probability of class 1 (logistic) or the expected count (poisson).
+            The response (linear), the probability of ``classes[1]`` (logistic) or the expected count (poisson).
+        """
+        return self.mean_response(self.decision_function(X))
+
+    def predict_proba(self, X: object) -> Float64Array:
+        """Return the probability (n, 2) of each of ``classes``; for the logistic objective alone. ``X`` as for ``predict``."""
+        if self.objective != "logistic":
+            raise RequestError(f"a {self.objective} model has no classes: use predict, or select with the logistic objective")
+        positive = self.predict(X)
+        return np.column_stack((1.0 - positive, positive))
+
+    def decision_function(self, X: object) -> Float64Array:
+        """Return the linear predictor (n,), for the logistic objective the log odds of ``classes[1]``. ``X`` as for ``predict``."""
+        if isinstance(X, str) and is_remote(X):
+            return PREDICT_REMOTELY.load()(X, self.linear_model())[0]
+        return self.linear_predictor(self.encode(X).values)
+
+    def linear_model(self) -> JSONObject:
+        """Return the linear predictor in JSON terms, for a server to evaluate: columns, coefficients, intercept, encoding."""
+        return {
+            "columns": [name for part in self.columns for name in part],
+            "column_positions": self.column_positions.tolist(),
+            "n_columns": self.store.n_columns,
+            "coef": self.column_coef.tolist(),
+            "intercept": self.intercept,
+            "encoding": None if self.encoding is None else self.encoding.to_json(),
+        }
+
+    def encode(self, X: object, *, id_column: str | None = None) -> EncodedRows:
+        """Return new observations in the selected columns, with counts of unseen labels and filled cells.
+
+        Parameters
+        ----------
+        X
+            As for ``predict``.
+        id_column : str, optional
+            Column of ``X`` with identifiers, which are returned beside the values; a store has its own.
+
+        Returns
+        -------
+        EncodedRows
         """
         names = [name for part in self.columns for name in part]
-        if isinstance(X, Table):
-            missing = [name for name in names if name not in X.columns]
-            if missing:
-                raise DataError(f"X lacks the column {missing[0]!r}, which the model uses")
-            chosen: AnyArray = X[names].to_numpy(dtype=np.float64)
-        else:
-            array = np.asarray(X)
-            if array.ndim != 2 or array.shape[1] != self.store.n_columns:
-                raise DataError(f"X has shape {array.shape}: expected (n, {self.store.n_columns}), the columns of the store")
-            chosen = array[:, self.column_positions]
-        return self.mean_response(self.linear_predictor(chosen))
+        return ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding).of(X, id_column)
+
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Write the model to a JSON file, which ``fastomp_nvm.load`` and ``fastomp predict`` read.
+
+        Parameters
+        ----------
+        path : str or path
+        replace : bool
+            Replace a file that exists.
+        """
+        from fastomp_nvm.selection.model_file import save
+
+        save(self, path, replace=replace)
+
+    def to_sklearn(self) -> Pipeline:
+        """Return the model as a fitted scikit-learn ``Pipeline`` over tables; see :mod:`fastomp_nvm.selection.pipeline`."""
+        from fastomp_nvm.selection.pipeline import make_pipeline
+
+        return make_pipeline(self)
 
     def linear_predictor(self, chosen: AnyArray) -> Float64Array:
         """Return the linear predictor (n,) of ``chosen`` (n, c), the selected columns alone, as ``column_positions`` has them."""
-        coef = np.concatenate([np.empty(0), *self.coef])
         # One layout, whatever the caller's: the last bits of BLAS depend on it.
-        return np.asarray(np.ascontiguousarray(chosen, dtype=np.float64) @ coef + self.intercept)
+        return np.asarray(np.ascontiguousarray(chosen, dtype=np.float64) @ self.column_coef + self.intercept)
 
     def mean_response(self, eta: Float64Array) -> Float64Array:
         """Return the mean response (n,) for linear predictors ``eta`` (n,), on the scale of ``predict``."""

@@ -32,6 +32,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
+from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
@@ -286,11 +287,12 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
     return Selection(
         features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
-        coef=list(map(coef.__getitem__, spans)),
+        coef=coef if len(coef) == len(indices) else list(map(coef.__getitem__, spans)),
         intercept=fit.intercept + shift,
         score=fit.score,
         columns=list(map(column_names.__getitem__, spans)),
         column_positions=positions,
+        encoding=resolved_encoding(dataset.encoding, column_names, dataset.statistics.mean[positions]),
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol, cast
 
 import numpy as np
 
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.stores.contract import FeatureStore
-from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.stores.media import Medium, medium_of
+from fastomp_nvm.stores.open import create_store, open_store
+from fastomp_nvm.stores.url import StoreURL
 
-__all__ = ["Load", "Way", "open_dataset"]
+__all__ = ["Load", "Way", "has_text", "open_dataset"]
 
 #: What to copy into memory before a selection: matrix and tier, or the tier alone.
 Load = Literal["dram", "tier"]
+#: Beginnings of the names of types of numbers in pandas, polars and pyarrow.
+_NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool", "decimal")
 #: How to read files that are not in the page cache.
 Way = Literal["auto", "mmap", "direct"]
 
@@ -36,6 +41,7 @@ def open_dataset(
     Parameters
     ----------
     data : FeatureStore, store URL, (n_obs, n_features) array or table, or Dataset
+        A text column of a table becomes a feature with a column per category, as in ``create_store``.
     names : sequence of str, optional
         Feature names of an array.
     verify, load, io
@@ -49,7 +55,13 @@ def open_dataset(
         if not isinstance(data, FeatureStore):
             if verify or load is not None or io is not None:
                 raise RequestError("verify, load and io are for stores, and the data is in memory: leave them out")
-            yield data if isinstance(data, Dataset) else _of_array(data, names)
+            if isinstance(data, Dataset):
+                yield data
+            elif names is None and has_text(data):
+                with _encoded(data) as store:
+                    yield Dataset.of_store(store)
+            else:
+                yield _of_array(data, names)
             return
         if verify:
             data.verify()
@@ -59,8 +71,38 @@ def open_dataset(
         yield dataset.loaded(data.url) if load == "dram" else dataset
 
 
+def has_text(data: object) -> bool:
+    """Tell whether ``data`` is a pandas, polars or pyarrow table with a column of other values than numbers."""
+    library = type(data).__module__.partition(".")[0]
+    if library not in ("pandas", "polars", "pyarrow") or hasattr(data, "collect") or not hasattr(data, "columns"):
+        return False
+    types = getattr(data, "schema" if library == "pyarrow" else "dtypes", ())
+    kinds = [str(each.type if library == "pyarrow" else each).lower() for each in types]
+    return not all(kind.startswith(_NUMBERS) for kind in kinds)
+
+
+class _Memory(Medium, Protocol):
+    """The medium of stores in memory."""
+
+    def discard(self, url: StoreURL) -> None:
+        """Remove a store."""
+        ...
+
+
+@contextmanager
+def _encoded(data: object) -> Iterator[FeatureStore]:
+    """Yield a store in memory of a table with text columns; it is discarded afterwards."""
+    url = StoreURL.parse(f"dram:table-{secrets.token_hex(8)}")
+    create_store(url.text, data, dtype="float64", tier="none")
+    medium = cast("_Memory", medium_of(url))
+    try:
+        yield medium.open(url)
+    finally:
+        medium.discard(url)
+
+
 def _of_array(data: object, names: Sequence[str] | None) -> Dataset:
-    """Return the data set of an array or a table of numbers; a table of mixed columns needs ``create_store``."""
+    """Return the data set of an array or a table of numbers."""
     # The attribute ``columns`` of a pyarrow table holds values.
     columns = getattr(data, "column_names" if type(data).__module__.startswith("pyarrow") else "columns", None)
     if columns is not None and names is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 __all__ = ["MISSING_LABEL", "ColumnEncoding", "Kind", "TableEncoding"]
@@ -29,11 +30,19 @@ class ColumnEncoding:
     fill : float, optional
         Replacement of a missing number or date; for a category the position in ``labels`` of the label that missing cells get.
         None: missing cells are refused.
+    format : str
+        How the cells are written as text: of a date as for ``strptime``, empty for ISO 8601; of a number ``lenient`` if signs and
+        units around it are dropped.
     """
 
     kind: Kind = "number"
     labels: tuple[str, ...] = ()
     fill: float | None = None
+    format: str = ""
+
+    def to_json(self) -> list[Any]:
+        """Return the encoding in JSON terms."""
+        return [self.kind, list(self.labels), self.fill, *([self.format] if self.format else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,28 @@ class TableEncoding:
     thousands: str = ""
     decimal: str = "."
 
+    def indicators(self) -> dict[str, tuple[str, int]]:
+        """Return, by name of an indicator column of the store, the column of the table and the position of the label in it."""
+        found = {}
+        for name, each in self.columns.items():
+            for position, label in enumerate(each.labels):
+                found[f"{name}={label}"] = name, position
+            if len(each.labels) == 1:  # the only column of a feature has the name of the feature
+                found[name] = name, 0
+        return found
+
+    def restricted(self, columns: Iterable[str]) -> TableEncoding:
+        """Return the encoding of those columns of the table from which these ``columns`` of the store were made."""
+        if not self.columns:
+            return self
+        indicators = self.indicators()
+        sources = {indicators[name][0] if name in indicators else name for name in columns}
+        return replace(self, columns={name: each for name, each in self.columns.items() if name in sources})
+
     def to_json(self) -> dict[str, Any]:
         """Return the encoding in JSON terms."""
         return {
-            "columns": {name: [each.kind, list(each.labels), each.fill] for name, each in self.columns.items()},
+            "columns": {name: each.to_json() for name, each in self.columns.items()},
             "missing": self.missing,
             "na_values": list(self.na_values),
             "thousands": self.thousands,
@@ -73,11 +100,20 @@ class TableEncoding:
     def from_json(cls, found: Mapping[str, Any]) -> TableEncoding:
         """Return the encoding that ``to_json`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` if it is none."""
         columns = {}
-        for name, (kind, labels, fill) in found["columns"].items():
+        for name, (kind, labels, fill, *written) in found["columns"].items():
             fits = kind in ("number", "category", "date") and all(isinstance(label, str) for label in labels)
-            if not fits or not (fill is None or isinstance(fill, (int, float))):
+            fits = (
+                fits
+                and (kind == "category") == bool(labels)
+                and len(written) < 2
+                and all(isinstance(each, str) for each in written)
+            )
+            if fits and fill is not None:
+                fits = isinstance(fill, (int, float)) and math.isfinite(fill)
+                fits = fits and (kind != "category" or fill in range(len(labels)))
+            if not fits:
                 raise ValueError(f"the encoding of the column {name!r} is damaged")
-            columns[name] = ColumnEncoding(kind, tuple(labels), fill)
+            columns[name] = ColumnEncoding(kind, tuple(labels), fill, *written)
         texts = [found["missing"], found["thousands"], found["decimal"], *found["na_values"]]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a setting of the encoding is not text")

@@ -51,9 +51,9 @@ def create_store(
     ----------
     url : str
         Address of the new store.
-    X : (n_obs, n_columns) array, pandas DataFrame or pyarrow Table
+    X : (n_obs, n_columns) array, pandas or polars DataFrame, or pyarrow Table
         With ``rows="features"`` an array is (n_columns, n_obs). A text column of a table becomes one feature with a column per
-        category.
+        category, a date its days since 1970-01-01. The store keeps this encoding, so that models predict from such tables.
     y : (n_obs,) array, or mapping of name to array, optional
         Target or targets; text becomes classes.
     names : iterable of str, optional

@@ -21,6 +21,7 @@ from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
 from fastomp_nvm.matrix.tier import TierSidecar, quantise
 from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS, Sidecars, StoreLayout, Target
+from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.reports import BuildReport
 from fastomp_nvm.stores.url import StoreURL
@@ -190,6 +191,7 @@ class StoreBuilder:
         targets: Mapping[str, Target] | None = None,
         provenance: Mapping[str, Any] | None = None,
         announce: Callable[[BuildReport], None] | None = None,
+        ids: Sequence[str] | None = None,
     ) -> BuildReport:
         """Compute the sidecars and make the store visible.
 
@@ -201,6 +203,8 @@ class StoreBuilder:
             Where the data came from, as JSON data.
         announce : callable, optional
             Called with the report just before the store becomes visible.
+        ids : sequence of str, optional
+            Identifiers of the observations (n_obs,), where the schema did not have them yet.
 
         Returns
         -------
@@ -219,10 +223,14 @@ class StoreBuilder:
         for name, target in targets.items():
             if target.values.shape != (schema.n_obs,):
                 raise DataError(f"target {name!r} has {len(target.values)} values for {schema.n_obs} observations")
+        ids = schema.ids if ids is None else ids
+        if ids is not None and len(ids) != schema.n_obs:
+            raise DataError(f"there are {len(ids)} identifiers for {schema.n_obs} observations")
         kept, dropped = self._drop_features()
         blocks = column_grid(kept.offsets)
         imputed: dict[str, int] = {}
-        statistics, checksums, tier = self._seal(kept, blocks, imputed)
+        medians = np.empty(kept.n_columns) if self._missing == "median" and kept.encoding is not None else None
+        statistics, checksums, tier = self._seal(kept, blocks, imputed, medians)
         layout = StoreLayout(
             kept.n_obs,
             self._dtype.name,
@@ -238,9 +246,8 @@ class StoreBuilder:
         )
         if announce is not None:
             announce(report)
-        self._draft.commit(
-            Sidecars(layout, statistics, checksums, kept.features, kept.columns, targets, dict(provenance or {}), tier)
-        )
+        labels = (kept.features, kept.columns, targets, dict(provenance or {}))
+        self._draft.commit(Sidecars(layout, statistics, checksums, *labels, tier, _completed(kept, medians), ids))
         return report
 
     def _check_cells(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
@@ -283,12 +290,13 @@ class StoreBuilder:
         names = features if schema.columns is schema.features else tuple(schema.columns[int(column)] for column in columns)
         dropped = tuple(schema.features[int(feature)] for feature in np.flatnonzero(~keep))
         self._gaps = np.zeros(len(columns), dtype=bool)
-        return TableSchema(schema.n_obs, names, features, offsets), dropped
+        encoding = schema.encoding and schema.encoding.restricted(names)
+        return TableSchema(schema.n_obs, names, features, offsets, encoding), dropped
 
     def _seal(
-        self, kept: TableSchema, blocks: IndexArray, imputed: dict[str, int]
+        self, kept: TableSchema, blocks: IndexArray, imputed: dict[str, int], medians: Float64Array | None
     ) -> tuple[ColumnStatistics, IndexArray, TierSidecar | None]:
-        """Fill missing values, then compute moments, checksums and the tier, block by block."""
+        """Fill missing values, then compute moments, checksums and the tier, block by block; write ``medians`` if given."""
         matrix, codes = self._draft.matrix, self._draft.tier
         mean, norm, minimum, maximum = (np.empty(kept.n_columns) for _ in range(4))
         grams: list[Float64Array] = []
@@ -306,6 +314,8 @@ class StoreBuilder:
                 found = moments(tile)
                 mean[first:last], norm[first:last] = found.mean, found.norm
                 minimum[first:last], maximum[first:last] = found.minimum, found.maximum
+                if medians is not None:  # filling does not change the median
+                    medians[first:last] = np.median(tile.astype(np.float64), axis=1, overwrite_input=True)
                 checksum = crc32(tile.reshape(-1).view(np.uint8).data, checksum)
                 self._touch(*tile.shape)
                 if codes is not None:
@@ -350,6 +360,17 @@ class StoreBuilder:
         self._done += cells * self._dtype.itemsize
         if self._progress is not None:
             self._progress(self._done, 2 * self._schema.n_obs * self._schema.n_columns * self._dtype.itemsize)
+
+
+def _completed(kept: TableSchema, medians: Float64Array | None) -> TableEncoding | None:
+    """Return the encoding of a store with the median of each column of numbers; means are part of the statistics."""
+    if kept.encoding is None or medians is None:
+        return kept.encoding
+    columns, indicators = dict(kept.encoding.columns), kept.encoding.indicators()
+    for name, median in zip(kept.columns, medians.tolist(), strict=True):
+        if name not in indicators:
+            columns[name] = dataclasses.replace(columns.get(name, ColumnEncoding()), fill=median)
+    return dataclasses.replace(kept.encoding, columns=columns)
 
 
 def build_from_arrays(

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.stores.encoding import MISSING_LABEL
+from fastomp_nvm.stores.encoding import MISSING_LABEL, ColumnEncoding
 from storage_backends.readers.base import CHUNK_BYTES, Categories, spans
 
 __all__ = ["Indicators"]
@@ -29,6 +29,7 @@ class Indicators:
     ----------
     columns : list of str
         Names of the indicator columns.
+    encoding : ColumnEncoding
     filled : int
         Missing cells encoded as the category ``(missing)`` so far.
     """
@@ -43,6 +44,7 @@ class Indicators:
             self._filling = labels.index(MISSING_LABEL)
         self._name, self._missing = name, missing
         self.columns = [f"{name}={label}" for label in labels]
+        self.encoding = ColumnEncoding("category", tuple(labels), self._filling)
         self.filled = 0
 
     def tiles(self, first_obs: int, codes: AnyArray, budget: int = CHUNK_BYTES) -> Iterator[tuple[int, AnyArray]]:

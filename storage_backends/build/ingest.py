@@ -1,90 +1,69 @@
-"""Building a store from a source file: assigns a role to each column and passes chunks from a reader to the builder.
+"""From files to a store: what ``fastomp ingest`` runs.
 
-A column of the source is a feature, a target, or left out. A text column becomes one feature with several indicator columns. The
-store becomes visible once it is complete; nothing is left behind when ingest fails.
+The source is read in one or two passes of bounded memory and written to a builder chunk by chunk. The store appears only when it is
+complete; nothing is left behind when the ingest fails. A dry run reads in the same way and builds nothing.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import functools
 import os
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack, cast
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-from fastomp_nvm.errors import DataError, InputError, MediumError, near
-from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.arrays import BoolArray
+from fastomp_nvm.errors import DataError, InputError, MediumError, RequestError
+from fastomp_nvm.stores.contract import MISSING_POLICIES
+from fastomp_nvm.stores.encoding import TableEncoding
+from fastomp_nvm.stores.ingest_options import IngestFields, IngestOptions
 from fastomp_nvm.stores.media import medium_of
-from fastomp_nvm.stores.names import NumberedNames
-from fastomp_nvm.stores.reports import IngestReport, first_names
+from fastomp_nvm.stores.reports import ColumnReport, IngestReport, first_names
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
-from storage_backends.build.indicators import Indicators
-from storage_backends.build.schema import TableSchema
-from storage_backends.build.targets import make_target
+from storage_backends.build.column_schema import read_schema, write_schema
+from storage_backends.build.layout import Layout, rows_with_targets
+from storage_backends.build.plan import Plan, assigned, make_plan
+from storage_backends.build.profile import LENIENT, Profile, refusal
 from storage_backends.opened import already_exists
-from storage_backends.readers import open_reader
-from storage_backends.readers.base import Chunk, Reader, ReaderOptions, RowsOf, Scan
-from storage_backends.readers.target_files import is_target_file, read_target_file
+from storage_backends.readers.base import Reader, ReaderOptions, RowsOf, Scan
+from storage_backends.readers.cells import CellRules
+from storage_backends.readers.problems import Problems
+from storage_backends.readers.sources import local_files, open_sources
 
 __all__ = ["ingest"]
 
-_INTEGER = re.compile(r"-?\d{1,9}")
+# Most columns whose appearance is kept with a store.
+_MOST_KEPT = 1000
+# Cells that cannot be read that a dry run lists; the columns they are in are named with counts.
+_CELLS_SHOWN = 10
 
 
 def ingest(
-    source: str,
-    url: str,
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    url: str | None = None,
     *,
-    targets: Sequence[str] = (),
-    rows: RowsOf = "observations",
-    dtype: str = "float32",
-    missing: str = "error",
-    id_column: str | None = None,
-    drop: Sequence[str] = (),
-    tier: str = "int8",
-    replace: bool = False,
-    dataset: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     open_builder: Callable[..., Any] | None = None,
+    **options: Unpack[IngestFields],
 ) -> IngestReport:
-    """Build a store from a file.
+    """Build a store from one or more files.
 
     Parameters
     ----------
-    source : str
-        The file; its extension determines the format.
-    url : str
-        Where to build the store.
-    targets : sequence of str
-        Each a column name, a column position (when no column has that name; negative counts from the end), or a file with one
-        value per observation. A column takes precedence over a file of that name; ``./file`` is the file. Default: the target of
-        the format, if any (``y`` of a container, the labels of SVMlight).
-    rows : {"observations", "features"}
-        What one line of the file, or one row of its matrix, is.
-    dtype : {"float32", "float64", "float16"}
-        Element type of the store.
-    missing : {"error", "mean", "median", "drop-feature"}
-        How to treat missing cells. With ``mean`` and ``median`` a missing text becomes the category ``(missing)``.
-    id_column : str, optional
-        Column that identifies rows and is not a feature; with ``rows="features"`` the column of feature names.
-    drop : sequence of str
-        Names or patterns (``*``, ``?``, ``[...]``) of columns to leave out.
-    tier : {"int8", "none"}
-        What to keep next to the exact matrix.
-    replace : bool
-        Replace a store that exists.
-    dataset : str, optional
-        Which array of a container holds the table.
+    source : str, path, or sequence of them
+        Files, joined row by row; their extensions determine the format. A pattern with ``*``, ``?`` or ``[...]`` stands for all
+        files that match, a ``.zip`` archive for the one file in it, ``-`` for standard input.
+    url : str, optional
+        Where to build the store; not needed with ``dry_run``.
     progress : callable, optional
         Called with (bytes done, bytes to do) as the source is read and the store is written; the total is an estimate at first.
     open_builder : callable, optional
         Used in place of ``StoreBuilder``: a remote one sends the values to a server.
+    **options
+        See :class:`fastomp_nvm.stores.ingest_options.IngestOptions`.
 
     Returns
     -------
@@ -93,58 +72,228 @@ def ingest(
     Raises
     ------
     InputError
-        The source, a name or a cell is not as expected; the message names it.
+        The source, a name or a cell is not as expected; the message names it. After a cell that cannot be read,
+        ``DataError.problems`` lists the first hundred.
     """
-    if rows not in ("observations", "features"):
-        raise InputError(f"unknown rows {rows!r}: expected observations or features")
-    if open_builder is None:
+    asked = IngestOptions(**options)
+    if asked.rows not in ("observations", "features"):
+        raise InputError(f"unknown rows {asked.rows!r}: expected observations or features")
+    if asked.missing not in MISSING_POLICIES:
+        raise RequestError(f"unknown policy for missing values {asked.missing!r}: expected one of {', '.join(MISSING_POLICIES)}")
+    if url is None and not asked.dry_run:
+        raise InputError("no place for the store was given: name one, or ask for a dry run")
+    if open_builder is None and url is not None and not asked.dry_run:
         parsed = StoreURL.parse(url)
-        if not replace and medium_of(parsed).exists(parsed):  # before the source is read; the draft checks again
+        if not asked.replace and medium_of(parsed).exists(parsed):  # before the source is read; the draft checks again
             raise already_exists(url)
-        open_builder = StoreBuilder
-    meter = _Meter(progress, source)
-    options = ReaderOptions(rows=rows, dataset=dataset, id_column=id_column, consumed=meter.consumed)
+    sources = [os.fspath(source)] if isinstance(source, (str, os.PathLike)) else [os.fspath(each) for each in source]
     try:
-        with open_reader(source, options) as reader:
-            meter.passes = reader.passes
-            columns, sources = _plan(reader, targets, id_column, drop)
-            scan = reader.scan(columns)
-            layout = _Layout(reader, columns, sources, scan, missing)
-            with open_builder(
-                url, layout.schema, dtype=dtype, missing=missing, tier=tier, replace=replace, progress=meter.built
-            ) as builder:
-                for chunk in reader.chunks(columns, scan):
-                    layout.write(builder, chunk)
-                responses = layout.responses()
-                provenance = {
-                    "source": os.path.basename(source),
-                    "source_bytes": os.path.getsize(source),
-                    "rows": rows,
-                    "missing": missing,
-                }
-                built = builder.finish(responses, provenance)
-            return IngestReport(
-                n_obs=built.n_obs,
-                n_features=built.n_features,
-                n_columns=built.n_columns,
-                bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
-                imputed=sum(built.imputed.values()) + layout.filled,
-                dropped=built.dropped,
-                constant=built.constant,
-                targets=tuple(responses),
-                notes=tuple(reader.notes),
-                fingerprint=built.fingerprint,
-            )
+        with local_files(sources, asked.format) as paths:
+            return _Ingest(paths, asked, progress).run(url or "", open_builder or StoreBuilder)
     except OSError as error:
-        raise MediumError(f"reading {source} failed: {error.strerror or error}") from error
+        raise MediumError(f"reading {', '.join(sources)} failed: {error.strerror or error}") from error
+
+
+class _Ingest:
+    """One ingest of local files."""
+
+    def __init__(self, paths: Sequence[str], options: IngestOptions, progress: Callable[[int, int], None] | None) -> None:
+        self._paths = paths
+        self._schema = None if options.schema is None else read_schema(options.schema)
+        self._options = options if self._schema is None else self._schema.merged(options)
+        self._meter = _Meter(progress, paths)
+
+    def run(self, url: str, open_builder: Callable[..., Any]) -> IngestReport:
+        """Read the files, and build the store unless this is a dry run."""
+        asked = self._options
+        rules = CellRules.of(asked.na_values, asked.thousands or "", asked.decimal or ".")
+        options = ReaderOptions(
+            rows=cast("RowsOf", asked.rows),
+            dataset=asked.dataset,
+            id_column=asked.id_column,
+            consumed=self._meter.consumed,
+            rules=rules,
+            encoding=asked.encoding or "utf-8",
+            format=asked.format,
+        )
+        with open_sources(self._paths, options) as opened:
+            if self._schema is not None:
+                self._schema.check(opened)
+            plan = make_plan(opened, asked, None if self._schema is None else self._schema.rules)
+            reader = assigned(opened, plan)
+            self._meter.passes = reader.passes + (reader.passes > 0) * (
+                (plan.id_column is not None) + (asked.drop_missing_target and bool(plan.target_columns))
+            )
+            try:
+                return self._dry(reader, plan) if asked.dry_run else self._build(reader, plan, url, open_builder)
+            except DataError as error:
+                if asked.dry_run:
+                    raise
+                self._meter.stop()
+                needed = plan.columns.tolist() if asked.missing == "error" else plan.target_columns
+                explained = reader.explain(error, plan.columns, needed)
+                if explained is error:
+                    raise
+                raise DataError(*explained.args, problems=(*error.problems, *explained.problems)) from error
+
+    def _build(self, reader: Reader, plan: Plan, url: str, open_builder: Callable[..., Any]) -> IngestReport:
+        """Build the store."""
+        asked = self._options
+        scan = reader.scan(plan.columns)
+        refused = []
+        for position, categories in scan.categories.items():
+            column = int(plan.columns[position])
+            problem = refusal(reader, reader.names[column], categories, scan.n_obs, explicit=column in plan.rules)
+            if problem:
+                joint = "is " if problem.startswith(("almost", "mixed")) else "holds " if problem.startswith("more") else ""
+                refused.append(f"{reader.label}: column {reader.names[column]!r} {joint}{problem}")
+        if refused:
+            raise DataError(refused[0], problems=refused[1:])
+        ids, keep = self._rows(reader, plan, scan)
+        encoding = TableEncoding({}, asked.missing, tuple(asked.na_values), asked.thousands or "", asked.decimal or ".")
+        layout = Layout(reader, plan, scan, encoding, keep)
+        schema = layout.schema if ids is None else replace(layout.schema, ids=ids)
+        profile = Profile(len(plan.columns), scan.n_obs)
+        with open_builder(
+            url,
+            schema,
+            dtype=asked.dtype,
+            missing=asked.missing,
+            tier=asked.tier,
+            replace=asked.replace,
+            progress=self._meter.built,
+        ) as builder:
+            for chunk in reader.chunks(plan.columns, scan):
+                profile.add(chunk)
+                layout.write(builder, chunk)
+            responses = layout.responses()
+            columns = profile.reports(reader, plan, scan, ids, Problems(), every=False)
+            left_out = np.ones(len(reader.names), dtype=bool)
+            left_out[plan.columns] = False
+            dropped = [reader.names[column] for column in np.flatnonzero(left_out).tolist() if column != plan.id_column]
+            provenance = self._provenance(columns, profile.missing_cells(reader, plan, scan), dropped)
+            built = builder.finish(responses, provenance)
+        if asked.schema_out is not None:
+            write_schema(asked.schema_out, reader, plan, scan, asked)
+        return IngestReport(
+            n_obs=built.n_obs,
+            n_features=built.n_features,
+            n_columns=built.n_columns,
+            bytes=built.n_obs * built.n_columns * np.dtype(built.dtype).itemsize,
+            imputed=sum(built.imputed.values()) + layout.filled,
+            dropped=built.dropped,
+            constant=built.constant,
+            targets=tuple(responses),
+            notes=tuple(reader.notes),
+            fingerprint=built.fingerprint,
+            types=profile.types(columns, len(reader.names)),
+            classes=tuple(len(target.classes) for target in responses.values()),
+            columns=columns,
+        )
+
+    def _dry(self, reader: Reader, plan: Plan) -> IngestReport:
+        """Read the source and report what was understood, with everything that an ingest would refuse."""
+        asked, found = self._options, Problems()
+        reader.collect(found)
+        scan = reader.scan(plan.columns)
+        overflowing = {position for position, categories in scan.categories.items() if categories.overflow}
+        chosen = [position for position in range(len(plan.columns)) if position not in overflowing]
+        read = plan.columns[chosen]
+        known = {place: scan.categories[at] for place, at in enumerate(chosen) if at in scan.categories}
+        profile = Profile(len(plan.columns), scan.n_obs)
+        places = np.array(chosen, dtype=np.int64)
+        for chunk in reader.chunks(read, Scan(scan.n_obs, known)) if chosen else ():
+            profile.add(chunk, places)
+        ids, keep = self._rows(reader, plan, scan)
+        columns = profile.reports(reader, plan, scan, ids, found)
+        if asked.schema_out is not None:
+            write_schema(asked.schema_out, reader, plan, scan, asked)
+        used = [column for column in columns if column.type not in ("identifier", "dropped")]
+        features = [column for column in used if column.type != "target"]
+        problems = [f"column {column.name!r}: {column.problem}" for column in used if column.problem]
+        empty = [column.name for column in features if column.missing == scan.n_obs]
+        if empty and asked.missing != "drop-feature":
+            word = shlex.quote(empty[0])
+            problems.append(f"columns without any value ({first_names(empty)}): leave them out with --drop {word}")
+        gaps = [column.name for column in features if column.missing > 0]
+        if gaps and asked.missing == "error":
+            count = f"{len(gaps):,} column{'s' * (len(gaps) > 1)}"
+            problems.append(f"{count} with missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")
+        gaps = [column.name for column in used if column.type == "target" and column.missing > 0]
+        if gaps and not asked.drop_missing_target:
+            problems.append(f"the target {gaps[0]!r} has missing cells: leave such rows out with --drop-missing-target")
+        return IngestReport(
+            n_obs=scan.n_obs if keep is None else int(keep.sum()),
+            n_features=len(features) - sum(len(members) - 1 for members in plan.groups.values()),
+            n_columns=0,
+            bytes=0,
+            imputed=0,
+            dropped=(),
+            constant=tuple(column.name for column in features if column.type == "constant"),
+            targets=tuple(source.name for source in plan.targets),
+            notes=tuple(reader.notes),
+            fingerprint="",
+            types=profile.types(columns, len(reader.names)),
+            classes=tuple(_classes(columns, source.name) for source in plan.targets),
+            columns=columns,
+            problems=(*problems, *found.lines(_CELLS_SHOWN)),
+        )
+
+    def _rows(self, reader: Reader, plan: Plan, scan: Scan) -> tuple[list[str] | None, BoolArray | None]:
+        """Return the identifiers of the observations and a mask of those to keep, each None if it was not asked for."""
+        keep = rows_with_targets(reader, plan, scan) if self._options.drop_missing_target and plan.targets else None
+        if keep is not None and not keep.all():
+            count = int((~keep).sum())
+            what = "1 observation with a missing target was" if count == 1 else f"{count:,} observations with a missing target were"
+            reader.notes.append(f"{what} left out")
+        elif self._options.drop_missing_target and not plan.targets:
+            raise InputError("--drop-missing-target needs a target: name it with --target")
+        if plan.id_column is None:
+            return None, keep
+        ids = reader.identifiers(plan.id_column)
+        if keep is not None:
+            ids = [text for text, kept in zip(ids, keep.tolist(), strict=True) if kept]
+        name, repeated = reader.names[plan.id_column], len(ids) - len(set(ids))
+        again = f"; {repeated:,} of them repeat an earlier one" if repeated else ""
+        reader.notes.append(f"column {name!r} is kept as identifiers of the observations{again}")
+        return ids, keep
+
+    def _provenance(self, columns: Sequence[ColumnReport], missing: Mapping[str, int], dropped: Sequence[str]) -> dict[str, Any]:
+        """Return where the data came from and what was understood of its columns, as JSON data."""
+        asked = self._options
+        names = [os.path.basename(path) for path in self._paths]
+        identifiers = [column for column in columns if column.type == "identifier"]
+        advised = {column.name: column.advice for column in columns if column.advice}
+        return {
+            "source": names[0],
+            **({"sources": names} if len(names) > 1 else {}),
+            "source_bytes": sum(map(os.path.getsize, self._paths)),
+            "rows": asked.rows,
+            "missing": asked.missing,
+            "table": {
+                "missing": dict(missing),
+                "left_out": [
+                    *([column.name, column.type, column.assumed] for column in identifiers),
+                    *([name, "dropped", "left out as asked"] for name in dropped),
+                ],
+                "assumed": {column.name: column.assumed for column in columns if column.assumed == LENIENT},
+                "advice": dict(list(advised.items())[:_MOST_KEPT]),
+                "advised": len(advised),
+            },
+        }
+
+
+def _classes(columns: Sequence[ColumnReport], target: str) -> int:
+    """Return the number of classes of a target, 0 for numbers."""
+    return next((column.categories or 0 for column in columns if column.name == target and column.type == "target"), 0)
 
 
 class _Meter:
     """Progress of reading the source and building the store, as one sum."""
 
-    def __init__(self, progress: Callable[[int, int], None] | None, source: str) -> None:
+    def __init__(self, progress: Callable[[int, int], None] | None, paths: Sequence[str]) -> None:
         self._progress = progress
-        self._source_bytes = os.path.getsize(source) if os.path.isfile(source) else 0
+        self._source_bytes = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
         self._read = self._built = 0
         # Estimates until the reader and the builder exist; readers that read on opening make two passes.
         self.passes, self._to_build = 2, 2 * self._source_bytes
@@ -159,176 +308,11 @@ class _Meter:
         self._built, self._to_build = done, total
         self._report()
 
+    def stop(self) -> None:
+        """Report nothing more."""
+        self._progress = None
+
     def _report(self) -> None:
         """Report the sum."""
         if self._progress is not None:
             self._progress(self._read + self._built, self.passes * self._source_bytes + self._to_build)
-
-
-@dataclass(frozen=True, slots=True)
-class _TargetSource:
-    """A target: a column of the table, or ``load``, which returns its name and values given the number of observations."""
-
-    name: str
-    column: int = -1
-    load: Callable[[int], tuple[str, AnyArray]] | None = None
-
-
-def _plan(
-    reader: Reader, targets: Sequence[str], id_column: str | None, drop: Sequence[str]
-) -> tuple[IndexArray, list[_TargetSource]]:
-    """Return the columns of features and targets, in file order, and the targets in the requested order."""
-    names = reader.names
-    _check_names(reader)
-    asked = list(targets) or ([reader.default_target] if reader.default_target else [])
-    sources = [_target_source(reader, text) for text in asked]
-    keep = np.ones(len(names), dtype=bool)
-    if id_column is not None and not reader.names_from_id:
-        found = _column(names, id_column)
-        if found is None:
-            raise InputError(f"{reader.label} has no column {id_column!r} to leave out as identifier{_hint(names, id_column)}")
-        keep[found] = False
-    for pattern in drop:
-        matched = _matching(names, pattern)
-        if not matched.any():
-            raise InputError(f"no column of {reader.label} matches {pattern!r}, so nothing is dropped{_hint(names, pattern)}")
-        keep &= ~matched
-    chosen = [source.column for source in sources if source.load is None]
-    if len(set(chosen)) < len(chosen):
-        raise InputError(f"two targets are the same column of {reader.label}: name each once")
-    keep[chosen] = True
-    if int(keep.sum()) == len(chosen):
-        raise DataError(f"{reader.label} has no features: at least one column besides targets and dropped ones is needed")
-    return np.flatnonzero(keep), sources
-
-
-def _target_source(reader: Reader, text: str) -> _TargetSource:
-    """Return the source that a target argument names."""
-    names = reader.names
-    if not text.startswith(("./", "../", "/")):
-        if text in reader.vectors and text not in names:
-            return _TargetSource(text, load=lambda _: (text, reader.vector(text)))
-        column = _column(names, text)
-        if column is not None:
-            return _TargetSource(names[column], column=column)
-        if not is_target_file(text):
-            raise InputError(
-                f"the target {text!r} is neither a column of {reader.label} nor a file with one value per observation"
-                f"{_hint(names, text)}"
-            )
-    if not os.path.isfile(text):
-        raise InputError(f"there is no file {text} to take a target from")
-    return _TargetSource(os.path.basename(text), load=functools.partial(read_target_file, text))
-
-
-def _column(names: Sequence[str], text: str) -> int | None:
-    """Return the position of a column given by name, or else by number."""
-    if text in names:
-        return names.index(text)
-    if _INTEGER.fullmatch(text) and -len(names) <= int(text) < len(names):
-        return int(text) % len(names)
-    return None
-
-
-def _matching(names: Sequence[str], pattern: str) -> BoolArray:
-    """Return a mask of the names that equal or match a pattern."""
-    match = re.compile(fnmatch.translate(pattern)).match
-    return np.fromiter((name == pattern or match(name) is not None for name in names), dtype=bool, count=len(names))
-
-
-def _check_names(reader: Reader) -> None:
-    """Raise ``DataError`` for an empty or repeated name."""
-    if isinstance(reader.names, NumberedNames):
-        return
-    first: dict[str, int] = {}
-    for position, name in enumerate(reader.names, start=1):
-        if not name:
-            raise DataError(f"{reader.label}: column {position} has no name: give it one")
-        if name in first:
-            raise DataError(f"{reader.label}: columns {first[name]} and {position} are both named {name!r}: rename one of them")
-        first[name] = position
-
-
-class _Layout:
-    """Maps each chosen column to columns of the store or to a target."""
-
-    def __init__(self, reader: Reader, columns: IndexArray, targets: Sequence[_TargetSource], scan: Scan, missing: str) -> None:
-        self._reader = reader
-        self._categories = scan.categories
-        #: Name of each target with the target, or with the position of its column.
-        self._targets: list[tuple[str, Target | int]] = []
-        #: Values of the targets that are columns, by position.
-        self._target_values: dict[int, Float64Array] = {}
-        for source in targets:
-            if source.load is not None:  # before the chunks, so that a target that does not fit is refused early
-                name, values = source.load(scan.n_obs)
-                self._targets.append((name, make_target(name, values)))
-            else:
-                position = int(np.searchsorted(columns, source.column))
-                self._targets.append((source.name, position))
-                self._target_values[position] = np.empty(scan.n_obs)
-        given = [name for name, _ in self._targets]
-        if len(set(given)) < len(given):
-            raise InputError(f"two targets have the same name among {first_names(given)}: rename one of them")
-        self._texts = {
-            position: Indicators(reader.names[int(columns[position])], categories, missing)
-            for position, categories in scan.categories.items()
-            if position not in self._target_values
-        }
-        widths = np.ones(len(columns), dtype=np.int64)
-        widths[list(self._target_values)] = 0
-        for position, text in self._texts.items():
-            widths[position] = len(text.columns)
-        self._first_column = np.concatenate(([0], np.cumsum(widths)))
-        self._special = np.array(sorted([*self._target_values, *self._texts]), dtype=np.int64)
-        if not self._special.size and len(columns) == len(reader.names):
-            self.schema = TableSchema.plain(scan.n_obs, reader.names)
-            return
-        groups: list[tuple[str, Sequence[str]]] = []
-        for position in np.flatnonzero(widths).tolist():
-            name = reader.names[int(columns[position])]
-            groups.append((name, self._texts[position].columns if position in self._texts else [name]))
-        self.schema = TableSchema.grouped(scan.n_obs, groups)
-
-    def write(self, builder: StoreBuilder, chunk: Chunk) -> None:
-        """Write a chunk to the builder: runs of numeric columns, text as indicators; keep the values of targets."""
-        first, last = chunk.first_column, chunk.first_column + chunk.values.shape[1]
-        begin = first
-        for special in (
-            *self._special[np.searchsorted(self._special, first) : np.searchsorted(self._special, last)].tolist(),
-            last,
-        ):
-            if begin < special:
-                builder.write_tile(
-                    chunk.first_obs, int(self._first_column[begin]), chunk.values[:, begin - first : special - first]
-                )
-            begin = special + 1
-            if special == last:
-                break
-            cells = chunk.values[:, special - first]
-            if special in self._target_values:
-                self._target_values[special][chunk.first_obs : chunk.first_obs + len(cells)] = cells
-            else:
-                for first_obs, tile in self._texts[special].tiles(chunk.first_obs, cells, self._reader.options.chunk_bytes):
-                    builder.write_tile(first_obs, int(self._first_column[special]), tile)
-
-    @property
-    def filled(self) -> int:
-        """Missing texts that became a category of their own so far."""
-        return sum(text.filled for text in self._texts.values())
-
-    def responses(self) -> dict[str, Target]:
-        """Return the targets; complete once all chunks were written."""
-        found = {}
-        for name, target in self._targets:
-            if isinstance(target, int):  # numbers, or codes of a text column
-                values = make_target(name, self._target_values[target]).values
-                found[name] = Target(values, self._categories[target].labels if target in self._categories else ())
-            else:
-                found[name] = target
-        return found
-
-
-def _hint(names: Sequence[str], text: str) -> str:
-    """Return the end of a message: similar names, or the first names."""
-    return near(text, names) or f": its columns are {first_names(names)}"

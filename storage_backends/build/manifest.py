@@ -15,7 +15,7 @@
       features: [0, 10240]         # first, and one past the last
       columns: [0, 10240]
       fingerprint: 32 hex digits
-      labels: 32 hex digits        # optional: of its names and targets, which the fingerprint does not cover
+      labels: 32 hex digits        # optional: of its names, targets, ..., which the fingerprint does not cover
       resource: shard-0            # optional: Ray resource of the machines that have this store
 
 URLs and resources may be edited by hand; everything else is checked against the shards when the store is opened.
@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.tier import TierSidecar
 from fastomp_nvm.stores.contract import STORE_DTYPES, TIERS, Sidecars, StoreLayout
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.statistics import fingerprint
 
@@ -167,7 +168,17 @@ def merged(parts: Sequence[Sidecars]) -> Sidecars:
         first.targets,
         {name: value for name, value in first.provenance.items() if name != "cut"},
         tier,
+        _encoding(parts),
+        first.ids,
     )
+
+
+def _encoding(parts: Sequence[Sidecars]) -> TableEncoding | None:
+    """Return the encoding of the table behind all shards."""
+    kept = [part.encoding for part in parts if part.encoding is not None]
+    if len(kept) < len(parts):
+        return None
+    return replace(kept[0], columns={name: each for part in kept for name, each in part.columns.items()})
 
 
 def _stacked(edges: Sequence[IndexArray]) -> IndexArray:

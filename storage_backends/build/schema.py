@@ -13,6 +13,7 @@ import numpy as np
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
 
 __all__ = ["TableSchema"]
@@ -32,6 +33,10 @@ class TableSchema:
         One name per feature.
     offsets : (n_features + 1,) int64
         Feature ``f`` spans columns ``offsets[f]:offsets[f + 1]``.
+    encoding : TableEncoding, optional
+        How the columns of the source become these columns; the builder completes it.
+    ids : sequence of str, optional
+        Identifiers of the observations (n_obs,).
 
     Raises
     ------
@@ -43,6 +48,8 @@ class TableSchema:
     columns: Sequence[str]
     features: Sequence[str]
     offsets: IndexArray
+    encoding: TableEncoding | None = None
+    ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.n_obs < 1:
@@ -61,6 +68,8 @@ class TableSchema:
                 f"feature {self.features[widest]!r} spans {widths[widest]} columns and at most {BLOCK_COLUMNS} are possible: "
                 "merge rare categories or drop it"
             )
+        if self.ids is not None and len(self.ids) != self.n_obs:
+            raise DataError(f"there are {len(self.ids)} identifiers for {self.n_obs} observations")
         _check_names(self.features, "feature")
         if self.columns is not self.features:
             _check_names(self.columns, "column")
@@ -77,7 +86,7 @@ class TableSchema:
         return len(self.features)
 
     @classmethod
-    def plain(cls, n_obs: int, names: Iterable[str]) -> TableSchema:
+    def plain(cls, n_obs: int, names: Iterable[str], encoding: TableEncoding | None = None) -> TableSchema:
         """Return the schema of a table in which each column is one feature.
 
         Parameters
@@ -85,12 +94,13 @@ class TableSchema:
         n_obs : int
         names : iterable of str
             Column names; ``NumberedNames(n)`` if there are none.
+        encoding : TableEncoding, optional
         """
         kept = names if isinstance(names, NumberedNames) else tuple(names)
-        return cls(n_obs, kept, kept, np.arange(len(kept) + 1, dtype=np.int64))
+        return cls(n_obs, kept, kept, np.arange(len(kept) + 1, dtype=np.int64), encoding)
 
     @classmethod
-    def grouped(cls, n_obs: int, groups: Iterable[tuple[str, Sequence[str]]]) -> TableSchema:
+    def grouped(cls, n_obs: int, groups: Iterable[tuple[str, Sequence[str]]], encoding: TableEncoding | None = None) -> TableSchema:
         """Return the schema of features that span adjacent columns.
 
         Parameters
@@ -98,6 +108,7 @@ class TableSchema:
         n_obs : int
         groups : iterable of (feature name, its column names)
             In column order. A feature of one column gives that column its name.
+        encoding : TableEncoding, optional
         """
         features: list[str] = []
         columns: list[str] = []
@@ -106,7 +117,7 @@ class TableSchema:
             features.append(feature)
             columns.extend(members if len(members) > 1 else [feature] * len(members))
             offsets.append(len(columns))
-        return cls(n_obs, tuple(columns), tuple(features), np.array(offsets, dtype=np.int64))
+        return cls(n_obs, tuple(columns), tuple(features), np.array(offsets, dtype=np.int64), encoding)
 
 
 def _check_names(names: Sequence[str], kind: str) -> None:

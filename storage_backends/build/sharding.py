@@ -23,6 +23,7 @@ from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.tier import TierSidecar
+from fastomp_nvm.stores.builders import Sources
 from fastomp_nvm.stores.contract import FeatureStore, Sidecars, StoreLayout
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.open import open_store
@@ -109,7 +110,7 @@ def cut(
             columns = (int(sidecars.layout.blocks[first]), int(sidecars.layout.blocks[last]))
             features = tuple(np.searchsorted(sidecars.layout.offsets, columns).tolist())
             url = name if scheme == "mmap" else f"{scheme}:{name}"
-            labels = label_digest(part.names, part.column_names, part.targets)
+            labels = label_digest(part)
             addresses.append(ShardAddress(name, url, part.layout.fingerprint, features, columns, name if pin else "", labels))
         layout = sidecars.layout
         tier = "none" if sidecars.tier is None else "int8"
@@ -123,8 +124,10 @@ def cut(
     return final / MANIFEST
 
 
-def ingest_shards(source: str, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any) -> tuple[Any, Path]:
-    """Ingest a file into shards; return the report of ``ingest`` and the path of the manifest.
+def ingest_shards(
+    source: Sources, out: str, into: int | Sequence[float], *, replace: bool = False, **options: Any
+) -> tuple[Any, Path]:
+    """Ingest files into shards; return the report of ``ingest`` and the path of the manifest.
 
     The data are ingested into a temporary store, whose blocks are freed as they are copied: features with missing values may be
     dropped, so block boundaries are known only after the last row. Needs disk space for the data and one shard.
@@ -168,6 +171,8 @@ def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any
         sidecars.targets,
         {**sidecars.provenance, "cut": whole},
         tier,
+        sidecars.encoding and sidecars.encoding.restricted(sidecars.column_names[columns]),
+        sidecars.ids,
     )
 
 

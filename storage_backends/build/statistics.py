@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.stores.contract import BLOCK_COLUMNS, Target
+from fastomp_nvm.stores.contract import BLOCK_COLUMNS, Sidecars
 
 __all__ = ["column_grid", "fingerprint", "label_digest"]
 
@@ -42,10 +41,13 @@ def fingerprint(n_obs: int, dtype: str, offsets: IndexArray, blocks: IndexArray,
     return digest.hexdigest()[:32]
 
 
-def label_digest(names: Sequence[str], column_names: Sequence[str], targets: Mapping[str, Target]) -> str:
-    """Return a digest (32 hexadecimal digits) of the names of features and columns and of the targets."""
-    digest = hashlib.sha256(json.dumps([list(names), list(column_names)]).encode("ascii"))
-    for name, target in targets.items():
+def label_digest(sidecars: Sidecars) -> str:
+    """Return a digest (32 hexadecimal digits) of names, targets, encoding and identifiers."""
+    digest = hashlib.sha256(json.dumps([list(sidecars.names), list(sidecars.column_names)]).encode("ascii"))
+    if sidecars.encoding is not None or sidecars.ids is not None:
+        kept = sidecars.encoding and sidecars.encoding.to_json()
+        digest.update(json.dumps([kept, list(sidecars.ids or ())], sort_keys=True).encode("ascii"))
+    for name, target in sidecars.targets.items():
         digest.update(json.dumps([name, target.classes]).encode("ascii"))
         digest.update(np.ascontiguousarray(target.values, dtype="<f8").tobytes())
     return digest.hexdigest()[:32]

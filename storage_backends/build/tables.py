@@ -1,4 +1,4 @@
-"""Arrays, pandas and pyarrow tables as a schema and a stream of tiles.
+"""Arrays and pandas, polars and pyarrow tables as a schema and a stream of tiles.
 
 Tiles are observations x columns and small, so the data are never copied as a whole. A text column becomes one feature with one
 indicator column per category; missing texts are recognised as in files.
@@ -6,9 +6,7 @@ indicator column per category; missing texts are recognised as in files.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -16,11 +14,11 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
+from storage_backends.build.columns import Column, is_number, table_columns
 from storage_backends.build.indicators import Indicators
 from storage_backends.build.schema import TableSchema
-from storage_backends.readers.base import Categories
-from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS, MISSING_TOKENS
 
 __all__ = ["Table", "as_table"]
 
@@ -55,7 +53,7 @@ def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups |
 
     Parameters
     ----------
-    X : array, pandas DataFrame or pyarrow Table
+    X : array, pandas or polars DataFrame, or pyarrow Table
     names : iterable of str or None
         Column names that replace those of ``X``.
     rows : {"observations", "features"}
@@ -71,13 +69,12 @@ def as_table(X: Any, *, names: Iterable[str] | None, rows: str, groups: Groups |
     """
     if rows not in ("observations", "features"):
         raise DataError(f"unknown rows {rows!r}: expected observations or features")
-    library = type(X).__module__.partition(".")[0]
-    if library in ("pandas", "pyarrow") and hasattr(X, "columns"):
-        if rows == "features":
-            raise DataError("a table has observations in its rows: pass rows='observations', or an array")
-        columns = _pandas_columns(X) if library == "pandas" else _arrow_columns(X)
-        return _ColumnTable(len(X), columns, names, groups, missing)
-    return _ArrayTable(X, names, rows, groups)
+    columns = table_columns(X)
+    if columns is None:
+        return _ArrayTable(X, names, rows, groups, missing)
+    if rows == "features":
+        raise DataError("a table has observations in its rows: pass rows='observations', or an array")
+    return _ColumnTable(len(X), columns, names, groups, missing)
 
 
 class _ArrayTable:
@@ -85,7 +82,7 @@ class _ArrayTable:
 
     filled: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, X: Any, names: Iterable[str] | None, rows: str, groups: Groups | None) -> None:
+    def __init__(self, X: Any, names: Iterable[str] | None, rows: str, groups: Groups | None, missing: str) -> None:
         if hasattr(X, "toarray"):
             raise DataError("the data is a sparse matrix: pass X.toarray(), or ingest it from an SVMlight or .mtx file")
         array: AnyArray = X if isinstance(X, np.ndarray) else np.asarray(X)
@@ -96,13 +93,15 @@ class _ArrayTable:
         self._array = array if rows == "observations" else array.T
         n_obs, n_columns = self._array.shape
         labels = _column_names(names, n_columns)
+        encoding = TableEncoding(missing=missing)
         self._order: IndexArray | None = None
         if groups:
             features = _arrange(labels, groups)
             self._order = np.array([position for _, members in features for position in members], dtype=np.int64)
-            self.schema = TableSchema.grouped(n_obs, [(name, [labels[member] for member in members]) for name, members in features])
+            grouped = [(name, [labels[member] for member in members]) for name, members in features]
+            self.schema = TableSchema.grouped(n_obs, grouped, encoding)
         else:
-            self.schema = TableSchema.plain(n_obs, labels)
+            self.schema = TableSchema.plain(n_obs, labels, encoding)
 
     def tiles(self) -> Iterator[Tile]:
         """Yield tiles in memory order."""
@@ -121,7 +120,7 @@ class _ArrayTable:
             try:
                 tile = tile.astype(np.float64)
             except (TypeError, ValueError) as error:
-                row, column = next(cell for cell in np.ndindex(tile.shape) if not _is_number(tile[cell]))
+                row, column = next(cell for cell in np.ndindex(tile.shape) if not is_number(tile[cell]))
                 raise DataError(
                     f"row {top + row + 1} of column {self.schema.columns[left + column]!r} holds {tile[row, column]!r}: "
                     "a number is needed (text goes into a table, column by column)"
@@ -129,20 +128,11 @@ class _ArrayTable:
         return np.ma.filled(tile.astype(np.float64), np.nan) if isinstance(tile, np.ma.MaskedArray) else tile
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of a table: numbers, or (with ``categories``) codes of categories; NaN where missing."""
-
-    name: str
-    categories: Categories | None
-    load: Callable[[], AnyArray]
-
-
 class _ColumnTable:
     """A table whose columns each have their own type."""
 
     def __init__(
-        self, n_obs: int, columns: Sequence[_Column], names: Iterable[str] | None, groups: Groups | None, missing: str
+        self, n_obs: int, columns: Sequence[Column], names: Iterable[str] | None, groups: Groups | None, missing: str
     ) -> None:
         labels = [column.name for column in columns] if names is None else _column_names(names, len(columns))
         texts = [
@@ -159,7 +149,12 @@ class _ColumnTable:
             for member in members:
                 text = texts[member]
                 grouped[-1][1].extend([labels[member]] if text is None else text.columns)
-        self.schema = TableSchema.grouped(n_obs, grouped)
+        special = {
+            name: ColumnEncoding(column.kind) if text is None else text.encoding
+            for name, column, text in zip(labels, columns, texts, strict=True)
+            if text is not None or column.kind != "number"
+        }
+        self.schema = TableSchema.grouped(n_obs, grouped, TableEncoding(special, missing))
 
     def tiles(self) -> Iterator[Tile]:
         """Yield the columns, one after the other."""
@@ -212,76 +207,3 @@ def _arrange(names: Sequence[str], groups: Groups) -> list[tuple[str, list[int]]
         elif position == min(members_of[group]):
             features.append((group, members_of[group]))
     return features
-
-
-def _pandas_columns(frame: Any) -> list[_Column]:
-    """Return the columns of a pandas DataFrame."""
-    from pandas.api import types
-
-    columns = []
-    for position, label in enumerate(frame.columns):
-        series, name = frame.iloc[:, position], str(label)
-        kind = series.dtype
-        if types.is_bool_dtype(kind) or (types.is_numeric_dtype(kind) and not types.is_complex_dtype(kind)):
-            columns.append(_Column(name, None, functools.partial(series.to_numpy, dtype=np.float64, na_value=np.nan)))
-        elif types.is_object_dtype(kind) or types.is_string_dtype(kind) or str(kind) == "category":
-            columns.append(_object_column(name, np.asarray(series, dtype=object), series.isna().to_numpy(dtype=bool), str(kind)))
-        else:
-            raise DataError(f"column {name!r} holds {kind}: convert it to numbers or text, or drop it")
-    return columns
-
-
-def _arrow_columns(table: Any) -> list[_Column]:
-    """Return the columns of a pyarrow Table."""
-    from pyarrow import types
-
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type
-        if types.is_dictionary(kind) or str(kind) in ARROW_TEXTS:
-            dense = column.cast(kind.value_type) if types.is_dictionary(kind) else column
-            missing = dense.is_null().to_numpy()
-            columns.append(_object_column(name, np.array(dense.to_pylist(), dtype=object), missing, "category"))
-        elif ARROW_NUMBERS.match(str(kind)):
-            columns.append(_Column(name, None, functools.partial(_arrow_numbers, column)))
-        else:
-            raise DataError(f"column {name!r} holds {kind}: convert it to numbers or text, or drop it")
-    return columns
-
-
-def _arrow_numbers(column: Any) -> AnyArray:
-    """Return a numeric pyarrow column as float64, nulls as NaN."""
-    return np.asarray(column.cast("float64", safe=False).to_numpy(), dtype=np.float64)
-
-
-def _object_column(name: str, values: AnyArray, missing: AnyArray, kind: str) -> _Column:
-    """Return a column of Python objects: categories if they are text or ``kind`` is ``category``, else numbers."""
-    present = values[~missing]
-    texts = [isinstance(value, str) for value in present]
-    if len(texts) and all(texts):
-        cells = np.array([value.strip() for value in present], dtype=object)
-        absent = np.array([cell in MISSING_TOKENS for cell in cells])
-        missing, present = missing.copy(), cells[~absent]
-        missing[~missing] = absent
-    if kind != "category" and not any(texts):
-        if not all(_is_number(value) for value in present):
-            raise DataError(f"column {name!r} holds {type(present[0]).__name__} objects: convert it to numbers or text, or drop it")
-        numbers = np.full(len(values), np.nan)
-        numbers[~missing] = present.astype(np.float64)
-        return _Column(name, None, lambda: numbers)
-    if any(texts) and not all(texts):
-        row = int(np.flatnonzero(~missing)[texts.index(False)])
-        raise DataError(f"column {name!r} mixes text with other values: row {row + 1} holds {values[row]!r}")
-    labels, inverse = np.unique(present, return_inverse=True)
-    codes = np.full(len(values), np.nan, dtype=np.float32)
-    codes[~missing] = inverse.reshape(-1)
-    return _Column(name, Categories(tuple(map(str, labels)), bool(missing.any())), lambda: codes)
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether ``value`` converts to a float."""
-    try:
-        float(np.nan if value is None else value)
-    except (TypeError, ValueError):
-        return False
-    return True

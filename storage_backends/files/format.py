@@ -9,7 +9,8 @@
     statistics.npz   mean, norm, minimum, maximum; concatenated Gram matrices of features with several columns;
                      offsets, blocks, checksums
     targets.npz      values, n_targets x n_obs
-    names.json       names of features, columns and targets; classes of targets
+    names.json       names of features, columns and targets; classes of targets; encoding of the source, if it is known
+    ids.json         identifiers of the observations, if the source has them
     regions/         durable regions, one file NAME.bin each
 
 Decoders raise ``StoreError`` with the reason; the caller adds the path.
@@ -32,6 +33,7 @@ from fastomp_nvm.errors import InputError, StoreError
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.tier import TierSidecar
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS, STORE_DTYPES, Sidecars, StoreLayout, Target
+from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
 
 __all__ = [
@@ -62,6 +64,7 @@ STATISTICS = "statistics.npz"
 TARGETS = "targets.npz"
 NAMES = "names.json"
 SIDECARS = (STATISTICS, TARGETS, NAMES)
+IDS = "ids.json"
 TIER = "tier.npy"
 TIER_STATISTICS = "tier.npz"
 
@@ -127,6 +130,7 @@ def encode_sidecars(sidecars: Sidecars) -> dict[str, bytes]:
         "features": _encode_names(sidecars.names),
         "columns": None if sidecars.column_names is sidecars.names else _encode_names(sidecars.column_names),
         "targets": [{"name": name, "classes": list(target.classes)} for name, target in sidecars.targets.items()],
+        **({} if sidecars.encoding is None else {"encoding": sidecars.encoding.to_json()}),
     }
     files = {
         STATISTICS: _encode_arrays(
@@ -142,6 +146,8 @@ def encode_sidecars(sidecars: Sidecars) -> dict[str, bytes]:
         TARGETS: _encode_arrays(values=values),
         NAMES: json.dumps(names, separators=(",", ":")).encode("ascii"),
     }
+    if sidecars.ids is not None:
+        files[IDS] = json.dumps(list(sidecars.ids), separators=(",", ":")).encode("ascii")
     if (tier := sidecars.tier) is not None:
         fingerprint = np.array(tier.fingerprint)
         files[TIER_STATISTICS] = _encode_arrays(
@@ -200,7 +206,8 @@ def decode_header(raw: bytes) -> Header:
         sound = sound and files[MATRIX]["bytes"] == matrix_length(*matrix)
         sound = sound and (tier is None or files[TIER]["bytes"] == matrix_length(*tier))
         sidecars = {}
-        for name in SIDECARS if tier is None else (*SIDECARS, TIER_STATISTICS):
+        optional = [*([] if tier is None else [TIER_STATISTICS]), *([IDS] if IDS in files else [])]
+        for name in (*SIDECARS, *optional):
             sidecars[name] = files[name]["bytes"], files[name]["crc32"]
     except (KeyError, TypeError):
         sound = False
@@ -224,9 +231,10 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
         if zlib.crc32(data) != checksum:
             raise StoreError(f"{name} does not match its checksum")
         try:
-            content[name] = json.loads(data) if name == NAMES else dict(np.load(io.BytesIO(data), allow_pickle=False))
+            plain = name in (NAMES, IDS)
+            content[name] = json.loads(data) if plain else dict(np.load(io.BytesIO(data), allow_pickle=False))
         except Exception as error:  # json, zipfile, zlib and numpy each raise their own types
-            raise StoreError(f"{name} is not a readable {'JSON' if name == NAMES else 'NPZ'} file") from error
+            raise StoreError(f"{name} is not a readable {'JSON' if plain else 'NPZ'} file") from error
     arrays, values, tier = content[STATISTICS], content[TARGETS], content.get(TIER_STATISTICS)
     n_columns, n_obs, dtype = header.matrix
     targets: dict[str, Target] = {}
@@ -261,6 +269,11 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
         for entry, response in zip(content[NAMES]["targets"], values["values"], strict=True):
             name, *classes = _texts([entry["name"], *entry["classes"]])
             targets[name] = Target(response, tuple(classes))
+        kept = content[NAMES].get("encoding")
+        encoding = None if kept is None else TableEncoding.from_json(kept)
+        ids = _texts(content[IDS]) if IDS in content else None
+        if ids is not None and len(ids) != n_obs:
+            raise ValueError("an observation lacks an identifier")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise StoreError(f"a sidecar disagrees with {HEADER} about the shape of the store, or lacks a field") from error
     if tier is not None and str(tier.get("fingerprint")) != header.fingerprint:
@@ -274,6 +287,8 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
         targets,
         header.provenance,
         tier and TierSidecar(tier["scale"], tier["error"], tier["norm"], tier["checksums"], header.fingerprint),
+        encoding,
+        ids,
     )
 
 

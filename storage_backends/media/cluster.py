@@ -13,7 +13,7 @@ import contextlib
 import os
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -224,12 +224,13 @@ class ClusterStore(OpenedStore):
                 raise StoreError(f"{address.name} is foreign: its shape is not that of its place in the manifest")
             if (part.tier is None) != (manifest.tier == "none"):
                 raise StoreError(f"{address.name} is stale: it and the manifest disagree about the int8 tier; cut the shards again")
-            if address.labels and address.labels != label_digest(part.names, part.column_names, part.targets):
+            if address.labels and address.labels != label_digest(part):
                 raise StoreError(
                     f"{address.name} is stale: its names or targets are not those it was cut with; put the right store back or cut "
                     "the shards again"
                 )
-            if label_digest((), (), part.targets) != label_digest((), (), parts[0].targets):
+            mine, first = (label_digest(replace(each, names=(), column_names=(), encoding=None)) for each in (part, parts[0]))
+            if mine != first:
                 raise StoreError(f"{address.name} is stale: its targets are not those of {manifest.shards[0].name}")
 
     def _make_traits(self) -> MediumTraits:

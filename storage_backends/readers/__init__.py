@@ -56,7 +56,8 @@ def open_reader(path: str, options: ReaderOptions) -> Reader:
     """
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory: name a file")
-    extension = _extension(path)
+    extension = _extension(path) if options.format is None else f".{options.format}"
+    READERS.check(extension)
     _check_file(path)
     try:
         reader = READERS.load(extension)

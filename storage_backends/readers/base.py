@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -21,8 +22,11 @@ from typing import Literal
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.errors import DataError, FastompError
-from storage_backends.readers.text import MISSING_TOKENS
+from fastomp_nvm.errors import DataError, FastompError, InputError
+from fastomp_nvm.stores.encoding import Kind
+from storage_backends.readers.cells import CellRules, ColumnRule
+from storage_backends.readers.problems import Problems
+from storage_backends.readers.text import MISSING_TOKENS, shorten
 
 __all__ = [
     "CHUNK_BYTES",
@@ -35,6 +39,7 @@ __all__ = [
     "RowsOf",
     "Scan",
     "as_float",
+    "as_text",
     "float_type",
     "library_errors",
     "rows_are_efficient",
@@ -70,6 +75,12 @@ class ReaderOptions:
         Budget of one chunk.
     consumed : callable, optional
         Called during a pass with the number of bytes of the source read since the previous call.
+    rules : CellRules
+        What cells of text mean.
+    encoding : str
+        Of text files.
+    format : str, optional
+        Extension that stands for the format, without a point, in place of the file's own.
     """
 
     rows: RowsOf = "observations"
@@ -77,14 +88,34 @@ class ReaderOptions:
     id_column: str | None = None
     chunk_bytes: int = CHUNK_BYTES
     consumed: Callable[[int], None] | None = None
+    rules: CellRules = field(default_factory=CellRules)
+    encoding: str = "utf-8"
+    format: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """Labels of a categorical column in code order (sorted), and whether some of its cells are missing."""
+    """Labels of a categorical column.
+
+    Attributes
+    ----------
+    labels : tuple of str
+        In code order (sorted).
+    has_missing : bool
+        Whether some cells are missing.
+    counts : tuple of int
+        Cells of each label, where a reader counts them.
+    missing : int
+        Missing cells, where a reader counts them.
+    overflow : bool
+        Whether there are more labels than are listed and allowed.
+    """
 
     labels: tuple[str, ...]
     has_missing: bool
+    counts: tuple[int, ...] = ()
+    missing: int = 0
+    overflow: bool = False
 
     def codes(self) -> dict[str, float]:
         """Return the code of each label."""
@@ -154,12 +185,44 @@ class Reader(ABC):
     names_from_id: bool = False
     #: Passes over the source reported to ``ReaderOptions.consumed``; 0 for binary formats, which are read chunk by chunk.
     passes: int = 0
+    #: Whether the file itself tells text from numbers, so that text that looks like numbers is meant as text.
+    typed: bool = True
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
         self.path = path
         self.options = options
         self.label = os.path.basename(path)
         self.notes: list[str] = []
+        #: Explicit rules of columns, by position.
+        self.rules: dict[int, ColumnRule] = {}
+
+    def assign(self, rules: Mapping[int, ColumnRule]) -> None:
+        """Read columns by explicit rules, given by position; before ``scan``."""
+        for column, rule in rules.items():
+            if self.kind_of(column) == "number" and rule.kind != "number":
+                name, option = self.names[column], "--date" if rule.kind == "date" else "--categorical"
+                raise InputError(f"{self.label}: column {name!r} holds numbers, expected text for {option}: leave the option out")
+            self.rules[column] = rule
+
+    def kind_of(self, column: int) -> Kind:
+        """Return what a column holds, as far as it is known before ``scan``."""
+        return self.rules[column].kind if column in self.rules else "number"
+
+    def convert(self, column: int, codes: dict[str, float] | None) -> Callable[[str], float]:
+        """Return the function that turns a cell of a text column into a number, a day or a code; ``DataError`` if it is none."""
+        rule = self.rules.get(column, ColumnRule("category"))
+        read = self.options.rules.convert(rule, codes)
+
+        def converted(cell: str) -> float:
+            number = read(cell.strip())
+            if number is None:
+                expected = {"number": "a number", "date": "a date", "category": "a label of the schema"}[rule.kind]
+                raise DataError(
+                    f"{self.label}: column {self.names[column]!r} holds {shorten(cell)}, expected {expected}: correct it"
+                )
+            return number
+
+        return converted
 
     def scan(self, columns: IndexArray) -> Scan:
         """Count observations and find the labels of the categorical ones among ``columns``.
@@ -179,6 +242,24 @@ class Reader(ABC):
         """Return the (n_obs,) array ``name``, one of ``vectors``."""
         raise DataError(f"{self.label} has no array {name!r} besides its table")
 
+    def identifiers(self, column: int) -> list[str]:
+        """Return the cells of a column as text; may read the file once."""
+        columns = np.array([column])
+        scan = self.scan(columns)
+        cells = np.empty(scan.n_obs)
+        for chunk in self.chunks(columns, scan):
+            cells[chunk.first_obs : chunk.first_obs + len(chunk.values)] = chunk.values[:, 0]
+        labels = scan.categories[0].labels if 0 in scan.categories else None
+        return [as_text(cell) if labels is None or cell != cell else labels[int(cell)] for cell in cells.tolist()]
+
+    def collect(self, problems: Problems) -> None:
+        """From now on add cells and lines that cannot be read to ``problems`` in place of raising, where the format allows it."""
+        return
+
+    def explain(self, error: DataError, columns: IndexArray, complete: Collection[int]) -> DataError:
+        """Return ``error``, or a better one that lists all problems of ``columns``; cells of ``complete`` must not be missing."""
+        return error
+
     def close(self) -> None:
         """Release the file."""
         return
@@ -191,34 +272,44 @@ class Reader(ABC):
 
 
 class LabelCollector:
-    """Collects the labels of a categorical column; refuses a column with too many of them.
+    """Collects the labels of a categorical column and their counts.
 
     Parameters
     ----------
-    source, column : str
-        Named in the error.
+    missing : frozenset of str
+        Cells that mean "missing".
     """
 
-    def __init__(self, source: str, column: str) -> None:
-        self._where = f"{source}: column {column!r}"
-        self._labels: set[str] = set()
-        self._has_missing = False
+    def __init__(self, missing: frozenset[str] = MISSING_TOKENS) -> None:
+        self._tokens = missing
+        self._counts: Counter[str] = Counter()
+        self._missing = 0
+        self._overflow = False
 
-    def add(self, cells: Iterable[str | None]) -> None:
-        """Add the labels among ``cells``; None and ``MISSING_TOKENS`` are missing cells."""
-        found = {"" if cell is None else cell.strip() for cell in cells}
-        labels = found - MISSING_TOKENS
-        self._has_missing |= len(labels) < len(found)
-        self._labels |= labels
-        if len(self._labels) > MAX_CATEGORIES:
-            raise DataError(
-                f"{self._where} holds text with more than {MAX_CATEGORIES} different values: "
-                "leave it out with --drop (or --id if it identifies the rows), or merge rare values"
-            )
+    def add(self, cells: Mapping[str | None, int] | Mapping[str, int]) -> None:
+        """Add counts of cells; None and missing tokens are missing cells."""
+        for cell, count in cells.items():
+            label = "" if cell is None else cell.strip()
+            if label in self._tokens:
+                self._missing += count
+            elif label in self._counts or len(self._counts) <= MAX_CATEGORIES:
+                self._counts[label] += count
+        self._overflow = len(self._counts) > MAX_CATEGORIES
 
-    def result(self) -> Categories:
-        """Return the categories found."""
-        return Categories(tuple(sorted(self._labels)), self._has_missing)
+    def result(self, rule: ColumnRule | None = None) -> Categories:
+        """Return the categories found; a rule with labels lists all that are allowed."""
+        labels = tuple(sorted(self._counts)) if rule is None or rule.labels is None else rule.labels
+        counts = tuple(self._counts[label] for label in labels)
+        return Categories(
+            labels, self._missing > 0, counts, self._missing, self._overflow and (rule is None or rule.labels is None)
+        )
+
+
+def as_text(value: float) -> str:
+    """Return a number as text: whole numbers without a point, nothing for NaN."""
+    if value != value:
+        return ""
+    return str(int(value)) if abs(value) < 1e15 and value == int(value) else repr(value)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import pyarrow.parquet
 
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.errors import DataError, InputError
+from fastomp_nvm.stores.encoding import Kind
 from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
 from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS
 
@@ -58,13 +59,21 @@ class _ColumnarReader(Reader):
 
     def scan(self, columns: IndexArray) -> Scan:
         """Check the types and collect the labels of the text columns."""
-        texts = [position for position, column in enumerate(columns) if self._is_text(int(column))]
-        collectors = {position: LabelCollector(self.label, self.names[int(columns[position])]) for position in texts}
+        texts = [position for position, column in enumerate(columns.tolist()) if self.kind_of(column) == "category"]
+        collectors = {position: LabelCollector(self.options.rules.missing) for position in texts}
         for group in (texts[first:last] for first, last in spans(len(texts), _DECODER_BYTES, self.options.chunk_bytes)):
             for batch in self._batches([int(columns[position]) for position in group], 1 << 16):
                 for position, array in zip(group, batch.columns, strict=True):
-                    collectors[position].add(array.unique().to_pylist())
-        return Scan(self.n_obs, {position: collector.result() for position, collector in collectors.items()})
+                    collectors[position].add(_counts(array))
+        rules = {position: self.rules.get(int(columns[position])) for position in texts}
+        return Scan(self.n_obs, {position: collector.result(rules[position]) for position, collector in collectors.items()})
+
+    def identifiers(self, column: int) -> list[str]:
+        """Return the cells of a column as text."""
+        found: list[str] = []
+        for batch in self._batches([column], 1 << 16):
+            found.extend("" if cell is None else str(cell).strip() for cell in batch.column(0).to_pylist())
+        return found
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield batches of rows, or slabs of columns when a batch would not fit."""
@@ -100,22 +109,31 @@ class _ColumnarReader(Reader):
                 batch.validate(full=True)  # offsets of damaged text could point outside the buffers
                 yield batch
 
-    def _is_text(self, column: int) -> bool:
-        """Return whether a column is categorical; raise ``DataError`` for a type that is neither text nor number."""
+    def kind_of(self, column: int) -> Kind:
+        """Return the kind by the explicit rule, or else by the type; ``DataError`` for a type of another kind."""
+        if column in self.rules:
+            return self.rules[column].kind
         field = self._schema.field(self._fields[column])
-        kind = str(field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type)
-        if kind in ARROW_TEXTS or ARROW_NUMBERS.match(kind):
-            return kind in ARROW_TEXTS
+        kind = _value_type(field.type)
+        if _is_moment(kind):
+            return "date"
+        if str(kind) in ARROW_TEXTS or ARROW_NUMBERS.match(str(kind)):
+            return "category" if str(kind) in ARROW_TEXTS else "number"
         raise DataError(
-            f"{self.label}: column {field.name!r} is of type {field.type}, expected numbers or text: "
+            f"{self.label}: column {field.name!r} is of type {field.type}, expected numbers, text or dates: "
             "convert it or leave it out with --drop"
         )
 
     def _cells(self, array: Any, column: int, codes: dict[str, float] | None) -> Any:
-        """Return the (rows,) numbers or codes of an array, NaN where missing."""
-        if codes is not None:
-            encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
-            lookup = [np.nan if cell is None else codes.get(cell.strip(), np.nan) for cell in encoded.dictionary.to_pylist()]
+        """Return the (rows,) numbers, days or codes of an array, NaN where missing."""
+        if _is_moment(array.type):
+            zone = getattr(array.type, "tz", None)
+            moments = array.cast(pyarrow.timestamp("us", tz=zone)).cast(pyarrow.int64())
+            return moments.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False) / 86_400e6
+        if str(_value_type(array.type)) in ARROW_TEXTS:
+            convert = self.convert(column, codes)
+            encoded = _encoded(array)
+            lookup = [np.nan if cell is None else convert(cell) for cell in encoded.dictionary.to_pylist()]
             # A missing cell has a null index, which is mapped to an extra entry at the end.
             return np.array([*lookup, np.nan])[encoded.indices.fill_null(len(lookup)).to_numpy(zero_copy_only=False)]
         if pyarrow.types.is_dictionary(array.type):
@@ -126,6 +144,32 @@ class _ColumnarReader(Reader):
             return array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         except pyarrow.ArrowException as error:
             raise DataError(f"{self.label}: column {self.names[column]!r} cannot be read as numbers: {error}") from error
+
+
+def _value_type(kind: Any) -> Any:
+    """Return the type of the cells of a column."""
+    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+
+
+def _is_moment(kind: Any) -> bool:
+    """Return whether a type is a date or a moment."""
+    return bool(pyarrow.types.is_date(kind) or pyarrow.types.is_timestamp(kind))
+
+
+def _encoded(array: Any) -> Any:
+    """Return an array of text as codes and a dictionary."""
+    return array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
+
+
+def _counts(array: Any) -> dict[str | None, int]:
+    """Return the number of cells of each text."""
+    encoded = _encoded(array)
+    counts: dict[str | None, int] = {None: array.null_count} if array.null_count else {}
+    found = np.bincount(encoded.indices.drop_null().to_numpy(), minlength=len(encoded.dictionary)).tolist()
+    for cell, count in zip(encoded.dictionary.to_pylist(), found, strict=True):
+        if count:
+            counts[cell] = counts.get(cell, 0) + count
+    return counts
 
 
 def _pandas_index(schema: Any) -> frozenset[str]:

@@ -5,6 +5,7 @@ The matrix is chosen as in every container (see ``ContainerReader``); without an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError, InputError
+from fastomp_nvm.stores.encoding import Kind
 from storage_backends.readers.base import (
     Categories,
     Chunk,
@@ -59,18 +61,25 @@ class Hdf5Reader(ContainerReader):
         with self._damage():
             return Scan(self.n_obs, self._categories(columns))
 
+    def kind_of(self, column: int) -> Kind:
+        """Return the kind by the explicit rule, or else by the type."""
+        if column in self.rules or self._matrix is not None or not _is_text(self._columns[column]):
+            return super().kind_of(column)
+        return "category"
+
     def _categories(self, columns: IndexArray) -> dict[int, Categories]:
         """Return the labels of the text columns, by position."""
         categories = {}
         for position, column in enumerate(columns.tolist()):
             dataset = self._columns[column]
-            if not _is_text(dataset):
-                float_type(dataset.dtype, f"{self.label}: column {self.names[column]!r}")
+            if self.kind_of(column) != "category":
+                if not _is_text(dataset):
+                    float_type(dataset.dtype, f"{self.label}: column {self.names[column]!r}")
                 continue
-            collector = LabelCollector(self.label, self.names[column])
+            collector = LabelCollector(self.options.rules.missing)
             for cells in self._text_slabs(dataset):
-                collector.add(cells)
-            categories[position] = collector.result()
+                collector.add(Counter(cells))
+            categories[position] = collector.result(self.rules.get(column))
         return categories
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
@@ -145,10 +154,17 @@ class Hdf5Reader(ContainerReader):
     def _column(self, column: int, scan: Scan, position: int) -> AnyArray:
         """Return the (n_obs,) numbers or codes of one column."""
         dataset = self._columns[column]
-        if position not in scan.categories:
+        if not _is_text(dataset):
             return as_float(dataset[...], f"{self.label}: column {self.names[column]!r}")
-        codes = scan.categories[position].codes()
-        return np.array([codes.get(cell, np.nan) for cells in self._text_slabs(dataset) for cell in cells])
+        convert = self.convert(column, scan.categories[position].codes() if position in scan.categories else None)
+        return np.array([convert(cell) for cells in self._text_slabs(dataset) for cell in cells])
+
+    def identifiers(self, column: int) -> list[str]:
+        """Return the cells of a column as text."""
+        if self._matrix is not None or not _is_text(self._columns[column]):
+            return super().identifiers(column)
+        with self._damage():
+            return [cell for cells in self._text_slabs(self._columns[column]) for cell in cells]
 
     def _text_slabs(self, dataset: Any) -> Iterator[list[str]]:
         """Yield the cells of a text column, stripped."""

@@ -11,30 +11,25 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
-from storage_backends.readers.text import (
-    BLOCK_BYTES,
-    MISSING_TOKENS,
-    Consumed,
-    decode,
-    open_bytes,
-    parse_number,
-    read_some,
-    shorten,
-)
+from storage_backends.readers.cells import CellRules, ColumnRule, Convert
+from storage_backends.readers.problems import Problem, Problems
+from storage_backends.readers.text import BLOCK_BYTES, Consumed, decode, open_bytes, read_some, shorten
 
 __all__ = [
     "Dialect",
     "RecordBlock",
     "arrow_texts",
     "cell_rows",
+    "column_cells",
     "first_record",
     "parse_arrow",
     "parse_cells",
@@ -54,11 +49,14 @@ _ARROW_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Path, delimiter and column names of a file."""
+    """Path, delimiter, column names, meaning of cells and encoding of a file."""
 
     path: str
     delimiter: str
     names: Sequence[str]
+    rules: CellRules = field(default_factory=CellRules)
+    #: What a cell should be, by column, for columns that are not plain numbers.
+    expected: dict[int, str] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -82,7 +80,12 @@ class RecordBlock:
 
 
 def record_blocks(
-    path: str, *, skip_first: bool = False, block_bytes: int = BLOCK_BYTES, consumed: Consumed = None
+    path: str,
+    *,
+    skip_first: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+    consumed: Consumed = None,
+    encoding: str = "utf-8",
 ) -> Iterator[RecordBlock]:
     """Yield the records of a file in runs; blank lines are not records.
 
@@ -95,9 +98,11 @@ def record_blocks(
         Bytes read at once; a run holds at least one record.
     consumed : callable, optional
         Called with the number of bytes of the file consumed by each read.
+    encoding : str
+        Of the file; the runs are UTF-8.
     """
     row, line, pending = 0, 1, b""
-    with open_bytes(path) as stream:
+    with open_bytes(path, encoding) as stream:
         while (data := read_some(stream, block_bytes, path, consumed)) or pending:
             buffer = pending + (data or b"\n")  # the last line may lack its newline
             if line == 1:
@@ -118,9 +123,9 @@ def record_blocks(
             line += buffer.count(b"\n", start, cut)
 
 
-def first_record(path: str) -> bytes | None:
+def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
     """Return the first record of a file, or None if all lines are blank."""
-    block = next(record_blocks(path, block_bytes=1 << 16), None)
+    block = next(record_blocks(path, block_bytes=1 << 16, encoding=encoding), None)
     if block is None:
         return None
     ends, filled = _record_ends(block.data)
@@ -166,7 +171,11 @@ def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, text
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=b'"' in block.data),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types=types, include_columns=list(types), null_values=sorted(MISSING_TOKENS), strings_can_be_null=False
+                column_types=types,
+                include_columns=list(types),
+                null_values=sorted(dialect.rules.missing),
+                strings_can_be_null=False,
+                decimal_point=dialect.rules.decimal,
             ),
         )
     except pyarrow.ArrowException:
@@ -174,45 +183,57 @@ def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, text
     return table if table.num_rows == block.rows else None
 
 
-def parse_arrow(
-    dialect: Dialect, block: RecordBlock, columns: IndexArray, codes: dict[int, dict[str, float]]
-) -> Float64Array | None:
+def parse_arrow(dialect: Dialect, block: RecordBlock, columns: IndexArray, converts: Mapping[int, Convert]) -> Float64Array | None:
     """Parse a run with pyarrow, as ``parse_cells`` does; return None if pyarrow does not accept it."""
-    table = _arrow_table(dialect, block, columns[~np.isin(columns, list(codes))], list(codes))
+    table = _arrow_table(dialect, block, columns[~np.isin(columns, list(converts))], list(converts))
     if table is None:
         return None
     values = np.empty((len(columns), block.rows))
     for position, column in enumerate(columns.tolist()):
         chunked = table.column(str(column))
-        if column not in codes:
+        if column not in converts:
             values[position] = chunked.to_numpy()
             continue
-        known = codes[column]
         first = 0
         for array in chunked.chunks:
-            cells = [cell.strip() for cell in array.dictionary.to_pylist()]
-            if any(cell not in known and cell not in MISSING_TOKENS for cell in cells):
+            numbers = [converts[column](cell.strip()) for cell in array.dictionary.to_pylist()]
+            if None in numbers:
                 return None
-            lookup = np.array([known.get(cell, np.nan) for cell in cells] or [np.nan])
+            lookup = np.array(numbers or [np.nan], dtype=np.float64)
             values[position, first : first + len(array)] = lookup[array.indices.to_numpy()]
             first += len(array)
     return values.T
 
 
-def arrow_texts(dialect: Dialect, block: RecordBlock, texts: Sequence[int]) -> dict[int, set[str]] | None:
-    """Return the distinct stripped cells of the columns ``texts``, or None if pyarrow does not accept the run."""
+def arrow_texts(dialect: Dialect, block: RecordBlock, texts: Sequence[int]) -> dict[int, Counter[str]] | None:
+    """Return the counts of the stripped cells of the columns ``texts``, or None if pyarrow does not accept the run."""
     table = _arrow_table(dialect, block, np.empty(0, dtype=np.int64), texts)
     if table is None:
         return None
-    return {
-        column: {cell.strip() for array in table.column(str(column)).chunks for cell in array.dictionary.to_pylist()}
-        for column in texts
-    }
+    found: dict[int, Counter[str]] = {column: Counter() for column in texts}
+    for column in texts:
+        for array in table.column(str(column)).chunks:
+            counts = np.bincount(array.indices.to_numpy(), minlength=len(array.dictionary)).tolist()
+            for cell, count in zip(array.dictionary.to_pylist(), counts, strict=True):
+                found[column][cell.strip()] += count
+    return found
+
+
+def column_cells(dialect: Dialect, block: RecordBlock, column: int, problems: Problems | None = None) -> list[str]:
+    """Return the stripped cells of a column; ``problems`` as for ``cell_rows``."""
+    table = _arrow_table(dialect, block, np.empty(0, dtype=np.int64), [column])
+    if table is None:
+        return [cells[column].strip() for _, _, cells in cell_rows(dialect, block, problems)]
+    found: list[str] = []
+    for array in table.column(str(column)).chunks:
+        texts = [cell.strip() for cell in array.dictionary.to_pylist()]
+        found.extend(texts[index] for index in array.indices.to_numpy().tolist())
+    return found
 
 
 def parse_loadtxt(dialect: Dialect, block: RecordBlock, columns: IndexArray) -> Float64Array | None:
     """Parse a run whose ``columns`` are numbers without missing cells; return None for any other."""
-    if b'"' in block.data or not _is_regular(dialect, block):
+    if b'"' in block.data or not dialect.rules.plain or not _is_regular(dialect, block):
         return None
     everything = len(columns) == dialect.width
     try:
@@ -235,11 +256,12 @@ def _is_regular(dialect: Dialect, block: RecordBlock) -> bool:
     return bool((np.diff(before, prepend=0) == dialect.width - 1).all())
 
 
-def cell_rows(dialect: Dialect, block: RecordBlock) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield (0-based row, 1-based line, cells) of each record; raise ``DataError`` for a malformed one."""
-    source = csv.reader(
-        io.StringIO(decode(block.data, dialect.path, block.first_line), newline=""), delimiter=dialect.delimiter, strict=True
-    )
+def cell_rows(dialect: Dialect, block: RecordBlock, problems: Problems | None = None) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield (0-based row, 1-based line, cells) of each record.
+
+    A malformed record raises ``DataError``; with ``problems`` it is added there, and the record gets or loses cells at its end.
+    """
+    source = csv.reader(io.StringIO(_text(dialect, block, problems), newline=""), delimiter=dialect.delimiter, strict=True)
     row, line = block.first_row, block.first_line
     last = block.first_row + block.rows
     while True:
@@ -247,27 +269,56 @@ def cell_rows(dialect: Dialect, block: RecordBlock) -> Iterator[tuple[int, int, 
         try:
             cells = next(source, None)
         except csv.Error as error:
-            raise DataError(f"{dialect.label}: line {line} (row {row + 1}) is not well quoted: {error}") from error
+            what = f"line {line} (row {row + 1}) is not well quoted: {error}"
+            if problems is None:
+                raise DataError(f"{dialect.label}: {what}") from error
+            problems.add_line(Problem(dialect.label, line, 0, f"not well quoted: {error}", f"{dialect.label}: {what}"))
+            cells = [""] * dialect.width
         if cells is None:
             break
         if not cells:
             continue
         if len(cells) != dialect.width:
-            raise DataError(
-                f"{dialect.label}: line {line} (row {row + 1}) has {len(cells)} cells, expected {dialect.width} "
-                "as in the first line"
-            )
+            what = f"{len(cells)} cells, expected {dialect.width} as in the first line"
+            message = f"{dialect.label}: line {line} (row {row + 1}) has {what}"
+            if problems is None:
+                raise DataError(message)
+            problems.add_line(Problem(dialect.label, line, 0, what, message))
+            cells = (cells + [""] * dialect.width)[: dialect.width]
         if row < last:
             yield row, line, cells
         row += 1
     if row != last:  # csv takes a quote inside an unquoted cell literally, so it finds other records than record_blocks
-        raise DataError(
-            f"{dialect.label}: a cell between line {block.first_line} and line {line} has a quote in its middle: "
-            "write the cell in quotes and double the quote"
-        )
+        what = "has a quote in its middle: write the cell in quotes and double the quote"
+        message = f"{dialect.label}: a cell between line {block.first_line} and line {line} {what}"
+        if problems is None:
+            raise DataError(message)
+        problems.add(Problem(dialect.label, block.first_line, 0, f"a cell from here to line {line} {what}", message))
+        problems.malformed = line
+        for missing in range(row, last):
+            yield missing, line, [""] * dialect.width
 
 
-def parse_cells(dialect: Dialect, block: RecordBlock, columns: IndexArray, codes: dict[int, dict[str, float]]) -> Float64Array:
+def _text(dialect: Dialect, block: RecordBlock, problems: Problems | None) -> str:
+    """Return a run as text; bytes that are none raise ``DataError`` or, with ``problems``, are added there and replaced."""
+    try:
+        return decode(block.data, dialect.path, block.first_line)
+    except DataError as error:
+        if problems is None:
+            raise
+        line = block.first_line + block.data.count(b"\n", 0, cast("UnicodeDecodeError", error.__cause__).start)
+        problems.add(Problem(dialect.label, line, 0, "a byte that is not UTF-8: name the encoding with --encoding", str(error)))
+        return block.data.decode("utf-8", "replace")
+
+
+def parse_cells(
+    dialect: Dialect,
+    block: RecordBlock,
+    columns: IndexArray,
+    converts: Mapping[int, Convert],
+    problems: Problems | None = None,
+    complete: Collection[int] = (),
+) -> Float64Array:
     """Parse a run cell by cell.
 
     Parameters
@@ -276,8 +327,12 @@ def parse_cells(dialect: Dialect, block: RecordBlock, columns: IndexArray, codes
     block : RecordBlock
     columns : (c,) int64
         Columns to return.
-    codes : dict
-        Column -> label -> code, for each categorical column.
+    converts : mapping
+        Column -> function of a cell, for each column that is not plain numbers.
+    problems : Problems, optional
+        Collects cells that cannot be read, which are NaN then.
+    complete : collection of int
+        Columns whose missing cells are ``problems``, too.
 
     Returns
     -------
@@ -291,9 +346,11 @@ def parse_cells(dialect: Dialect, block: RecordBlock, columns: IndexArray, codes
     """
     values = np.empty((block.rows, len(columns)))
     wanted = columns.tolist()
+    rules = dialect.rules
     # Python's float also accepts underscores and non-ASCII digits; without these it needs no check.
-    plain = not codes and block.data.isascii() and b"_" not in block.data
-    for row, line, cells in cell_rows(dialect, block):
+    plain = rules.plain and not converts and problems is None and block.data.isascii() and b"_" not in block.data
+    default = rules.convert(ColumnRule("number"))
+    for row, line, cells in cell_rows(dialect, block, problems):
         target = values[row - block.first_row]
         if plain:
             try:
@@ -303,13 +360,26 @@ def parse_cells(dialect: Dialect, block: RecordBlock, columns: IndexArray, codes
                 pass
         for position, column in enumerate(wanted):
             cell = cells[column].strip()
-            number = codes[column].get(cell) if column in codes else parse_number(cell)
+            number = converts.get(column, default)(cell)
             if number is None:
-                if cell not in MISSING_TOKENS:
-                    raise DataError(
-                        f"{dialect.label}: row {row + 1} (line {line}), column {dialect.names[column]!r} holds {shorten(cell)}, "
-                        "expected a number: correct the cell or leave the column out with --drop"
-                    )
+                problem = _unfit(dialect, row, line, column, cell)
+                if problems is None:
+                    hint = "correct the cell or leave the column out with --drop"
+                    raise DataError(f"{problem.message}: {hint}")
+                problems.add_cell(problem, dialect.names[column], cell)
                 number = np.nan
+            elif problems is not None and column in complete and number != number and line != problems.malformed:
+                name = dialect.names[column]
+                message = f"{dialect.label}: row {row + 1} (line {line}), column {name!r} is missing"
+                found = Problem(dialect.label, line, column + 1, f"column {name!r} is missing", message)
+                problems.add_missing(found, name)
             target[position] = number
     return values
+
+
+def _unfit(dialect: Dialect, row: int, line: int, column: int, cell: str) -> Problem:
+    """Return the problem of a cell that is not what its column needs."""
+    name = dialect.names[column]
+    expected = dialect.expected.get(column, "a number")
+    what = f"column {name!r} holds {shorten(cell)}, expected {expected}"
+    return Problem(dialect.label, line, column + 1, what, f"{dialect.label}: row {row + 1} (line {line}), {what}")

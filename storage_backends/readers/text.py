@@ -5,7 +5,10 @@ Damaged bytes (truncated gzip, invalid UTF-8) raise ``DataError`` here, so the f
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
+import itertools
 import os
 import re
 import warnings
@@ -17,7 +20,7 @@ from typing import IO, cast
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array
-from fastomp_nvm.errors import DataError
+from fastomp_nvm.errors import DataError, InputError
 
 __all__ = [
     "ARROW_NUMBERS",
@@ -27,6 +30,7 @@ __all__ = [
     "Consumed",
     "LineBlock",
     "decode",
+    "is_utf8",
     "line_blocks",
     "open_bytes",
     "parse_number",
@@ -41,8 +45,13 @@ Consumed = Callable[[int], None] | None
 #: Bytes of text parsed at once; parsed values may take four times as much.
 BLOCK_BYTES = 8 << 20
 
-#: Cells that mean "missing", after stripping blanks.
-MISSING_TOKENS = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "None", "?"})
+_MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#na")
+
+#: Cells that mean "missing" in every text format, after stripping blanks: words in any case, and marks.
+MISSING_TOKENS = frozenset(
+    {"", "?", ".", "-", "--"}
+    | {"".join(letters) for word in _MISSING_WORDS for letters in itertools.product(*({letter, letter.upper()} for letter in word))}
+)
 
 #: Types of text in Arrow, by name, because the oldest pyarrow we support does not know the last one.
 ARROW_TEXTS = frozenset({"string", "large_string", "string_view"})
@@ -61,9 +70,42 @@ class LineBlock:
     first_line: int
 
 
-def open_bytes(path: str) -> IO[bytes]:
-    """Open a file for reading bytes, decompressed if its name ends in .gz."""
+def open_bytes(path: str, encoding: str = "utf-8") -> IO[bytes]:
+    """Open a file for reading bytes, decompressed if its name ends in .gz; text of another encoding is returned as UTF-8."""
+    if not is_utf8(encoding):
+        return cast("IO[bytes]", _Recoded(open_bytes(path), encoding))
     return cast("IO[bytes]", gzip.open(path, "rb")) if path.lower().endswith(".gz") else open(path, "rb")
+
+
+def is_utf8(encoding: str) -> bool:
+    """Return whether an encoding is UTF-8; raise ``InputError`` for one that is not known."""
+    try:
+        return codecs.lookup(encoding).name in ("utf-8", "ascii")
+    except LookupError as error:
+        raise InputError(f"unknown encoding {encoding!r}: expected one such as utf-8, latin-1, cp1252 or utf-16") from error
+
+
+class _Recoded:
+    """A stream of text in some encoding, read as UTF-8."""
+
+    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+        self._stream, self._encoding = stream, encoding
+        self._text = io.TextIOWrapper(stream, encoding=encoding, newline="")
+        #: The file under the stream, whose position tells how much of it was read.
+        self.fileobj: IO[bytes] = getattr(stream, "fileobj", stream)
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._text.read(size).encode()
+        except UnicodeError as error:
+            name = os.path.basename(str(getattr(self._stream, "name", "the file")))
+            raise DataError(f"{name} is not text in {self._encoding}: name its encoding with --encoding") from error
+
+    def __enter__(self) -> _Recoded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._text.close()
 
 
 def read_some(stream: IO[bytes], size: int, path: str, consumed: Consumed = None) -> bytes:
@@ -104,7 +146,7 @@ def decode(data: bytes, path: str, first_line: int) -> str:
         line = first_line + data.count(b"\n", 0, error.start)
         raise DataError(
             f"{os.path.basename(path)}: line {line} holds the byte 0x{data[error.start]:02x}, which is not UTF-8: "
-            "convert the file to UTF-8"
+            "name the encoding of the file with --encoding (latin-1, cp1252, utf-16, ...)"
         ) from error
 
 

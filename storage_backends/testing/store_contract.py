@@ -7,6 +7,7 @@ be read without the medium's own code. Needs pytest and hypothesis.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, FastompError, InputError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS, STORE_DTYPES, Durability
+from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.open import create_store, open_store
 from fastomp_nvm.stores.url import StoreURL
@@ -146,6 +148,34 @@ class StoreContract:
             assert list(store.column_names) == names
         with create_store(url, values, replace=True) as store:
             assert (len(store.names), store.names[0], store.names[-1]) == (600, "f0", "f599")
+
+    def test_the_encoding_and_the_identifiers_come_back(self, url: str, values: AnyArray) -> None:
+        """How a table became the store, and the identifiers of its rows, are kept as given; dropped features have no encoding."""
+        columns = {"when": ColumnEncoding("date", fill=3.5), "tówn": ColumnEncoding("category", ("Bern", "(missing)"), 1)}
+        encoding = TableEncoding(columns, "drop-feature", ("-99", "n.a."), "'", ",")
+        n_obs, ids = len(values), [f"pérson {row}" for row in range(len(values))]
+        groups: list[tuple[str, list[str]]] = [("when", ["when"]), ("tówn", ["tówn=Bern", "tówn=(missing)"]), ("gone", ["gone"])]
+        schema = replace(TableSchema.grouped(n_obs, groups, encoding), ids=ids)
+        for replacing, gap in ((False, "gone"), (True, "when")):
+            with StoreBuilder(url, schema, missing="drop-feature", replace=replacing) as builder:
+                tile = values[:, :4].copy()
+                tile[0, {"gone": 3, "when": 0}[gap]] = np.nan
+                builder.write_rows(0, tile)
+                builder.finish()
+            with open_store(url) as store:
+                assert store.encoding == replace(encoding, columns={name: each for name, each in columns.items() if name != gap})
+                assert list(store.ids or ()) == ids
+        with create_store(url, values, replace=True) as store:
+            assert (store.encoding, store.ids) == (TableEncoding(), None)
+
+    def test_medians_are_kept(self, url: str, values: AnyArray) -> None:
+        """Under ``median`` the encoding holds the median of every column of numbers, whether it has missing values or not."""
+        with_gaps = values[:, :3].copy()
+        with_gaps[::5, 1] = np.nan
+        with create_store(url, with_gaps, dtype="float64", missing="median") as store:
+            assert store.encoding is not None
+            found = np.array([store.encoding.columns[name].fill for name in store.names], dtype=np.float64)
+            np.testing.assert_allclose(found, np.nanmedian(with_gaps, axis=0), rtol=1e-15)
 
     def test_the_url_of_a_store_opens_it_again(self, url: str, values: AnyArray, monkeypatch: pytest.MonkeyPatch) -> None:
         """``store.url`` leads to the same store from any working directory."""

@@ -22,9 +22,12 @@ import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import RequestError, StoreURLError
 from fastomp_nvm.stores.contract import FeatureStore
+from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build import sharding
+from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.manifest import read_manifest
+from storage_backends.build.schema import TableSchema
 from storage_backends.build.sharding import block_ranges, cut, ingest_shards
 from storage_backends.files.durable import give_back
 from tests.cluster.in_process import in_process_medium, open_in_process
@@ -227,3 +230,24 @@ def test_ingest_into_shards_never_takes_the_room_of_the_data_twice(tmp_path: Pat
     data = sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.npy"))
     assert len(taken) == 4
     assert max(taken) - source <= 1.02 * (data + data / 4)
+
+
+def test_shards_keep_the_encoding_and_the_identifiers(tmp_path: Path) -> None:
+    """Shards together hold the encoding of the whole table and its identifiers, and a changed label makes a shard stale."""
+    rng = np.random.default_rng(0)
+    n_obs, names = 40, [f"x{column}" for column in range(600)]
+    special = {"x3": ColumnEncoding("date", fill=7.0), "town": ColumnEncoding("category", ("Bern", "Oslo"))}
+    schema = TableSchema.grouped(
+        n_obs, [*((name, [name]) for name in names), ("town", ["town=Bern", "town=Oslo"])], TableEncoding(special, "mean", ("?!",))
+    )
+    with StoreBuilder(f"mmap://{tmp_path}/whole", schema) as builder:
+        builder.write_rows(0, rng.normal(size=(n_obs, 602)))
+        builder.finish(ids=[f"row {row}" for row in range(n_obs)])
+    manifest = cut(f"mmap://{tmp_path}/whole", str(tmp_path / "cut"), 2)
+    with fo.open_store(f"mmap://{tmp_path}/whole") as whole, open_in_process(manifest) as together:
+        assert together.encoding == whole.encoding
+        assert list(together.ids or ()) == list(whole.ids or ()) == [f"row {row}" for row in range(n_obs)]
+        model = fo.select(whole, rng.normal(size=n_obs), k=3)
+        np.testing.assert_array_equal(model.predict(together), model.predict(whole))
+    with fo.open_store(f"mmap://{tmp_path}/cut/shard-1") as last:
+        assert last.encoding == TableEncoding({"town": special["town"]}, "mean", ("?!",))

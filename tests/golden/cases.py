@@ -250,7 +250,7 @@ def _fields(found: fo.Selection | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found, Mapping):
         coef = [np.atleast_1d(part).tolist() for part in found["coef"]]
         return {"indices": found["indices"], "coef": coef} | {name: found[name] for name in RECORDED}
-    coef = [np.asarray(part).tolist() for part in found.coef]
+    coef = [np.atleast_1d(part).tolist() for part in found.coef]
     rest = {name: getattr(found, name) for name in RECORDED}
     return {"indices": np.asarray(found.indices).tolist(), "coef": coef, **rest}
 

@@ -15,7 +15,7 @@ ALGORITHMS = ("fast_omp", "sds_omp")
 
 def finite(selection: fo.Selection) -> bool:
     """Tell whether every number of the answer is finite."""
-    numbers = [selection.score, selection.intercept, selection.score_unpolished, *np.concatenate([[0.0], *selection.coef])]
+    numbers = [selection.score, selection.intercept, selection.score_unpolished, *np.concatenate([[0.0], selection.column_coef])]
     return bool(np.isfinite(numbers).all())
 
 
@@ -36,7 +36,7 @@ def test_duplicated_and_collinear_columns(data, algorithm, objective) -> None:
     found = fo.select(crowded, target, k=20, algorithm=algorithm, objective=objective, until="full")
     assert finite(found)
     assert len(set(found.indices.tolist())) == 20
-    assert np.abs(np.concatenate(found.coef)).max() < 1e6
+    assert np.abs(found.column_coef).max() < 1e6
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -79,7 +79,7 @@ def test_single_feature(algorithm) -> None:
     x = np.arange(10.0)[:, None]
     found = fo.select(x, 3 * x[:, 0] + 1, k=1, algorithm=algorithm)
     assert found.indices.tolist() == [0]
-    assert found.coef[0][0] == pytest.approx(3.0)
+    assert found.column_coef[0] == pytest.approx(3.0)
     assert found.intercept == pytest.approx(1.0)
 
 
@@ -171,7 +171,7 @@ def test_columns_of_any_size_have_finite_answers(data) -> None:
     mixed[:, plain.indices[0]] *= 1e-310
     found = fo.select(mixed, y, k=3)
     assert plain.indices[0] not in found.indices
-    assert np.isfinite(np.concatenate(found.coef)).all()
+    assert np.isfinite(found.column_coef).all()
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
@@ -246,7 +246,7 @@ def test_without_standardisation_columns_are_taken_as_they_are() -> None:
     found = fo.select(X, y, k=6, standardize=False, until="full")
     assert found.intercept == 0
     assert found.score == pytest.approx(1.0)
-    assert np.concatenate(found.coef)[found.indices.tolist().index(1)] == pytest.approx(2.0, abs=1e-6)
+    assert found.column_coef[found.indices.tolist().index(1)] == pytest.approx(2.0, abs=1e-6)
 
 
 def test_predictions_follow_from_coefficients(data) -> None:

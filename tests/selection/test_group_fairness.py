@@ -130,7 +130,7 @@ def test_held_out_observations_do_not_leak(data, objective) -> None:
     other = fo.select(spoiled, spoiled_response, k=3, objective=objective, test_fraction=0.25, seed=4)
     alone = fo.select(X[~rows], response[~rows], k=3, objective=objective, seed=4)
     assert clean.indices.tolist() == other.indices.tolist()
-    assert np.concatenate(clean.coef) == pytest.approx(np.concatenate(other.coef), rel=1e-9)
+    assert clean.column_coef == pytest.approx(other.column_coef, rel=1e-9)
     assert clean.score == pytest.approx(other.score, rel=1e-9)
     assert set(alone.features) == set(clean.features)
     assert np.allclose(alone.predict(X), clean.predict(X), rtol=1e-6)

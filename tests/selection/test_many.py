@@ -27,7 +27,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def bits(selection: fo.Selection) -> tuple[Any, ...]:
-    coef = np.concatenate([np.empty(0), *selection.coef])
+    coef = selection.column_coef
     return (selection.indices.tolist(), coef.tobytes(), selection.intercept, selection.score, selection.bytes_read)
 
 
@@ -177,7 +177,7 @@ def test_held_out_rows_do_not_leak(data) -> None:
         for place in range(2):
             left, right = before.fold_selections[place][fold], after.fold_selections[place][fold]
             assert left.indices.tolist() == right.indices.tolist()
-            assert np.concatenate(left.coef) == pytest.approx(np.concatenate(right.coef), rel=1e-5)
+            assert left.column_coef == pytest.approx(right.column_coef, rel=1e-5)
             assert left.score == pytest.approx(right.score, rel=1e-5)
             assert before.scores[place, fold] != pytest.approx(after.scores[place, fold])
 

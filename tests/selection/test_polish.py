@@ -45,7 +45,7 @@ def data(n_obs: int = 150, n_features: int = 400, together: float = 0.3) -> tupl
 
 def told(found: Any) -> tuple[Any, ...]:
     """Return what must not depend on what was foreseen."""
-    return found.indices.tolist(), [np.asarray(each).tolist() for each in found.coef], found.score
+    return found.indices.tolist(), [np.atleast_1d(each).tolist() for each in found.coef], found.score
 
 
 CONSTRAINTS: dict[str, dict[str, Any]] = {

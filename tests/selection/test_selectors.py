@@ -36,13 +36,13 @@ def needs(algorithm: str) -> None:
 
 def bits(found: fo.Selection) -> tuple[Any, ...]:
     """Everything of an answer that must not differ."""
-    return (tuple(found.indices.tolist()), np.concatenate([[0.0], *found.coef]).tobytes(), found.intercept, found.score)
+    return (tuple(found.indices.tolist()), np.concatenate([[0.0], found.column_coef]).tobytes(), found.intercept, found.score)
 
 
 def check(found: fo.Selection) -> None:
     """Require a sensible answer: distinct features, finite numbers, feasible, honest about the polish."""
     assert len(set(found.indices.tolist())) == len(found.indices)
-    assert np.isfinite([found.score, found.intercept, found.score_unpolished, *np.concatenate([[0.0], *found.coef])]).all()
+    assert np.isfinite([found.score, found.intercept, found.score_unpolished, *np.concatenate([[0.0], found.column_coef])]).all()
     assert found.feasible
     assert not found.violations
     if found.algorithm != "fast_omp":
@@ -155,7 +155,7 @@ def test_a_single_feature(algorithm) -> None:
     found = fo.select(x, 3 * x[:, 0] + 1, k=1, algorithm=algorithm)
     check(found)
     assert found.indices.tolist() == [0]
-    assert found.coef[0][0] == pytest.approx(3.0)
+    assert found.column_coef[0] == pytest.approx(3.0)
 
 
 @pytest.mark.numerics

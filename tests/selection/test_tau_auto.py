@@ -26,7 +26,7 @@ def correlated(seed: int, n_obs: int = 150, n_features: int = 400) -> tuple[np.n
 
 
 def bits(selection: fo.Selection) -> tuple[Any, ...]:
-    coef = np.concatenate([np.empty(0), *selection.coef])
+    coef = selection.column_coef
     return (selection.indices.tolist(), coef.tobytes(), selection.score, selection.tau_chosen, selection.bytes_read)
 
 

@@ -305,7 +305,7 @@ COUNTERS = ("gradient_rounds", "gradient_calls", "independence_rounds", "indepen
 
 def bits(selection: fo.Selection) -> tuple[Any, ...]:
     """Everything of an answer that the tier must not change."""
-    coef = np.concatenate([np.empty(0), *selection.coef])
+    coef = selection.column_coef
     counters = [getattr(selection, counter) for counter in COUNTERS]
     return (selection.indices.tolist(), coef.tobytes(), selection.intercept, selection.score, selection.score_unpolished, counters)
 

@@ -41,7 +41,7 @@ def problem(objective: str, n_obs: int, n_features: int, seed: int) -> tuple[np.
 
 def outcome(found: Any) -> tuple[Any, ...]:
     """Return the fields in which two selections must agree."""
-    coef = [np.asarray(each).tolist() for each in found.coef]
+    coef = [np.atleast_1d(each).tolist() for each in found.coef]
     return found.indices.tolist(), coef, found.score, [found.to_json()[name] for name in COUNTS]
 
 

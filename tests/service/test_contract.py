@@ -159,3 +159,17 @@ def test_mistakes_are_sentences(client: fo.Client, tmp_path: Path) -> None:
     with pytest.raises(fo.DataError):
         client.put(np.full((4, 2), np.inf), replace=True)
     assert len(client.select(k=2).features) == 2
+
+
+def test_tables_keep_their_encoding(client: fo.Client) -> None:
+    """A table with text is encoded on every server as here, so that a model from there predicts from such tables."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    table = pandas.DataFrame({"age": rng.normal(40, 9, 120), "town": rng.choice(["Bern", "Oslo", "Rome"], 120)})
+    table.loc[[3, 50], "age"], table.loc[7, "town"] = np.nan, None
+    y = table["age"].fillna(40) + 20 * (table["town"] == "Oslo") + rng.normal(size=120)
+    client.put(table, y.to_numpy(), missing="median", dtype="float64")
+    found = client.select(k=2)
+    with fo.create_store(f"dram:contract-{uuid.uuid4().hex}", table, y.to_numpy(), missing="median", dtype="float64") as store:
+        assert found.encoding == fo.select(store, k=2).encoding
+        np.testing.assert_allclose(found.predict(table.iloc[::-1, ::-1]), found.predict(store)[::-1], rtol=1e-12)

@@ -452,7 +452,7 @@ def test_pandas_tables() -> None:
     check_table(frame.astype({"age": "Int64", "score": "Float64", "member": "boolean", "site": "category", "grade": "string"}))
     check_table(frame.astype({"age": object, "score": object, "member": object, "site": object, "grade": object}))
     for column, text in (
-        (pandas.to_datetime(["2020-01-01"] * 3), "datetime64"),
+        (pandas.to_timedelta([1] * 3), "timedelta64"),
         ([1, "x", 2], "mixes text"),
         ([{}, [], ()], "objects"),
         ([None, None, None], "no value at all"),

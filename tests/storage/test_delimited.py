@@ -139,7 +139,6 @@ def test_a_header_that_holds_numbers_is_noted(tmp_path: Path, heading: str, note
         ('a,b\nx"y,1\nz"w,2\n', "a cell between line 2 and line 4 has a quote in its middle"),
         ("a,b\n", "has a header but no rows"),
         ("\n\n\n", "nothing but blank lines"),
-        ("a;b\n1,5;2\n2,5;3\n", "column 'a' writes decimals with a comma"),
         ("a,b\r1,2\r", "lone carriage returns"),
     ],
 )
@@ -177,15 +176,6 @@ def test_gzip_cut_short(tmp_path: Path) -> None:
     (tmp_path / "u.csv.gz").write_bytes(b"a,b\n1,2\n")
     with pytest.raises(DataError, match="not a whole gzip file"):
         read_all(tmp_path / "u.csv.gz")
-
-
-def test_csv_identifier_like_text(tmp_path: Path) -> None:
-    """A text column of more than 256 values is refused with advice, unless it is not used."""
-    path = tmp_path / "t.csv"
-    path.write_text("id,x\n" + "".join(f"p{row},{row}\n" for row in range(300)))
-    with pytest.raises(DataError, match=r"column 'id' holds text with more than 256 different values.*--drop.*--id"):
-        read_all(path)
-    np.testing.assert_array_equal(read_all(path, [1])[:, 0], np.arange(300))
 
 
 @pytest.mark.parametrize("only_parser", PARSERS, indirect=True)

@@ -123,7 +123,7 @@ def test_the_answer_does_not_depend_on_the_shelf(tmp_path: Path, values: np.ndar
             found.append(select(store, k=6))
     assert found[0].medium == "shelf"
     assert found[0].features == found[1].features
-    assert np.concatenate(found[0].coef).tobytes() == np.concatenate(found[1].coef).tobytes()
+    assert found[0].column_coef.tobytes() == found[1].column_coef.tobytes()
 
 
 @pytest.mark.usefixtures("pymm_double")
@@ -354,7 +354,7 @@ def test_a_run_killed_on_a_shelf_is_resumed(tmp_path: Path, run: Processes) -> N
         found = durable_runs.start("r", sys.argv[1], k=6, algorithm="sds_omp", observer=told)
     else:
         found = durable_runs.resume("r")
-    print(json.dumps([list(found.indices.tolist()), [c.tolist() for c in found.coef]]))
+    print(json.dumps([list(found.indices.tolist()), found.column_coef.tolist()]))
     """
     home = str(tmp_path / "home")
     assert run(code, url, home, "4", "start").returncode == -9

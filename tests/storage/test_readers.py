@@ -147,15 +147,21 @@ def test_row_labels_of_pandas_are_no_column(tmp_path: Path) -> None:
 
 
 def test_columnar_types_that_are_neither_number_nor_text(tmp_path: Path) -> None:
-    """A date column is refused by name when used, and no obstacle when not."""
+    """A column of durations is refused by name when used, and no obstacle when not; dates and moments are days since 1970."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     path = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"day": pyarrow.array([1, 2], pyarrow.date32()), "x": [1.0, 2.0]}), path)
-    with pytest.raises(DataError, match=r"'day' is of type date32.*--drop"):
+    columns = {
+        "took": pyarrow.array([1, 2], pyarrow.duration("s")),
+        "day": pyarrow.array([1, None], pyarrow.date32()),
+        "moment": pyarrow.array([43_200_000, 86_400_000], pyarrow.timestamp("ms", tz="Europe/Zurich")),
+        "x": [1.0, 2.0],
+    }
+    parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(DataError, match=r"'took' is of type duration.*--drop"):
         read_all(path)
-    np.testing.assert_array_equal(read_all(path, [1]), [[1.0], [2.0]])
+    np.testing.assert_array_equal(read_all(path, [1, 2, 3]), [[1, 0.5, 1], [np.nan, 1, 2]])
 
 
 def test_hdf5_group_of_columns(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ def test_a_tier_on_a_medium_of_its_own(store: Path, tmp_path: Path, capsys: pyte
             assert moved.tier is not None
             found = fo.select(moved, k=5, tier="int8")
             assert found.indices.tolist() == expected.indices.tolist()
-            assert np.concatenate(found.coef).tobytes() == np.concatenate(expected.coef).tobytes()
+            assert found.column_coef.tobytes() == expected.column_coef.tobytes()
             assert [file.array is moved.tier.codes for file in moved.files()] == [False, True]
             moved.verify()
         (copy,) = folder.iterdir()

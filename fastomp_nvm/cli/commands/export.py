@@ -29,6 +29,9 @@ __all__ = ["add_arguments", "run"]
 
 _ROWS_AT_ONCE = 4096
 
+#: Columns (n_obs,) by name.
+Columns = Mapping[str, AnyArray]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -55,13 +58,19 @@ def run(arguments: argparse.Namespace) -> int:
         values = sweeper.gather(dataset.matrix, columns).T
         names = [dataset.column_names[column] for column in columns.tolist()]
         found = resolve_response(dataset, SelectionRequest(k=1, objective=objective, target=target), response)
+        ids = None if store.ids is None else np.array(store.ids, dtype=str)
     y, label = found.values, found.name
+    if found.classes:
+        y = _labels(found.classes)[y.astype(np.int64)]
     while label in names:
         label += "_target"
+    identified = "id"
+    while identified in (*names, label):
+        identified += "_"
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
         with partial.open("wb") as file:
-            _WRITERS[out.suffix](file, values, names, y, label)
+            _WRITERS[out.suffix](file, values, names, {label: y}, {} if ids is None else {identified: ids})
         partial.replace(out)
     except OSError as error:
         raise MediumError(f"cannot write {out}: {error.strerror}") from error
@@ -102,43 +111,57 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
         ) from error
 
 
-def _write_csv(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:
+def _labels(classes: Sequence[str]) -> AnyArray:
+    """Return class labels as text, or as numbers if all of them are numbers."""
+    labels = np.array(classes, dtype=str)
+    try:
+        return labels.astype(np.float64)
+    except ValueError:
+        return labels
+
+
+def _write_csv(file: Any, values: AnyArray, names: Sequence[str], target: Columns, ids: Columns) -> None:
     """Write comma-separated values with a line of names; numbers in the fewest digits that read back the same."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text)
-    writer.writerow([*names, label])
-    for first in range(0, len(y), _ROWS_AT_ONCE):
-        here = slice(first, first + _ROWS_AT_ONCE)
-        for row, response in zip(values[here].astype(str).tolist(), y[here].tolist(), strict=True):
-            writer.writerow([*row, repr(response)])
+    writer.writerow([*ids, *names, *target])
+    columns = [*ids.values(), *values.T, *target.values()]
+    for first in range(0, len(values), _ROWS_AT_ONCE):
+        here = (column[first : first + _ROWS_AT_ONCE] for column in columns)
+        # NumPy writes a float32 in fewer digits than Python, which knows float64 alone.
+        writer.writerows(zip(*((part.astype(str) if part.dtype != np.float64 else part).tolist() for part in here), strict=True))
     text.detach()
 
 
-def _write_npy(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:
+def _write_npy(file: Any, values: AnyArray, names: Sequence[str], target: Columns, ids: Columns) -> None:
     """Write one structured array, a field per column."""
-    table = np.empty(len(y), dtype=[*((name, values.dtype) for name in names), (label, np.float64)])
-    for column, name in enumerate(names):
-        table[name] = values[:, column]
-    table[label] = y
+    columns = {**ids, **{name: values[:, column] for column, name in enumerate(names)}, **target}
+    table = np.empty(len(values), dtype=[(name, column.dtype) for name, column in columns.items()])
+    for name, column in columns.items():
+        table[name] = column
     np.save(file, table, allow_pickle=False)
 
 
-def _write_npz(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:
-    """Write the arrays ``X``, ``y``, ``names`` and ``target``."""
-    np.savez(file, X=values, y=y, names=np.array(names, dtype=str), target=np.array(label))
+def _write_npz(file: Any, values: AnyArray, names: Sequence[str], target: Columns, ids: Columns) -> None:
+    """Write the arrays ``X``, ``y``, ``names`` and ``target``, and ``ids`` where there are some."""
+    ((label, y),) = target.items()
+    arrays: dict[str, Any] = {"X": values, "y": y, "names": np.array(names, dtype=str), "target": np.array(label)}
+    if ids:
+        (arrays["ids"],) = ids.values()
+    np.savez(file, **arrays)
 
 
-def _write_parquet(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:
+def _write_parquet(file: Any, values: AnyArray, names: Sequence[str], target: Columns, ids: Columns) -> None:
     """Write a Parquet table."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise UnavailableError(f"Parquet needs pyarrow: {how_to_install('pyarrow')}") from error
-    columns = [np.ascontiguousarray(values[:, column]) for column in range(len(names))]
-    pyarrow.parquet.write_table(pyarrow.table([*columns, y], names=[*names, label]), file)
+    columns = {**ids, **{name: np.ascontiguousarray(values[:, column]) for column, name in enumerate(names)}, **target}
+    pyarrow.parquet.write_table(pyarrow.table(list(columns.values()), names=list(columns)), file)
 
 
-_WRITERS: Mapping[str, Callable[[Any, AnyArray, Sequence[str], AnyArray, str], None]] = MappingProxyType(
+_WRITERS: Mapping[str, Callable[[Any, AnyArray, Sequence[str], Columns, Columns], None]] = MappingProxyType(
     {".csv": _write_csv, ".npy": _write_npy, ".npz": _write_npz, ".parquet": _write_parquet}
 )

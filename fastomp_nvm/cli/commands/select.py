@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server; default: not durable)",
     )
+    parser.add_argument("--save", metavar="MODEL.json", help="write the model to a file, which 'predict' reads")
+    parser.add_argument("--replace", action="store_true", help="replace the file of --save if it exists")
     parser.add_argument(
         "--protected",
         metavar="COL|FILE",
@@ -62,9 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Select and print."""
+    if arguments.save is not None and os.path.lexists(arguments.save) and not arguments.replace:
+        raise InputError(f"{arguments.save} exists: choose another name or ask to replace it (--replace)")
     with run_progress("select", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # violations are printed below
         selection, report = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
+    if arguments.save is not None:
+        selection.save(arguments.save, replace=arguments.replace)
     if arguments.json:
         result = selection.to_json()
         if report is not None:

@@ -1,0 +1,138 @@
+"""``fastomp predict RUN|MODEL.json DATA OUT``: predictions of a fitted model for the rows of a file or a store."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected
+from fastomp_nvm.cli.output import clean
+from fastomp_nvm.durable_files import write_atomically
+from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError
+from fastomp_nvm.remote.address import is_remote
+from fastomp_nvm.runs.drive import list_runs, resume
+from fastomp_nvm.selection.model import EncodedRows
+from fastomp_nvm.selection.model_file import load
+from fastomp_nvm.selection.result import Selection
+
+__all__ = ["add_arguments", "run"]
+
+_FORMATS = (".csv", ".parquet")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("model", metavar="RUN|MODEL.json", help="a finished run, or a file of 'select --save'")
+    parser.add_argument(
+        "store", metavar="DATA", help="new rows: a file in a format that ingest reads, a store, or a store on a server"
+    )
+    parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_FORMATS)}; - prints CSV")
+    parser.add_argument(
+        "--id", dest="id_column", metavar="COL", help="column of a file that identifies its rows; a store has its own"
+    )
+    parser.add_argument("--replace", action="store_true", help="replace OUT if it exists")
+    add_ray_argument(parser)
+    add_connection_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict and write."""
+    out = arguments.out
+    if out != "-":
+        if Path(out).suffix not in _FORMATS:
+            raise RequestError(f"{out} has an unknown extension: expected one of {', '.join(_FORMATS)}, or - to print CSV")
+        if os.path.lexists(out) and not arguments.replace:
+            raise InputError(f"{out} exists: choose another name or ask to replace it (--replace)")
+    model = _model(arguments.model)
+    if is_remote(arguments.store):
+        if arguments.id_column is not None:
+            raise RequestError("--id is for files, and a store on a server keeps its own identifiers: leave it out")
+        with connected(arguments) as client:
+            eta, ids = client.linear_predictor(model)
+        rows = EncodedRows(np.empty((len(eta), 0)), ids=ids)
+    else:
+        rows = model.encode(arguments.store, id_column=arguments.id_column)
+        eta = model.linear_predictor(rows.values)
+    columns = _columns(model, eta, rows.ids, arguments.id_column or "id")
+    if out == "-":
+        sys.stdout.write(_csv(columns).decode())
+    else:
+        data = _csv(columns) if out.endswith(".csv") else _parquet(columns)
+        try:
+            write_atomically(Path(out), data, replace=arguments.replace, durable=False, mode=0o644)
+        except FileExistsError as error:
+            raise InputError(f"{out} exists: choose another name or ask to replace it (--replace)") from error
+        except OSError as error:
+            raise MediumError(f"cannot write {out}: {error.strerror}") from error
+    print(_summary(len(eta), out, rows), file=sys.stderr if out == "-" else sys.stdout)
+    return 0
+
+
+def _model(name: str) -> Selection:
+    """Return the selection of a finished run or of a file."""
+    states = {info.name: info.status for info in list_runs()}
+    if name in states:
+        if states[name] != "finished":
+            raise RequestError(f"the run {name!r} is {states[name]}, and only a finished one can predict: resume it first")
+        return resume(name)
+    if not os.path.isfile(name):
+        raise RequestError(f"{name!r} is neither a run nor a file: 'fastomp runs' lists the runs")
+    return load(name)
+
+
+def _columns(model: Selection, eta: Float64Array, ids: Sequence[str] | None, id_name: str) -> dict[str, list[Any]]:
+    """Return the columns to write: identifiers, predictions and, for classes, their probabilities."""
+    columns: dict[str, list[Any]] = {} if ids is None else {id_name: list(ids)}
+    response = model.mean_response(eta)
+    if model.objective != "logistic" or model.classes is None:
+        columns["prediction"] = response.tolist()
+        return columns
+    columns["prediction"] = np.array(model.classes)[(eta >= 0).astype(np.int64)].tolist()
+    for label, probability in zip(model.classes, (1.0 - response, response), strict=True):
+        columns[f"probability={label}"] = probability.tolist()
+    return columns
+
+
+def _csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """Return comma-separated values with a line of names; numbers in the fewest digits that read back the same."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """Return a Parquet table."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UnavailableError("Parquet needs pyarrow, which is not installed here: write .csv") from error
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(dict(columns)), buffer)
+    return buffer.getvalue()
+
+
+def _summary(count: int, out: str, rows: EncodedRows) -> str:
+    """Return the line about the predictions: how many, labels that are new, cells that were missing."""
+    parts = [f"{count:,} predictions" + ("" if out == "-" else f" written to {out}")]
+    for name, found in rows.unseen.items():
+        parts.append(f"{_cells(found)} of {clean(name)!r} with a label unknown to the store")
+    for name, found in rows.filled.items():
+        parts.append(f"{_cells(found, 'missing ')} of {clean(name)!r} filled in")
+    return "; ".join(parts)
+
+
+def _cells(count: int, kind: str = "") -> str:
+    """Return a number of cells in words."""
+    return f"{count:,} {kind}cell{'s' if count > 1 else ''}"

@@ -1,0 +1,72 @@
+"""Models as JSON files: the object of :mod:`fastomp_nvm.selection.codec` under a format and a version.
+
+``model.schema.json`` beside this module describes the file. It holds data, never code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from fastomp_nvm.durable_files import write_atomically
+from fastomp_nvm.errors import InputError, MediumError
+from fastomp_nvm.selection.codec import decode_selection, encode_selection
+from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.version import __version__
+
+__all__ = ["FORMAT", "SCHEMA", "VERSION", "load", "save"]
+
+FORMAT = "fastomp-model"
+VERSION = 1
+
+#: JSON schema of the file.
+SCHEMA = Path(__file__).with_name("model.schema.json")
+
+
+def save(selection: Selection, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+    """Write a selection to a file, atomically; ``InputError`` if the file exists and ``replace`` is False."""
+    content = {"format": FORMAT, "version": VERSION, "written_by": f"fastomp {__version__}", "model": encode_selection(selection)}
+    data = json.dumps(content, allow_nan=False, indent=1).encode("ascii") + b"\n"
+    try:
+        write_atomically(Path(path), data, replace=replace, mode=0o644)
+    except FileExistsError as error:
+        raise InputError(f"{os.fspath(path)} exists: choose another name or ask to replace it (--replace)") from error
+    except OSError as error:
+        raise MediumError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
+
+
+def load(path: str | os.PathLike[str]) -> Selection:
+    """Read a model that ``Selection.save`` or ``fastomp select --save`` wrote.
+
+    Parameters
+    ----------
+    path : str or path
+
+    Returns
+    -------
+    Selection
+
+    Raises
+    ------
+    InputError
+        There is no such file, it is no model, it is damaged, or a later release wrote it.
+    """
+    name = os.fspath(path)
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"the model {name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not a model: expected the JSON that 'fastomp select --save' writes") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError(f"{name} is not a model: expected the JSON that 'fastomp select --save' writes")
+    if content.get("version") != VERSION:
+        raise InputError(
+            f"the model {name} has the format version {content.get('version')!r} and this release reads {VERSION}: "
+            "use the release that wrote it"
+        )
+    try:
+        return decode_selection(content["model"])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"the model {name} is damaged ({error}): save it again") from error
