@@ -105,7 +105,7 @@ def add_threads_argument(parser: argparse._ActionsContainer) -> None:
 
 def add_replace_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--replace``."""
-    parser.add_argument("--replace", action="store_true", help="replace a store that exists")
+    parser.add_argument("--replace", action="store_true", help="replace a store or file that exists")
 
 
 def add_allow_infeasible_argument(parser: argparse._ActionsContainer) -> None:

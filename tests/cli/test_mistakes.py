@@ -35,7 +35,7 @@ MISTAKES = [
     ("select houses --k 2 --json=yes", 2, "--json takes no value", "select houses --k 2 --json"),
     ("select --k 2", 2, "missing: STORE", "select houses --k 2"),
     ("select houses town --k 2", 2, "unexpected 'town'", "select houses --k 2 --target price"),
-    ("ingest houses.csv", 2, "missing: STORE", "ingest houses.csv new"),
+    ("ingest houses.csv", 2, "name the source and then the store", "ingest houses.csv new"),
     ("ingest houses.csv new --target price --mising mean", 2, "did you mean '--missing'", "ingest houses.csv new --missing mean"),
     ("shard houses out", 2, "missing: --into", "shard houses out --into 1"),
     ("plan --features 1e6 --obs 1000 --k 20", 2, "did you mean '--observations'", "plan --features 1e6 --observations 1000 --k 20"),

@@ -16,7 +16,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "build and look at stores": ("ingest", "info", "names", "verify", "shard"),
         "select features": ("select", "grid", "cv", "stability", "check-constraint", "plan"),
-        "runs and results": ("runs", "resume", "cancel", "forget", "export"),
+        "runs and results": ("runs", "resume", "cancel", "forget", "predict", "export"),
         "servers": ("serve", "list", "delete", "ado"),
         "this program": ("help", "demo", "doctor", "completion", "bench"),
     }

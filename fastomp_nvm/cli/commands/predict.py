@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array
-from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_replace_argument, connected
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.durable_files import write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError
@@ -37,9 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_FORMATS)}; - prints CSV")
     parser.add_argument(
-        "--id", dest="id_column", metavar="COL", help="column of a file that identifies its rows; a store has its own"
+        "--id",
+        dest="id_column",
+        metavar="COL",
+        help="column of a file that identifies its rows (default: none; a store has its own)",
     )
-    parser.add_argument("--replace", action="store_true", help="replace OUT if it exists")
+    add_replace_argument(parser)
     add_ray_argument(parser)
     add_connection_arguments(parser)
 

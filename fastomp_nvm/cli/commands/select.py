@@ -11,6 +11,7 @@ from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.cli.arguments import (
     add_allow_infeasible_argument,
     add_connection_arguments,
+    add_replace_argument,
     add_request_arguments,
     add_store_arguments,
     connected,
@@ -50,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server; default: not durable)",
     )
-    parser.add_argument("--save", metavar="MODEL.json", help="write the model to a file, which 'predict' reads")
-    parser.add_argument("--replace", action="store_true", help="replace the file of --save if it exists")
+    parser.add_argument("--save", metavar="MODEL.json", help="write the model to a file, which 'predict' reads (default: none)")
+    add_replace_argument(parser)
     parser.add_argument(
         "--protected",
         metavar="COL|FILE",
