@@ -59,6 +59,21 @@ class Stability:
     expected_false: float | None
     sharing: Sharing
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """One sentence where ``expected_false`` says nothing or is not there."""
+        if self.expected_false is None:
+            return (
+                "the number of irrelevant features among the stable ones has no bound here: it needs a fraction of 0.5 and a "
+                "threshold above 0.5",
+            )
+        if self.expected_false < len(self.stable):
+            return ()
+        return (
+            f"the bound on the expected number of irrelevant features, {self.expected_false:.3g}, is not below the "
+            f"{len(self.stable)} stable ones and says nothing about them: a higher threshold or a smaller k sharpens it",
+        )
+
     def to_json(self) -> JSONObject:
         """Return the object that ``stability --json`` prints; features that were never selected are left out."""
         return {
@@ -71,6 +86,7 @@ class Stability:
             "subsamples": self.subsamples,
             "average_size": self.average_size,
             "expected_false": self.expected_false,
+            **({"notes": list(self.notes)} if self.notes else {}),
             **asdict(self.sharing),
         }
 
@@ -118,7 +134,7 @@ def stability(
         raise RequestError(f"threshold is {threshold!r}: expected a number above 0 and at most 1")
     common = checked_request(request)
     with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
-        response = resolve_response(dataset, common, y).values
+        response = resolve_response(dataset, common, y)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights
         drawn = [draw_subsample(fraction, common, response, draw) for draw in range(subsamples)]
         if not all(every[rows].any() for rows in drawn):

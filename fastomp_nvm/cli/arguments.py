@@ -77,9 +77,11 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     for name in several:
         kinds[name] = _listed(kinds[name])
     add = parser.add_argument
-    add("--k", type=kinds["k"], metavar="K", help="most features to select (may be left out if the constraint bounds it)")
+    most = "most features to select (may be left out if the constraint bounds it)"
+    many = "numbers of features to try, separated by commas, as 5,10,20"
+    add("--k", type=kinds["k"], metavar="K,..." if "k" in several else "K", help=many if "k" in several else most)
     add("--algorithm", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
-    add("--objective", help=f"one of {', '.join(OBJECTIVES)} (default linear)")
+    add("--objective", help=f"one of {', '.join(OBJECTIVES)}, or auto: logistic for two classes, else linear (default auto)")
     add("--constraint", type=Path, metavar="FILE.yaml", help="constraint file; see the published schema")
     add("--target", metavar="NAME|FILE", help="target, feature or file that is the response; ./FILE forces a file")
     add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves an observation out")

@@ -36,6 +36,7 @@ from fastomp_nvm.selection.codec import (
 )
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.run_info import RunInfo
 from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST
 
 __all__ = ["Client", "connect", "local_token"]
@@ -278,11 +279,10 @@ class Client:
         job: str = self._one("select", body)["job"]
         return job
 
-    def jobs(self) -> Sequence[JSONObject]:
-        """Return the progress of this caller's jobs; of those on the pool and key of the URL if it names them."""
+    def jobs(self) -> Sequence[RunInfo]:
+        """Return this caller's jobs as ``list_runs`` does; those on the pool and key of the URL if it names them."""
         place = {"pool": self._address.pool, "key": self._address.key}
-        found: Sequence[JSONObject] = self._one("jobs", place)["jobs"]
-        return found
+        return [RunInfo.of_job(job, self._address.server) for job in self._one("jobs", place)["jobs"]]
 
     def progress(self, job: str) -> JSONObject:
         """Return the state of a job and, per request, the round, features, score and bytes read."""

@@ -68,6 +68,9 @@ class Selection:
     test_rows : int, optional
         Observations held out whose weight is not zero.
     objective, algorithm : str
+        The objective is the one used, also where the request said ``auto``.
+    objective_reason : str, optional
+        Why it was chosen, where the request said ``auto``.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -107,6 +110,9 @@ class Selection:
     store : DataSize
     other_build : sequence of str, optional
         Differences between the numeric builds that had a part in a durable run.
+    notes : sequence of str
+        One sentence each on what deserves a second look, such as a feature that alone explains the target; see
+        ``fastomp_nvm.selection.notes``. In the JSON object only when there are any.
     """
 
     features: Sequence[str]
@@ -122,6 +128,7 @@ class Selection:
     test_fraction: float | None = None
     test_rows: int | None = None
     objective: str
+    objective_reason: str | None = None
     algorithm: str
     k: int
     seed: int
@@ -161,6 +168,7 @@ class Selection:
     classes: Sequence[str] | None = None
     store: DataSize
     other_build: Sequence[str] | None = None
+    notes: Sequence[str] = ()
 
     def to_json(self) -> JSONObject:
         """Return the object that ``select --json`` prints."""
@@ -175,8 +183,9 @@ class Selection:
         del out["column_positions"]
         if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
             del out["columns"]
-        if not self.skip_weak:
-            del out["skip_weak"]
+        for name in ("skip_weak", "notes"):
+            if not out[name]:
+                del out[name]
         return out
 
     def predict(self, X: ArrayLike | Table) -> Float64Array:
