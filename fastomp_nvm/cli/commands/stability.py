@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     for place, (name, index) in enumerate(zip(found.features[:shown], found.indices[:shown], strict=True)):
         table.add_row(clean(name), f"{found.frequencies[index]:.1%}", "stable" if place < len(found.stable) else "")
     console.print(table)
-    if found.expected_false is not None:
+    for note in found.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    if found.expected_false is not None and not found.notes:
         console.print(f"at most {found.expected_false:.2g} irrelevant features are to be expected among the stable ones")
     console.print(sharing_in_words(found.sharing))
     return 0
