@@ -45,6 +45,9 @@ class Stability:
     expected_false : float or None
         Bound ``q^2 / ((2 threshold - 1) n_features)`` on the expected number of irrelevant features among the stable ones,
         q the average size, if irrelevant features are exchangeable; None unless ``fraction`` is 0.5 and ``threshold`` above it.
+    objective : str
+    objective_reason : str or None
+        As in a ``Selection``.
     sharing : Sharing
     """
 
@@ -57,6 +60,8 @@ class Stability:
     subsamples: int
     average_size: float
     expected_false: float | None
+    objective: str
+    objective_reason: str | None
     sharing: Sharing
 
     @property
@@ -86,6 +91,8 @@ class Stability:
             "subsamples": self.subsamples,
             "average_size": self.average_size,
             "expected_false": self.expected_false,
+            "objective": self.objective,
+            **({} if self.objective_reason is None else {"objective_reason": self.objective_reason}),
             **({"notes": list(self.notes)} if self.notes else {}),
             **asdict(self.sharing),
         }
@@ -158,5 +165,7 @@ def stability(
         subsamples=subsamples,
         average_size=size,
         expected_false=size**2 / ((2 * threshold - 1) * len(counts)) if bounded else None,
+        objective=response.objective,
+        objective_reason=response.reason,
         sharing=sharing,
     )

@@ -39,7 +39,7 @@ def show_selection(selection: Selection) -> None:
     polished = f" ({selection.score_unpolished:.6g} before the polish)" if selection.polish != "none" else ""
     console.print(f"{scale} {selection.score:.6g}{polished}, intercept {selection.intercept:.6g}")
     if selection.objective_reason is not None:
-        console.print(f"objective {selection.objective}: {clean(selection.objective_reason, None)}")
+        console.print(f"objective {selection.objective}: {clean(selection.objective_reason, None)}", soft_wrap=True)
     if selection.test_score is not None:
         console.print(f"{scale} {selection.test_score:.6g} on {selection.test_rows:,} observations held out")
     console.print(

@@ -95,6 +95,8 @@ def test_all_runs_of_an_analysis_have_one_objective() -> None:
     assert "two classes" in str(chosen.selection.objective_reason)
     often, wanted = (fo.stability(X, target, k=2, subsamples=4, objective=name) for name in ("auto", "logistic"))
     assert often.frequencies.tolist() == wanted.frequencies.tolist()
+    assert (often.objective, often.to_json()["objective_reason"]) == ("logistic", "the target 'y' has two classes, no and yes")
+    assert (wanted.objective, wanted.objective_reason) == ("logistic", None)
 
 
 @pytest.fixture
