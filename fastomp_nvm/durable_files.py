@@ -59,9 +59,9 @@ def device_errors(action: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened_directory(path: str | Path) -> Iterator[int]:
-    """Open a directory for the duration of a ``with`` block; yields its descriptor."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def opened_directory(path: str | Path, parent: int | None = None) -> Iterator[int]:
+    """Open a directory, relative to the open ``parent`` where given, for a ``with`` block; yields its descriptor."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
     try:
         yield descriptor
     finally:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fastomp_nvm import native
 from fastomp_nvm.arrays import IndexArray
 
 __all__ = ["first_of", "mix"]
@@ -44,10 +43,6 @@ def mix(words: tuple[int, ...], last: IndexArray) -> npt.NDArray[np.uint64]:
     -------
     (c,) uint64
     """
-    if native.extension and last.flags.c_contiguous:
-        keys = np.empty(len(last), dtype=np.uint64)
-        native.extension.mix(words, last, keys)
-        return keys
     state = 0
     for word in words:
         state = _absorb(state, word)

@@ -1,6 +1,6 @@
 """Objects found by name and imported on first use.
 
-A :class:`Table` maps names that users write (media, objectives, constraints, algorithms, transports, commands) to
+A :class:`Table` maps names that users write (media, objectives, algorithms, transports, commands) to
 ``"package.module:attribute"`` strings; a :class:`Lazy` holds one such string. Each table is defined next to the contract that its
 entries implement and has that contract as its type, so a lookup needs no cast, this package imports no other package of the
 project, and an optional library is imported only where it is used.

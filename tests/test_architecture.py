@@ -19,7 +19,6 @@ PACKAGES = ("fastomp_nvm", "storage_backends", "ado_plugin", "benchmarks")
 TABLES = {
     "benchmarks.command",
     "fastomp_nvm.algorithms.table",
-    "fastomp_nvm.constraints.table",
     "fastomp_nvm.objectives.table",
     "fastomp_nvm.planning.measuring_shards",
     "fastomp_nvm.remote.transport",

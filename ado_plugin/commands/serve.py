@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import warnings
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
@@ -77,24 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--threads is {arguments.threads}: expected a whole number of at least 1")
     host, port = split_host_port(arguments.listen)
     memory = psutil.virtual_memory().total // 2 if arguments.job_memory is None else arguments.job_memory
-    service = Service(
-        ServiceSettings(
-            pools=arguments.pools,
-            host=host,
-            port=port,
-            token_file=arguments.token_file,
-            tls_certificate=arguments.tls_cert,
-            tls_key=arguments.tls_key,
-            metrics=None if arguments.metrics is None else split_host_port(arguments.metrics),
-            insecure=arguments.insecure,
-            quota=arguments.quota,
-            threads=arguments.threads,
-            idle_seconds=arguments.upload_idle,
-            drain_seconds=arguments.drain,
-            journal_from=arguments.journal_from,
-            limits=JobLimits(queued=arguments.queue, memory=memory, work=arguments.job_work),
-        )
-    )
+    plain = {field.name: getattr(arguments, field.name) for field in fields(ServiceSettings) if field.name in arguments}
+    metrics = None if arguments.metrics is None else split_host_port(arguments.metrics)
+    limits = JobLimits(queued=arguments.queue, memory=memory, work=arguments.job_work)
+    service = Service(ServiceSettings(**plain | {"host": host, "port": port, "metrics": metrics, "limits": limits}))
     signals = ArrivingSignals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service.start()
     print(f"serving {arguments.pools} at {service.url}", flush=True)

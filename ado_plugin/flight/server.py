@@ -15,8 +15,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +23,11 @@ from pyarrow import flight
 
 from ado_plugin.service.access import Access
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
-from ado_plugin.service.uploads import LARGEST_TILE, Tile
+from ado_plugin.service.uploads import LARGEST_TILE, Tile, field_of
 from fastomp_nvm.errors import FastompError, RequestError, ServerError
 from fastomp_nvm.selection.codec import LARGEST_MESSAGE, decode_message
 
-__all__ = ["FlightHost", "TLSFiles"]
+__all__ = ["FlightHost"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,15 +37,6 @@ _READ_AHEAD = 3
 #: Upload streams that one principal may have open. A stream whose client stalls keeps two threads until the client disconnects or
 #: its own deadline ends the call: the library can neither time out a read nor end a call on the server's side.
 _MOST_STREAMS = 64
-_NUMBERS = ("number", "crc", "first_obs", "first_column", "rows", "columns")
-
-
-@dataclass(frozen=True, slots=True)
-class TLSFiles:
-    """A certificate chain and its key, PEM."""
-
-    certificate: bytes
-    key: bytes
 
 
 class _Admission(flight.ServerMiddleware):  # type: ignore[misc]
@@ -92,7 +82,8 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         0 for any; the attribute ``port`` holds the actual one.
     operations : Operations
     access : Access
-    tls : TLSFiles, optional
+    tls : (bytes, bytes), optional
+        Certificate chain and its key, PEM.
 
     Raises
     ------
@@ -100,17 +91,18 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         The server cannot listen on the address.
     """
 
-    def __init__(self, host: str, port: int, operations: Operations, access: Access, tls: TLSFiles | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, operations: Operations, access: Access, tls: tuple[bytes, bytes] | None = None
+    ) -> None:
         self._operations = operations
         self._streams: collections.Counter[str] = collections.Counter()  # open ones, by principal
         self._counting = threading.Lock()
         # With grpc:// the library would ignore the certificates and serve without encryption.
         location = f"{'grpc' if tls is None else 'grpc+tls'}://{f'[{host}]' if ':' in host else host}:{port}"
-        certificates = None if tls is None else [(tls.certificate, tls.key)]
         if port:
             # The library would share a port with another server, which would get every other call.
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-        super().__init__(location, tls_certificates=certificates, middleware={"admission": _AdmissionFactory(access)})
+        super().__init__(location, tls_certificates=tls and [tls], middleware={"admission": _AdmissionFactory(access)})
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Carry out an operation."""
@@ -124,35 +116,25 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         """Write tiles of an upload; the reply is sent when the stream has ended."""
         caller = context.get_middleware("admission").caller
         try:
-            message = decode_message(descriptor.command or b"")
+            upload = field_of(decode_message(descriptor.command or b""), "upload", str, "the name of an upload")
         except FastompError as error:
             raise flight.FlightServerError(str(error)) from None
         with self._stream_of(caller.principal.name):
             chunks = _chunks(reader)
-            reply = self._operations.write(caller, message.get("upload"), (_tile(chunk) for chunk in chunks))
+            reply = self._operations.write(caller, upload, (_tile(chunk) for chunk in chunks))
             for _ in chunks:
                 pass  # after an error: a client that is still sending would not read the reply
             writer.write(reply)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the operations."""
-        return [(name, f"needs the role {role}") for name, (role, _) in OPERATIONS.items()]
+        return [(name, f"needs the role {role}") for name, role in OPERATIONS.items()]
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
+    def _refuse(self, *_: Any) -> NoReturn:
         """Refuse: the matrix is never sent to a client."""
-        raise flight.FlightServerError("this server does not hand out data: send a selection to it")
+        raise flight.FlightServerError("this server does not hand out data and has no flights: send a selection by its actions")
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Refuse."""
-        raise flight.FlightServerError("this server has no exchanges: use its actions")
-
-    def list_flights(self, context: Any, criteria: Any) -> Any:
-        """Refuse."""
-        raise flight.FlightServerError("this server has no flights: use the action list")
-
-    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        """Refuse."""
-        raise flight.FlightServerError("this server has no flights: use the action info")
+    do_get = do_exchange = list_flights = get_flight_info = _refuse
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         """Return an empty schema: in this call the library sends tracebacks even of Flight errors."""
@@ -206,11 +188,10 @@ def _tile(chunk: Any) -> Tile:
     if chunk.app_metadata.size > 4096:
         raise RequestError("the metadata of a tile is too large")
     described = decode_message(chunk.app_metadata.to_pybytes())
-    numbers = [described.get(name) for name in _NUMBERS]
+    numbers = [described.get(name) for name in Tile.NUMBERS]
     if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**40 for number in numbers):
-        raise RequestError(f"a tile needs {', '.join(_NUMBERS)} as whole numbers")
-    layout: Literal["columns", "rows"] = described.get("layout")  # type: ignore[assignment]
-    if layout not in ("columns", "rows") or described.get("dtype") not in _TILE_TYPES:
+        raise RequestError(f"a tile needs {', '.join(Tile.NUMBERS)} as whole numbers")
+    if described.get("layout") not in ("columns", "rows") or described.get("dtype") not in _TILE_TYPES:
         raise RequestError(f"a tile needs a layout of columns or rows and a dtype of {', '.join(_TILE_TYPES)}")
     batch = chunk.data
     if batch.num_columns != 1 or str(batch.schema.types[0]) != "uint8" or batch.num_rows > LARGEST_TILE:
@@ -223,5 +204,4 @@ def _tile(chunk: Any) -> Tile:
     if column.null_count:
         raise RequestError("a tile holds nulls: expected bytes only")
     data = np.frombuffer(column.buffers()[1], np.uint8, batch.num_rows, column.offset).view(element)
-    number, checksum, first_obs, first_column, rows, columns = (int(described[name]) for name in _NUMBERS)
-    return Tile(number, checksum, first_obs, first_column, rows, columns, layout, data)
+    return Tile.of(described, data)

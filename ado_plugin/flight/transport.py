@@ -17,7 +17,7 @@ from pyarrow import flight
 
 from fastomp_nvm.errors import FastompError, RequestError, ServerError, UnreachableError, UntrustedError
 from fastomp_nvm.remote.address import ServerURL, is_loopback
-from fastomp_nvm.remote.protocol import WireTile
+from fastomp_nvm.remote.upload import WireTile
 
 __all__ = ["FlightTransport"]
 

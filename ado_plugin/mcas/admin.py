@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,19 +26,18 @@ from fastomp_nvm.version import __version__
 
 __all__ = ["Finding", "check", "install", "server_configuration"]
 
-_SHARD = {
-    "core": 0,
-    "port": 11911,
-    "address": "127.0.0.1",
-    "device": "lo",
-    "backend": "hstore",
-    "pool_path": "/mnt/pmem0",
-    "base_address": "0x9000000000",
-    "plugin": "libpersonality-python.so",
-    "ado_cores": "1",
+#: Fields of a shard: the name in the server's configuration, and the default.
+_SHARD: Mapping[str, tuple[str, str | int]] = {
+    "core": ("core", 0),
+    "port": ("port", 11911),
+    "address": ("addr", "127.0.0.1"),
+    "device": ("net", "lo"),
+    "backend": ("default_backend", "hstore"),
+    "ado_cores": ("ado_cores", "1"),
+    "plugin": ("ado_plugins", "libpersonality-python.so"),
+    "pool_path": ("path", "/mnt/pmem0"),
+    "base_address": ("addr", "0x9000000000"),
 }
-_TOP = {"ado_path", "provider", "shards"}
-_CHOICES = {"backend": ("hstore", "mapstore"), "provider": ("sockets", "verbs")}
 
 #: More calls than those after which upstream's reference-count fault was seen to end the ADO.
 _CALLS = 80
@@ -90,18 +89,19 @@ def server_configuration(described: object) -> dict[str, Any]:
     InputError
         A field is missing, unknown, or of the wrong type.
     """
-    if not isinstance(described, Mapping) or set(described) - _TOP or not isinstance(described.get("ado_path"), str):
+    known = {"ado_path", "provider", "shards"}
+    if not isinstance(described, Mapping) or set(described) - known or not isinstance(described.get("ado_path"), str):
         raise InputError("a server is described by ado_path, provider and shards: expected exactly these, ado_path as text")
     provider = described.get("provider", "sockets")
     shards = described.get("shards")
-    if provider not in _CHOICES["provider"]:
+    if provider not in ("sockets", "verbs"):
         raise InputError(f"provider is {provider!r}: expected sockets or verbs")
     if not isinstance(shards, list) or not shards:
         raise InputError("shards are not a list of at least one shard")
     return {"shards": [_shard(each) for each in shards], "ado_path": described["ado_path"], "net_providers": provider}
 
 
-def install(python: str, method: str = "pth") -> dict[str, Any]:
+def install(python: str, method: Literal["pth", "pip"] = "pth") -> dict[str, Any]:
     """Make this package importable in another Python; return that Python's versions and the plugin's path.
 
     Parameters
@@ -116,7 +116,7 @@ def install(python: str, method: str = "pth") -> dict[str, Any]:
         if not (root / "pyproject.toml").exists():
             raise InputError(f"{root} is not a source tree, which pip needs: run this from one, or install the wheel there")
         _run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(root)], "install with pip")
-    elif method == "pth":
+    else:
         if (root / "numpy").exists():
             raise InputError(f"{root} holds other packages too, which must not leak into another Python: use --method pip")
         target = _run(
@@ -126,8 +126,6 @@ def install(python: str, method: str = "pth") -> dict[str, Any]:
             (Path(target) / "fastomp.pth").write_text(f"{root}\n", encoding="utf-8")
         except OSError as error:
             raise InputError(f"{target} cannot be written ({error.strerror}): run this as the owner of {python}") from error
-    else:
-        raise InputError(f"method is {method!r}: expected pth or pip")
     probe = (
         "import json, sys, numpy, ado_plugin.mcas.slice as plugin, fastomp_nvm\n"
         "print(json.dumps({'python': sys.version.split()[0], 'numpy': numpy.__version__, 'fastomp': fastomp_nvm.__version__,"
@@ -166,13 +164,9 @@ def check(url: str, timeout: float = 45.0) -> Iterator[Finding]:
             try:
                 detail, passed = attempt(), True
             except FastompError as error:
-                if (
-                    isinstance(error, UnavailableError) and step != "invoke"
-                ):  # its message names the missing package of this machine
-                    detail = str(error)
-                else:
-                    detail = f"{error}; known cause: {_NO_PLUGIN if isinstance(error, UnavailableError) else meaning}"
-                passed = False
+                detail, passed, absent = str(error), False, isinstance(error, UnavailableError)
+                if step == "invoke" or not absent:  # otherwise the message names the missing package of this machine
+                    detail = f"{detail}; known cause: {_NO_PLUGIN if absent else meaning}"
             yield Finding(step, passed, detail, time.monotonic() - began)
             # Runs survive a failure of endurance: continue, so that the store is deleted.
             if not passed and step != "endurance":
@@ -257,24 +251,15 @@ def _shard(described: object) -> dict[str, Any]:
     """Return one shard of the server's configuration."""
     if not isinstance(described, Mapping) or set(described) - set(_SHARD):
         raise InputError(f"a shard is an object of {', '.join(_SHARD)}: found {described!r}")
-    shard = {**_SHARD, **described}
-    for name, default in _SHARD.items():
+    shard = {name: described.get(name, default) for name, (_, default) in _SHARD.items()}
+    for name, (_, default) in _SHARD.items():
         if type(shard[name]) is not type(default):
             raise InputError(f"{name} of a shard is {shard[name]!r}: expected {'text' if isinstance(default, str) else 'a number'}")
-    if shard["backend"] not in _CHOICES["backend"]:
+    if shard["backend"] not in ("hstore", "mapstore"):
         raise InputError(f"backend is {shard['backend']!r}: expected hstore or mapstore")
-    out = {
-        "core": shard["core"],
-        "port": shard["port"],
-        "addr": shard["address"],
-        "net": shard["device"],
-        "default_backend": shard["backend"],
-        "ado_plugins": [shard["plugin"]],
-        "ado_cores": shard["ado_cores"],
-    }
-    if shard["backend"] == "hstore":
-        out["dax_config"] = [{"path": shard["pool_path"], "addr": shard["base_address"]}]
-    return out
+    path, address, plugin = (shard.pop(name) for name in ("pool_path", "base_address", "plugin"))
+    dax = {"dax_config": [{"path": path, "addr": address}]} if shard["backend"] == "hstore" else {}
+    return {**{_SHARD[name][0]: value for name, value in shard.items()}, "ado_plugins": [plugin], **dax}
 
 
 def _run(command: list[str], purpose: str) -> str:

@@ -101,9 +101,6 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise ServerError(f"the reply of the MCAS server names {module}.{name} and is refused: only text is expected")
 
-    def persistent_load(self, identifier: Any) -> NoReturn:
-        raise ServerError("the reply of the MCAS server refers to an object outside it and is refused")
-
 
 def _message(kind: int, element: tuple[bytes, int]) -> bytes:
     """Return a size-prefixed Message around a table."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
-from ado_plugin.mcas.worker import FRAME, write_frame
 from fastomp_nvm.errors import CallFailedError, LockedError, ServerError, UnavailableError, UnreachableError
 from fastomp_nvm.remote.address import is_loopback
 
@@ -48,6 +48,7 @@ class McasSession:
         self._host, self._port = host, port
         self._device = os.environ.get("FASTOMP_MCAS_DEVICE") or ("lo" if is_loopback(host) else "mlx5_0")
         self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection  # to the child, while there is one
 
     @property
     def server(self) -> str:
@@ -98,63 +99,49 @@ class McasSession:
         """Erase a value if it exists."""
         self._call({"operation": "erase", "pool": pool, "key": key}, b"", timeout)
 
-    def delete_pool(self, pool: str, timeout: float) -> None:
-        """Close and delete a pool."""
-        self._call({"operation": "delete_pool", "pool": pool}, b"", timeout)
-
     def invoke(self, pool: str, key: str, message: bytes, timeout: float) -> bytes:
         """Send a message to a key that exists and return the reply; ``LockedError`` while another call uses the key."""
         return self._call({"operation": "invoke", "pool": pool, "key": key}, message, timeout)[1]
 
     def discard(self) -> None:
         """Kill the child; the next call makes a new session."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._pipe.close()
+            self._child = None
 
     def close(self) -> None:
         """End the session in order, so that the server closes its pools."""
         if self._child is not None:
             with contextlib.suppress(ServerError, UnavailableError):
-                self._exchange(self._child, {"operation": "close"}, b"", time.monotonic() + 5.0)
+                self._exchange({"operation": "close"}, b"", time.monotonic() + 5.0)
         self.discard()
 
     def _call(self, request: Mapping[str, Any], data: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
-        """Carry out one call in the child within ``timeout`` seconds."""
+        """Carry out one call in the child within ``timeout`` seconds; start a child with a session if there is none."""
         end = time.monotonic() + timeout
-        return self._exchange(self._connected(end), request, data, end)
-
-    def _connected(self, end: float) -> subprocess.Popen[bytes]:
-        """Return a child with a session."""
         if self._child is None or self._child.poll() is not None:
             self.discard()
             command = [sys.executable, "-m", "ado_plugin.mcas.worker"]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-            )
-            request = {"operation": "connect", "host": self._host, "port": self._port, "device": self._device}
-            self._exchange(self._child, request, b"", min(end, time.monotonic() + _CONNECT_SECONDS))
-        return self._child
+            self._pipe, theirs = Pipe()
+            silent = subprocess.DEVNULL  # upstream prints on every call
+            self._child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=silent, stderr=silent, env=environment)
+            theirs.close()
+            connect = {"operation": "connect", "host": self._host, "port": self._port, "device": self._device}
+            self._exchange(connect, b"", min(end, time.monotonic() + _CONNECT_SECONDS))
+        return self._exchange(request, data, end)
 
-    def _exchange(
-        self, child: subprocess.Popen[bytes], request: Mapping[str, Any], data: bytes, end: float
-    ) -> tuple[dict[str, Any], bytes]:
-        """Send a frame and wait for the reply."""
-        assert child.stdin is not None
-        assert child.stdout is not None
+    def _exchange(self, request: Mapping[str, Any], data: bytes, end: float) -> tuple[dict[str, Any], bytes]:
+        """Send a request and wait for the reply."""
         began = time.monotonic()
         try:
-            write_frame(child.stdin, request, data)
-            header = _receive(child.stdout.fileno(), FRAME.size, end)
-            length, size = FRAME.unpack(header)
-            reply = json.loads(_receive(child.stdout.fileno(), length, end))
-            received = _receive(child.stdout.fileno(), size, end)
+            self._pipe.send_bytes(json.dumps(request).encode())
+            self._pipe.send_bytes(data)
+            if not self._pipe.poll(max(end - time.monotonic(), 0.0)):
+                raise TimeoutError
+            reply, received = json.loads(self._pipe.recv_bytes()), self._pipe.recv_bytes()
         except TimeoutError:
             self.discard()
             raise UnreachableError(
@@ -162,7 +149,8 @@ class McasSession:
             ) from None
         except (OSError, EOFError, ValueError) as error:
             self.discard()
-            raise UnreachableError(f"{self.server} cannot be reached: upstream's client ended ({error})") from error
+            reason = str(error) or "its process died"
+            raise UnreachableError(f"{self.server} cannot be reached: upstream's client ended ({reason})") from error
         except BaseException:
             self.discard()  # an interrupt: the reply would be read by the next call
             raise
@@ -176,16 +164,3 @@ class McasSession:
                 raise UnreachableError(f"{self.server} cannot be reached ({reply['message']}): is it up, and is this its address?")
             raise CallFailedError(f"{self.server} failed ({reply['message']}): 'fastomp ado check' finds the cause")
         return reply, received
-
-
-def _receive(descriptor: int, length: int, end: float) -> bytes:
-    """Return ``length`` bytes of a pipe; raise ``TimeoutError`` if they have not arrived by ``end``."""
-    out = bytearray()
-    while len(out) < length:
-        if not select.select([descriptor], [], [], max(end - time.monotonic(), 0.0))[0]:
-            raise TimeoutError
-        piece = os.read(descriptor, min(length - len(out), 1 << 20))
-        if not piece:
-            raise EOFError("its process died")
-        out += piece
-    return bytes(out)

@@ -8,11 +8,11 @@ so, and the client creates it. Calls and replies are JSON. Needs numpy and scipy
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -96,12 +96,9 @@ def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
         "version": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "executable": sys.executable,
         "kernel": kernel().id,
         "owns_data": bool(target.flags.owndata),
-        "writeable": bool(target.flags.writeable),
         "address": int(target.__array_interface__["data"][0]),
-        "calls": _count_calls(),
     }
 
 
@@ -179,11 +176,8 @@ def _keep_result(place: RegionPlace, result: bytes, identifier: bytes) -> None:
     size = 4 * PAGE + -(-len(result) // PAGE) * PAGE
     if f"{RESULT}.0" in place.regions():
         size = place.region(f"{RESULT}.0").size  # made for an answer with other digits; the log grows if needed
-    log = StateLog(place, RESULT, identifier, size)
-    try:
+    with contextlib.closing(StateLog(place, RESULT, identifier, size)) as log:
         log.append(result)
-    finally:
-        log.close()
 
 
 def _progress(run: str, place: RegionPlace, names: list[str]) -> dict[str, Any]:
@@ -192,15 +186,6 @@ def _progress(run: str, place: RegionPlace, names: list[str]) -> dict[str, Any]:
     progress = [asdict(recorded_progress(state.records, number)) for number, state in enumerate(states)]
     return {"sequence": sum(state.sequence for state in states), "progress": progress}
 
-
-def _count_calls() -> int:
-    """Return the number of pings to this process, which upstream's reference-count fault limits."""
-    global _calls
-    _calls += 1
-    return _calls
-
-
-_calls = 0
 
 _OPERATIONS: Mapping[str, Callable[[AnyArray, Callable[[str], Any], Mapping[str, Any]], dict[str, Any]]] = {
     "ping": _ping,

@@ -24,15 +24,14 @@ import numpy as np
 
 from ado_plugin.mcas.message import array_prefix, value_of
 from ado_plugin.mcas.session import LARGEST_VALUE, McasSession
-from ado_plugin.service.uploads import decode_schema
+from ado_plugin.service.uploads import Tile, UploadPlan, decode_targets
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.durable_files import is_unlocked, new_locked_directory, remove_abandoned
+from fastomp_nvm.durable_files import is_unlocked
 from fastomp_nvm.errors import UploadLostError
-from fastomp_nvm.remote.protocol import WireTile
-from fastomp_nvm.selection.codec import decode_vector
-from fastomp_nvm.stores.contract import Target
+from fastomp_nvm.remote.upload import WireTile
 from fastomp_nvm.stores.open import open_store
 from storage_backends.build.builder import StoreBuilder
+from storage_backends.files.durable import scratch_directory
 from storage_backends.files.format import matrix_length
 
 __all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "is_held", "padded_json", "values_of_store"]
@@ -57,27 +56,26 @@ class Staging:
     Parameters
     ----------
     session : McasSession
+
+    Attributes
+    ----------
+    folder : str or None
+        The directory of all uploads; None before the first.
     """
 
     def __init__(self, session: McasSession) -> None:
         self._session = session
-        self._folder: str | None = None
+        self.folder: str | None = None
         self._lock = -1
-        self._uploads: dict[str, Any] = {}
+        self._uploads: dict[str, tuple[StoreBuilder, UploadPlan]] = {}
 
-    def begin(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+    def begin(self, plan: UploadPlan) -> dict[str, Any]:
         """Begin a store; tiles follow, then ``finish``."""
-        if self._folder is None:
-            self._folder, self._lock = _own_folder()
+        if self.folder is None:
+            self.folder, self._lock = scratch_directory(_PREFIX, tempfile.gettempdir())
         name = secrets.token_hex(8)
-        builder = StoreBuilder(
-            f"mmap://{self._folder}/{name}",
-            decode_schema(plan),
-            dtype=plan["dtype"],
-            missing=plan["missing"],
-            tier=plan["tier"],
-        )
-        self._uploads[name] = (builder.__enter__(), dict(plan))
+        builder = StoreBuilder(f"mmap://{self.folder}/{name}", plan.schema, **plan.settings)
+        self._uploads[name] = (builder.__enter__(), plan)
         return {"upload": name, "next": 0, "crc": 0}
 
     def write(self, upload: str, tiles: Iterable[WireTile]) -> dict[str, Any]:
@@ -85,29 +83,17 @@ class Staging:
         builder, _ = self._find(upload)
         number = 0
         for tile in tiles:
-            header = tile.header
-            values = tile.data.view(header["dtype"])
-            shape = (header["columns"], header["rows"]) if header["layout"] == "columns" else (header["rows"], header["columns"])
-            table = values.reshape(shape).T if header["layout"] == "columns" else values.reshape(shape)
-            builder.write_tile(header["first_obs"], header["first_column"], table)
-            number = header["number"] + 1
+            part = Tile.of(tile.header, tile.data.view(tile.header["dtype"]))
+            builder.write_tile(part.first_obs, part.first_column, part.values())
+            number = part.number + 1
         return {"next": number}
 
-    def finish(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Path]:
+    def finish(self, body: Mapping[str, Any]) -> tuple[UploadPlan, dict[str, Any], Path]:
         """Seal an upload; return its plan, its report, and the directory of the store, which ``drop`` removes."""
         upload = body["upload"]
         builder, plan = self._find(upload)
-        targets = {
-            name: Target(decode_vector(sent["values"], f"the target {name!r}").astype(np.float64), tuple(sent["classes"]))
-            for name, sent in body["targets"].items()
-        }
-        report = asdict(builder.finish(targets, body["provenance"]))
-        return plan, report, Path(self._folder or "") / upload
-
-    @property
-    def folder(self) -> str | None:
-        """The directory of all uploads; None before the first."""
-        return self._folder
+        report = asdict(builder.finish(decode_targets(body), body["provenance"]))
+        return plan, report, Path(self.folder or "") / upload
 
     def manifest(self, folder: Path) -> dict[str, Any]:
         """Return the manifest of a store, which names the values that ``push`` puts."""
@@ -145,27 +131,25 @@ class Staging:
 
     def drop(self, upload: str) -> None:
         """Remove an upload with its files."""
-        builder, _ = self._uploads.pop(upload, (None, None))
-        if builder is not None:
-            builder.__exit__(None, None, None)
-            shutil.rmtree(Path(self._folder or "") / upload, ignore_errors=True)
+        if upload in self._uploads:
+            self._uploads.pop(upload)[0].__exit__(None, None, None)
+            shutil.rmtree(Path(self.folder or "") / upload, ignore_errors=True)
 
     def close(self) -> None:
         """Remove all uploads."""
         for upload in list(self._uploads):
             self.drop(upload)
-        if self._folder is not None:
+        if self.folder is not None:
             with contextlib.suppress(OSError):
-                os.rmdir(self._folder)
+                os.rmdir(self.folder)
             os.close(self._lock)
-            self._folder = None
+            self.folder = None
 
-    def _find(self, upload: str) -> tuple[Any, dict[str, Any]]:
+    def _find(self, upload: str) -> tuple[StoreBuilder, UploadPlan]:
         """Return an upload in progress."""
         if upload not in self._uploads:
             raise UploadLostError("this client does not have the upload any more: send all of it again")
-        builder, plan = self._uploads[upload]
-        return builder, plan
+        return self._uploads[upload]
 
 
 def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -179,13 +163,6 @@ def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
 def is_held(folder: str) -> bool:
     """Return whether a process of this machine uses this directory for uploads."""
     return os.path.isdir(folder) and not is_unlocked(folder)
-
-
-def _own_folder() -> tuple[str, int]:
-    """Remove directories of dead processes; return a new directory and the descriptor that holds its lock."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        remove_abandoned(left)
-    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def padded_json(content: Mapping[str, Any], size: int) -> bytes:

@@ -10,6 +10,7 @@ apart. Keys are listed from a separate index value, because upstream's scan is n
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -26,6 +27,8 @@ from ado_plugin.mcas.session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SEC
 from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
 from ado_plugin.mcas.stub import fastomp_slice
+from ado_plugin.service.operations import OPERATIONS
+from ado_plugin.service.uploads import UploadPlan, field_of
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import (
     CallFailedError,
@@ -39,12 +42,13 @@ from fastomp_nvm.errors import (
     UnreachableError,
 )
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.protocol import WireTile
-from fastomp_nvm.runs.log import State, read_state
+from fastomp_nvm.remote.upload import WireTile
+from fastomp_nvm.runs.log import read_state
 from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
 from fastomp_nvm.selection.run_info import describe_job
 from fastomp_nvm.version import __version__
-from storage_backends.media.mcas import ArrayRegion
+from storage_backends.media.mcas import RunRegions
+from storage_backends.opened import already_exists
 
 __all__ = ["SLICE_SECONDS", "McasTransport"]
 
@@ -86,11 +90,10 @@ class McasTransport:
 
     def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
         """Carry out an operation and yield its replies."""
-        handle = _OPERATIONS.get(operation)
-        if handle is None:
-            raise RequestError(f"an MCAS server cannot do {operation!r}: expected one of {', '.join(_OPERATIONS)}")
+        if operation not in OPERATIONS:
+            raise RequestError(f"an MCAS server cannot do {operation!r}: expected one of {', '.join(OPERATIONS)}")
         self._timeout = timeout
-        for reply in handle(self, decode_message(body)):
+        for reply in getattr(self, f"_{operation}")(decode_message(body)):
             yield encode_message(reply)
 
     def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
@@ -159,26 +162,24 @@ class McasTransport:
 
     def _put(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin an upload."""
-        pool, key = check_name(body.get("pool"), "pool"), check_name(body.get("key"), "key")
+        plan = UploadPlan.decode(body)
         _pool_bytes()  # raises for a wrong setting before the data is sent
-        if self._session.open(pool, self._timeout) and not body["replace"] and self._json(pool, f"fo/{key}") is not None:
-            raise StoreURLError(f"a store exists at {pool}/{key}: choose another name or ask to replace it (--replace)")
-        yield self._staging.begin(body)
+        if self._session.open(plan.pool, self._timeout):
+            self._replaced(plan)
+        yield self._staging.begin(plan)
 
     def _commit(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Seal an upload and put it."""
         plan, report, folder = self._staging.finish(body)
-        pool, key = plan["pool"], plan["key"]
+        pool, key = plan.pool, plan.key
         try:
             needed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             self._session.open(pool, self._timeout, max(_pool_bytes(), 3 * needed))
-            before = self._json(pool, f"fo/{key}")
-            if before is not None and not plan["replace"]:
-                raise StoreURLError(f"a store exists at {pool}/{key}: choose another name or ask to replace it (--replace)")
+            before = self._replaced(plan)
             self._clear(pool, key)
             manifest = self._staging.manifest(folder)
             try:
-                self._announce(pool, key, [manifest, *([] if before is None else [before])])
+                self._announce(pool, key, [manifest, *before])
                 self._staging.push(pool, key, folder, manifest, self._timeout)
                 # Another client that puts the same key treats unfinished values as abandoned and erases them, the first one first.
                 if not self._session.has(pool, next(values_of_store(key, manifest)), self._timeout):
@@ -207,14 +208,32 @@ class McasTransport:
         yield {}
 
     def _select(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin a run of one request; ``progress`` drives it."""
-        yield self._begin(body, [body["request"]])
+        """Put the record of a run of one or more requests and the arrays for its journal; ``progress`` drives it.
 
-    def _select_many(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin a run of several requests, answered in shared sweeps."""
-        yield self._begin(body, body["requests"])
+        A repetition changes nothing.
+        """
+        requests = field_of(body, "requests", list, "a list of requests", [body.get("request")])
+        pool, key, job = self._open(body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
+        manifest = self._manifest(pool, key)
+        asked = {"job": job, "key": key, "requests": requests, "y": body.get("y"), "verify": bool(body.get("verify"))}
+        record = self._json(pool, f"run/{job}")
+        if record is None:
+            record = {**asked, "id": secrets.token_hex(16), "fingerprint": manifest["fingerprint"]}
+            encoded = json.dumps(record, separators=(",", ":")).encode()
+            if len(encoded) > min(_LARGEST_REQUEST, LARGEST_VALUE):
+                raise RequestError(f"the request has {len(encoded)} bytes, an MCAS value holds fewer: keep the target in the store")
+            for number in range(len(requests)):
+                self._make_room(pool, job, f"{log_name(number)}.0", FIRST_ROOM)
+            # In the index before it exists: a run that is not listed could never be removed.
+            self._change_index(pool, lambda index: index["runs"].update({job: key}))
+            self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
+        elif {name: record.get(name) for name in asked} != asked:
+            raise ServerError(f"a run {job!r} with another request exists: choose another name")
+        yield self._state(pool, job, record, 0.0)
 
-    def _list_jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    _select_many = _select
+
+    def _jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the runs in a pool, or those on a key, without driving them."""
         if body.get("pool") is None:
             raise InputError("the pool of the runs is not known: name it in the URL, mcas://host:port/pool")
@@ -226,23 +245,16 @@ class McasTransport:
         """Return a run as lists of runs show it."""
         state, answers = self._state(pool, job, record, 0.0), []
         if state["state"] == "done":
-            answers = decode_message(self._kept_result(pool, job, record).records[-1])["answers"]
+            answers = decode_message(self._answers(pool, job, record)[-1])["answers"]
         return {**state, **describe_job(record["requests"][0], answers)}
-
-    def _kept_result(self, pool: str, job: str, record: Mapping[str, Any]) -> State:
-        """Return the state of the log that holds the result of a run."""
-        return read_state(_FetchedRegions(self._session, pool, f"run/{job}", self._timeout), RESULT, _identifier(record))
 
     def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Drive a run for as long as the caller waits; yield its state after each slice."""
         pool, job, record = self._find(body)
         wait = float(body.get("wait", 0.0))
         end = time.monotonic() + wait
-        if not wait:
-            yield self._state(pool, job, record, 0.0)
-            return
         while True:
-            now = self._state(pool, job, record, min(SLICE_SECONDS, max(end - time.monotonic(), 0.1)))
+            now = self._state(pool, job, record, min(SLICE_SECONDS, max(end - time.monotonic(), 0.1)) if wait else 0.0)
             yield now
             if now["state"] != "running" or time.monotonic() >= end:
                 return
@@ -250,13 +262,12 @@ class McasTransport:
     def _result(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Read the answers of a finished run."""
         pool, job, record = self._find(body)
-        state = self._kept_result(pool, job, record)
-        if state.sequence:
-            yield decode_message(state.records[-1])
-            return
-        if job in self._failed:
+        if answers := self._answers(pool, job, record):
+            yield decode_message(answers[-1])
+        elif job in self._failed:
             raise_error(self._failed[job])
-        raise ServerError(f"the run {job!r} is not finished: follow its progress, which drives it")
+        else:
+            raise ServerError(f"the run {job!r} is not finished: follow its progress, which drives it")
 
     def _cancel(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Mark a run as cancelled, so that no client drives it."""
@@ -273,42 +284,17 @@ class McasTransport:
         self._failures.pop(job, None)
         yield self._state(pool, job, record, 0.0)
 
-    def _begin(self, body: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Put the record of a run and the arrays for its journal; a repetition changes nothing."""
-        pool, key, job = self._open(body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
-        manifest = self._manifest(pool, key)
-        asked = {"job": job, "key": key, "requests": list(requests), "y": body.get("y"), "verify": bool(body.get("verify"))}
-        record = self._json(pool, f"run/{job}")
-        if record is None:
-            record = {**asked, "id": secrets.token_hex(16), "fingerprint": manifest["fingerprint"]}
-            encoded = json.dumps(record, separators=(",", ":")).encode()
-            if len(encoded) > min(_LARGEST_REQUEST, LARGEST_VALUE):
-                raise RequestError(f"the request has {len(encoded)} bytes, an MCAS value holds fewer: keep the target in the store")
-            for number in range(len(requests)):
-                self._make_room(pool, job, f"{log_name(number)}.0", FIRST_ROOM)
-            # In the index before it exists: a run that is not listed could never be removed.
-            self._change_index(pool, lambda index: index["runs"].update({job: key}))
-            self._session.put(pool, f"run/{job}", value_of(f"run/{job}", encoded), self._timeout)
-        elif {name: record.get(name) for name in asked} != asked:
-            raise ServerError(f"a run {job!r} with another request exists: choose another name")
-        return self._state(pool, job, record, 0.0)
-
     def _state(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the state of a run, after driving it for ``seconds`` if that is not 0."""
-        state, progress = "running", []
         if self._session.has(pool, f"run/{job}/cancelled", self._timeout):
-            state = "cancelled"
             self._failed[job] = encode_error(CancelledError(f"the run {job!r} was cancelled"))
-        elif job in self._failed and self._failed[job]["kind"] != "CancelledError":
-            state = "failed"
+        elif self._failed.get(job, {}).get("kind") == "CancelledError":
+            del self._failed[job]  # another client has resumed it
+        reply = {} if job in self._failed else self._advance(pool, job, record, seconds)
+        if error := self._failed.get(job):
+            state = "cancelled" if error["kind"] == "CancelledError" else "failed"
         else:
-            self._failed.pop(job, None)
-            reply = self._advance(pool, job, record, seconds)
-            if job in self._failed:
-                state = "failed"
-            else:
-                state = "done" if reply.get("state") == "done" else "running"
-                progress = reply.get("progress", [])
+            state = "done" if reply.get("state") == "done" else "running"
         self._versions[job] = self._versions.get(job, 0) + 1
         return {
             "job": job,
@@ -316,8 +302,8 @@ class McasTransport:
             "key": record["key"],
             "state": state,
             "version": self._versions[job],
-            "progress": progress,
-            "error": self._failed.get(job),
+            "progress": reply.get("progress", []),
+            "error": error,
         }
 
     def _advance(self, pool: str, job: str, record: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -429,20 +415,36 @@ class McasTransport:
         if self._session.has(pool, f"run/{job}/cancelled", self._timeout) or job in self._failed:
             return False
         record = self._json(pool, f"run/{job}")
-        if record is None:
-            return False
-        regions = _FetchedRegions(self._session, pool, f"run/{job}", self._timeout)
-        return not read_state(regions, RESULT, _identifier(record)).sequence
+        return record is not None and not self._answers(pool, job, record)
+
+    def _answers(self, pool: str, job: str, record: Mapping[str, Any]) -> Sequence[bytes]:
+        """Return the records in the log of a run's result; none while the run is not finished."""
+
+        def load(key: str) -> Any:
+            value = self._session.get(pool, key, self._timeout)
+            return None if value is None else np.frombuffer(bytearray(data_of(value)), dtype=np.uint8)
+
+        regions = RunRegions(functools.cache(load), f"run/{job}", [RESULT])
+        return read_state(regions, RESULT, log_identifier(record["id"], RESULT)).records
 
     def _erase_run(self, pool: str, job: str) -> None:
         """Erase every value of a run, its record last."""
         record = self._json(pool, f"run/{job}")
         names = [RESULT, *(log_name(number) for number in range(len((record or {}).get("requests", ()))))]
         for name in names:
-            for region in _FetchedRegions(self._session, pool, f"run/{job}", self._timeout).generations(name):
-                self._session.erase(pool, f"run/{job}/{region}", self._timeout)
+            generation = 0
+            while self._session.has(pool, region := f"run/{job}/{name}.{generation}", self._timeout):
+                self._session.erase(pool, region, self._timeout)
+                generation += 1
         for key in (f"run/{job}/cancelled", f"run/{job}"):
             self._session.erase(pool, key, self._timeout)
+
+    def _replaced(self, plan: UploadPlan) -> list[dict[str, Any]]:
+        """Return the manifest of the store that an upload replaces, if there is one; raise unless it may."""
+        manifest = self._json(plan.pool, f"fo/{plan.key}")
+        if manifest is not None and not plan.settings["replace"]:
+            raise already_exists(f"{plan.pool}/{plan.key}")
+        return [] if manifest is None else [manifest]
 
     def _manifest(self, pool: str, key: str) -> dict[str, Any]:
         """Return the manifest of a store that exists."""
@@ -473,61 +475,9 @@ class McasTransport:
                 return
 
 
-class _FetchedRegions:
-    """The regions of a run, as a client reads them: by value."""
-
-    def __init__(self, session: McasSession, pool: str, prefix: str, timeout: float) -> None:
-        self._session, self._pool, self._prefix, self._timeout = session, pool, prefix, timeout
-
-    def region(self, name: str, size: int = 0) -> Any:
-        """Return a copy of a region."""
-        value = self._session.get(self._pool, f"{self._prefix}/{name}", self._timeout)
-        if value is None:
-            raise StoreURLError(f"there is no region {name!r} in this pool")
-        return ArrayRegion(name, np.frombuffer(data_of(value), dtype=np.uint8))
-
-    def regions(self) -> Sequence[str]:
-        """Names of the regions of the result."""
-        return self.generations(RESULT)
-
-    def generations(self, name: str) -> list[str]:
-        """Names of the regions of one log."""
-        found: list[str] = []
-        while self._session.has(self._pool, f"{self._prefix}/{name}.{len(found)}", self._timeout):
-            found.append(f"{name}.{len(found)}")
-        return found
-
-    def drop_region(self, name: str) -> None:
-        """Erase a region."""
-        self._session.erase(self._pool, f"{self._prefix}/{name}", self._timeout)
-
-
 def _pool_bytes() -> int:
     """Return the size of a new pool in bytes."""
     wished = os.environ.get("FASTOMP_MCAS_POOL_BYTES") or str(_POOL_BYTES)
     if not wished.isdecimal():
         raise InputError(f"FASTOMP_MCAS_POOL_BYTES is {wished!r}: expected a whole number of bytes, such as {_POOL_BYTES}")
     return int(wished)
-
-
-def _identifier(record: Mapping[str, Any]) -> bytes:
-    """Return the id of the log of a run's result."""
-    return log_identifier(record["id"], RESULT)
-
-
-_OPERATIONS: Mapping[str, Callable[[McasTransport, Mapping[str, Any]], Iterator[dict[str, Any]]]] = {
-    "ping": McasTransport._ping,
-    "list": McasTransport._list,
-    "info": McasTransport._info,
-    "delete": McasTransport._delete,
-    "put": McasTransport._put,
-    "commit": McasTransport._commit,
-    "abort": McasTransport._abort,
-    "select": McasTransport._select,
-    "select_many": McasTransport._select_many,
-    "jobs": McasTransport._list_jobs,
-    "progress": McasTransport._progress,
-    "result": McasTransport._result,
-    "cancel": McasTransport._cancel,
-    "resume": McasTransport._resume,
-}

@@ -1,22 +1,20 @@
 """The child process of an MCAS session: the only importer of upstream's client module ``mcas``.
 
-It reads frames from its standard input (lengths, a JSON object, bytes), calls upstream, and replies in the same form; every error
-is a reply. Upstream's output is discarded. Imports nothing else of this project, so that it starts quickly.
+Its standard input is a connection to its parent. It receives a JSON object and bytes, calls upstream, and replies in the same form;
+every error is a reply. Imports nothing else of this project, so that it starts quickly.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import struct
 from collections.abc import Mapping
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
-__all__ = ["FRAME", "main", "write_frame"]
+__all__ = ["main"]
 
-#: Header of a frame: length of the JSON object, length of the bytes.
-FRAME = struct.Struct("<IQ")
+Reply = tuple[dict[str, Any], bytes]
 
 _MISSING = ("[status:-52]", "[status:-4]")  # E_KEY_NOT_FOUND, E_NOT_FOUND
 _LOCKED = ("(-33)", "[status:-33]")  # of an invoke; of other calls
@@ -28,17 +26,16 @@ class _ModuleError(Exception):
 
 
 def main() -> None:
-    """Serve the parent process until it closes the pipe."""
-    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    silent = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # upstream prints on every call
-        os.dup2(silent, descriptor)
-    session = _Upstream()
-    while header := inbox.read(FRAME.size):
-        length, size = FRAME.unpack(header)
-        request, data = json.loads(inbox.read(length)), inbox.read(size)
+    """Serve the parent process until it closes the connection."""
+    session, parent = _Upstream(), Connection(0)
+    while True:
+        try:
+            request, data = json.loads(parent.recv_bytes()), parent.recv_bytes()
+        except EOFError:
+            return
         reply, sent = session.answer(request, data)
-        write_frame(outbox, reply, sent)
+        parent.send_bytes(json.dumps(reply).encode())
+        parent.send_bytes(sent)
         if request["operation"] == "close":
             return
 
@@ -50,7 +47,7 @@ class _Upstream:
         self._session: Any = None
         self._pools: dict[str, Any] = {}
 
-    def answer(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def answer(self, request: Mapping[str, Any], data: bytes) -> Reply:
         """Carry out one request; every error is a reply."""
         try:
             return getattr(self, f"_{request['operation']}")(request, data)  # type: ignore[no-any-return]
@@ -62,18 +59,18 @@ class _Upstream:
                 kind = "locked"
             return {"failed": kind, "message": f"{request['operation']}: {error}"}, b""
 
-    def _connect(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _connect(self, request: Mapping[str, Any], data: bytes) -> Reply:
         module = _import_mcas()
         self._session = module.Session(request["host"], request["port"], request["device"])
         return {}, b""
 
-    def _close(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _close(self, request: Mapping[str, Any], data: bytes) -> Reply:
         while self._pools:
             self._pools.popitem()[1].close()
         self._session = None
         return {}, b""
 
-    def _open(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _open(self, request: Mapping[str, Any], data: bytes) -> Reply:
         pool = request["pool"]
         if pool not in self._pools:
             try:
@@ -84,25 +81,22 @@ class _Upstream:
                 self._pools[pool] = self._session.create_pool(pool, request["create"], 1000)
         return {"open": True}, b""
 
-    def _put(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _put(self, request: Mapping[str, Any], data: bytes) -> Reply:
         self._pools[request["pool"]].put_direct(request["key"], bytearray(data))
         return {}, b""
 
-    def _put_file(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        value = bytearray(len(data) + request["length"])
-        value[: len(data)] = data
-        with open(request["path"], "rb", buffering=0) as file, memoryview(value) as whole:
+    def _put_file(self, request: Mapping[str, Any], data: bytes) -> Reply:
+        with open(request["path"], "rb") as file:
             file.seek(request["offset"])
-            position = len(data)
-            while position < len(value):
-                count = file.readinto(whole[position:])
-                if not count:
+            value = bytearray(len(data) + request["length"])
+            value[: len(data)] = data
+            with memoryview(value) as whole:
+                if file.readinto(whole[len(data) :]) < request["length"]:
                     raise EOFError(f"{request['path']} is shorter than expected")
-                position += count
         self._pools[request["pool"]].put_direct(request["key"], value)
         return {}, b""
 
-    def _get(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _get(self, request: Mapping[str, Any], data: bytes) -> Reply:
         if not self._size(request):
             return {"found": False}, b""
         pool = self._pools[request["pool"]]
@@ -114,21 +108,15 @@ class _Upstream:
         pool.free_direct_memory(view)
         return {"found": True}, value
 
-    def _has(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _has(self, request: Mapping[str, Any], data: bytes) -> Reply:
         return {"found": bool(self._size(request))}, b""
 
-    def _erase(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _erase(self, request: Mapping[str, Any], data: bytes) -> Reply:
         if self._size(request):
             self._pools[request["pool"]].erase(request["key"])
         return {}, b""
 
-    def _delete_pool(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        if request["pool"] in self._pools:
-            self._pools.pop(request["pool"]).close()
-        self._session.delete_pool(request["pool"])
-        return {}, b""
-
-    def _invoke(self, request: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    def _invoke(self, request: Mapping[str, Any], data: bytes) -> Reply:
         if not self._size(request):
             raise RuntimeError(f"there is no value {request['key']!r} to call")
         reply = self._pools[request["pool"]].invoke_ado(request["key"], bytearray(data))
@@ -154,13 +142,6 @@ def _import_mcas() -> Any:
         where = getattr(module, "__file__", None)
         raise _ModuleError(f"the module 'mcas' at {where} is another package of that name: {_ORIGIN}")
     return module
-
-
-def write_frame(pipe: IO[bytes], header: Mapping[str, Any], data: bytes) -> None:
-    """Send one frame."""
-    encoded = json.dumps(header).encode()
-    pipe.write(FRAME.pack(len(encoded), len(data)) + encoded + data)
-    pipe.flush()
 
 
 if __name__ == "__main__":

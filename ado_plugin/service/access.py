@@ -7,13 +7,14 @@ neither stores nor sockets.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,14 +69,6 @@ class Principal:
             raise ServerError(f"{self.name} has no access to the pool {pool!r}: ask for another token")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A principal and the digest of its token."""
-
-    digest: str
-    principal: Principal
-
-
 class Access:
     """The tokens that a server accepts; none at first.
 
@@ -87,28 +80,28 @@ class Access:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._entries: Sequence[_Entry] = ()
+        self._principals: Mapping[str, Principal] = {}  # by the digest of their token
         self.reload()
 
     def reload(self) -> None:
         """Read the token file again; if it cannot be used, raise and keep the old tokens."""
         if self._file is not None:
-            self._entries = _read_tokens(self._file)
+            self._principals = _read_tokens(self._file)
 
     def admit_local(self, port: int) -> None:
         """Accept the token file of this user's home, created when absent, which the user's own clients find."""
-        self._entries = (_Entry(_digest(_local_token(port)), Principal("local", "admin")),)
+        self._principals = {_digest(_local_token(port)): Principal("local", "admin")}
 
     def admit_anyone(self) -> None:
         """Accept callers without a token as administrators (``--insecure``)."""
-        self._entries = (_Entry("", Principal("anyone", "admin")),)
+        self._principals = {"": Principal("anyone", "admin")}
 
     def authenticate(self, token: str) -> Principal | None:
         """Return the principal of ``token``, or None."""
         digest, found = _digest(token), None
-        for entry in self._entries:  # no early exit: the time taken says nothing about the token
-            if entry.digest == "" or (hmac.compare_digest(entry.digest, digest) and token):
-                found = entry.principal
+        for accepted, principal in self._principals.items():  # no early exit: the time taken says nothing about the token
+            if accepted == "" or (hmac.compare_digest(accepted, digest) and token):
+                found = principal
         return found
 
 
@@ -120,22 +113,17 @@ def _digest(token: str) -> str:
 def _local_token(port: int) -> str:
     """Return the token for a server on this port of the loopback interface, created when there is none."""
     path = local_token_file(port)
-    if path.is_symlink() or path.exists():
-        return _standing_token(path)
-    token = secrets.token_urlsafe(32)
-    try:
-        write_atomically(path, f"{token}\n".encode("ascii"), replace=False)
-    except FileExistsError:
-        return _standing_token(path)  # another server was quicker
-    return token
+    if not path.is_symlink() and not path.exists():
+        with contextlib.suppress(FileExistsError):  # another server was quicker
+            write_atomically(path, f"{secrets.token_urlsafe(32)}\n".encode("ascii"), replace=False)
+    return _one_token(path, _secret(path), "remove it, and the server makes a new one")
 
 
-def _standing_token(path: Path) -> str:
-    """Return the token that an earlier server wrote for clients of the same user."""
-    token = _secret(path)
-    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
-        raise InputError(f"the token file {path} holds no usable token: remove it, and the server makes a new one")
-    return token
+def _one_token(path: Path, text: str, remedy: str) -> str:
+    """Return the content of a token file if it is one token."""
+    if len(text) < _SHORTEST_TOKEN or len(text.split()) != 1:
+        raise InputError(f"the token file {path} holds no usable token: {remedy}")
+    return text
 
 
 def _secret(path: Path) -> str:
@@ -152,27 +140,25 @@ def _secret(path: Path) -> str:
     return text.strip()
 
 
-def _read_tokens(path: Path) -> Sequence[_Entry]:
-    """Return the entries of a token file."""
+def _read_tokens(path: Path) -> Mapping[str, Principal]:
+    """Return the principals of a token file, by the digest of their token."""
     text = _secret(path)
     try:
         content = load_yaml(text)
     except yaml.YAMLError as error:
         raise InputError(f"the token file {path} is neither one token nor YAML: {' '.join(str(error).split())[:200]}") from error
-    if isinstance(content, list):
-        entries = [_entry(item, f"{path.name}, entry {place}") for place, item in enumerate(content, start=1)]
-        if not entries:
-            raise InputError(f"the token file {path} is an empty list: add an entry of name, sha256 and role")
-        names = [entry.principal.name for entry in entries]
-        if len(set(names)) < len(names):
-            raise InputError(f"the token file {path} has two entries of the same name: rename one")
-        return entries
-    if len(text) < _SHORTEST_TOKEN or len(text.split()) != 1:
-        raise InputError(f"the token file {path} holds no usable token: expected one word of at least {_SHORTEST_TOKEN} characters")
-    return [_Entry(_digest(text), Principal("admin", "admin"))]
+    if not isinstance(content, list):
+        token = _one_token(path, text, f"expected one word of at least {_SHORTEST_TOKEN} characters")
+        return {_digest(token): Principal("admin", "admin")}
+    entries = [_entry(item, f"{path.name}, entry {place}") for place, item in enumerate(content, start=1)]
+    if not entries:
+        raise InputError(f"the token file {path} is an empty list: add an entry of name, sha256 and role")
+    if len({principal.name for _, principal in entries}) < len(entries):
+        raise InputError(f"the token file {path} has two entries of the same name: rename one")
+    return dict(entries)
 
 
-def _entry(item: object, place: str) -> _Entry:
+def _entry(item: object, place: str) -> tuple[str, Principal]:
     """Read one entry of the list."""
     if not isinstance(item, dict) or not {"name", "sha256", "role"} <= set(item) <= {"name", "sha256", "role", "pools"}:
         raise InputError(f"{place}: expected name, sha256, role and optionally pools")
@@ -186,4 +172,4 @@ def _entry(item: object, place: str) -> _Entry:
             raise InputError(f"{place}: pools are {pools!r}, expected a list of names")
         pools = frozenset(check_name(pool, "pool") for pool in pools)
     name = check_name(item["name"], "principal")
-    return _Entry(item["sha256"].lower(), Principal(name, item["role"], pools))
+    return item["sha256"].lower(), Principal(name, item["role"], pools)

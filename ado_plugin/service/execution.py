@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.stores.contract import StoreLayout
 from storage_backends.files.regions import DirectoryRegions
 
-__all__ = ["Estimate", "Execution", "estimate"]
+__all__ = ["Execution", "estimate"]
 
 #: Bytes of work from which a job keeps a journal; a smaller job is run again after a crash.
 _JOURNAL_FROM = 4 << 30
@@ -38,31 +37,18 @@ _JOURNAL_FROM = 4 << 30
 _ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Upper estimates of the resources that a request needs.
+def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> tuple[int, int]:
+    """Return upper estimates of the bytes of memory, beside the mapped matrix, and of the bytes read by a request.
 
-    Attributes
-    ----------
-    memory : int
-        Bytes beside the mapped matrix.
-    work : int
-        Bytes read.
+    ``rank`` is the most features it can select from a matrix of this layout.
     """
-
-    memory: int
-    work: int
-
-
-def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> Estimate:
-    """Estimate the resources of a request over a matrix of this layout that can select ``rank`` features."""
     matrix = layout.n_columns * layout.n_obs * {"float16": 2, "float32": 4, "float64": 8}[layout.dtype]
     rank = min(rank, layout.n_features)
     rounds = rank if request.algorithm in _ONE_PASS_PER_FEATURE else math.ceil(1 / request.epsilon)
     models = 4 if request.tau == "auto" else 1
     products = 3 * 8 * models * layout.n_columns
     factors = 2 * 8 * min(rank, layout.n_obs) * layout.n_obs
-    return Estimate(min(request.gather_bytes or LARGEST_BUDGET, matrix) + products + factors, (rounds + 2) * matrix)
+    return min(request.gather_bytes or LARGEST_BUDGET, matrix) + products + factors, (rounds + 2) * matrix
 
 
 class Execution:
@@ -75,15 +61,15 @@ class Execution:
         Where journals are kept; created when absent.
     threads : int, optional
         Threads of a sweep.
-    journal_from : int
-        Bytes of work from which a job keeps a journal.
+    journal_from : int, optional
+        Bytes of work from which a job keeps a journal; 4 GiB when None.
     """
 
-    def __init__(self, pools: Pools, folder: Path, threads: int | None = None, journal_from: int = _JOURNAL_FROM) -> None:
+    def __init__(self, pools: Pools, folder: Path, threads: int | None = None, journal_from: int | None = None) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._pools = pools
         self._threads = threads
-        self._journal_from = journal_from
+        self._journal_from = _JOURNAL_FROM if journal_from is None else journal_from
         self._place: RegionPlace = DirectoryRegions(folder)
 
     def run(

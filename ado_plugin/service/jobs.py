@@ -245,13 +245,12 @@ class Jobs:
     def follow(self, job: Job, since: int, wait: float) -> Iterator[dict[str, Any]]:
         """Yield the state of a job whenever it is newer than the last version seen, first ``since``, for ``wait`` seconds."""
         end = time.monotonic() + wait
-        seen = since
         while True:
             with self._changed:
-                while job.version <= seen and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
+                while job.version <= since and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
                 state = job.describe()
-            seen = job.version
+            since = state["version"]
             yield state
             if state["state"] in _FINISHED or time.monotonic() >= end:
                 return
@@ -321,9 +320,7 @@ class Jobs:
         """Accept no more jobs; wait ``seconds`` for the running ones, then leave them for the next server."""
         with self._changed:
             self._accepting = False
-            end = time.monotonic() + seconds
-            while any(job.state == "running" for job in self._jobs.values()) and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: all(job.state != "running" for job in self._jobs.values()), seconds)
             self._stopping = True
             self._changed.notify_all()
         if self._worker.is_alive():

@@ -13,30 +13,21 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from ado_plugin.service.access import Principal, Role
 from ado_plugin.service.execution import estimate
 from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
 from ado_plugin.service.pools import Pools
-from ado_plugin.service.uploads import Tile, UploadPlan, Uploads
+from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_targets, field_of
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
-from fastomp_nvm.selection.codec import (
-    as_names,
-    decode_message,
-    decode_request,
-    decode_vector,
-    encode_error,
-    encode_message,
-)
+from fastomp_nvm.selection.codec import decode_message, decode_request, decode_vector, encode_error, encode_message
 from fastomp_nvm.selection.request import SelectionRequest
-from fastomp_nvm.stores.contract import FeatureStore, Target
+from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.version import __version__
 
@@ -49,6 +40,14 @@ _LONGEST_WAIT = 20.0
 #: Calls that may wait at a time, each in a thread; further calls are answered at once.
 _MOST_WAITING = 128
 _MOST_REQUESTS = 1000
+
+
+#: Operations by name, and the role that each needs; each is a method of ``Operations``.
+OPERATIONS: Mapping[str, Role] = {
+    **dict.fromkeys(("ping", "list", "info"), "read"),
+    **dict.fromkeys(("delete", "put", "commit", "abort"), "write"),
+    **dict.fromkeys(("select", "select_many", "jobs", "progress", "result", "cancel", "resume"), "read"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Operations:
     def __init__(self, pools: Pools, uploads: Uploads, jobs: Jobs, limits: JobLimits) -> None:
         self._pools = pools
         self._uploads = uploads
-        self._jobs = jobs
+        self._queue = jobs
         self._limits = limits
         #: Calls so far, by operation and outcome.
         self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -99,9 +98,8 @@ class Operations:
         try:
             if not known:
                 raise RequestError(f"there is no operation {operation[:40]!r}: expected one of {', '.join(OPERATIONS)}")
-            role, handle = OPERATIONS[operation]
-            caller.principal.require(role)
-            for reply in handle(self, caller, decode_message(body)):
+            caller.principal.require(OPERATIONS[operation])
+            for reply in getattr(self, f"_{operation}")(caller, decode_message(body)):
                 yield encode_message(reply)
         except Exception as error:
             outcome = "error"
@@ -110,7 +108,7 @@ class Operations:
             with self._counting:
                 self.calls[operation if known else "unknown", outcome] += 1
 
-    def write(self, caller: Caller, upload: object, tiles: Iterable[Tile]) -> bytes:
+    def write(self, caller: Caller, upload: str, tiles: Iterable[Tile]) -> bytes:
         """Write tiles of an upload; the reply holds the number of the next tile."""
         try:
             caller.principal.require("write")
@@ -163,7 +161,7 @@ class Operations:
     def _delete(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Delete a key that no unfinished job uses."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        if count := self._jobs.uses(pool, key):
+        if count := self._queue.uses(pool, key):
             raise ServerError(f"{count} jobs on {pool}/{key} are not finished: cancel them or wait")
         self._pools.delete(pool, key)
         _log.info("deleted", extra={"pool": pool, "key": key, "principal": caller.principal.name})
@@ -179,69 +177,87 @@ class Operations:
 
     def _commit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Seal and publish an upload."""
-        tiles, checksum = body.get("tiles"), body.get("crc")
-        if not isinstance(tiles, int) or not isinstance(checksum, int):
-            raise RequestError("a commit needs the number of tiles and their checksum")
-        provenance = body.get("provenance", {})
-        if not isinstance(provenance, dict):
-            raise RequestError("the provenance is not an object")
-        targets = _decode_targets(body.get("targets", {}))
+        provenance = field_of(body, "provenance", dict, "an object", {})
+        arguments = (
+            field_of(body, "upload", str, "the name of an upload"),
+            field_of(body, "tiles", int, "the number of tiles"),
+            field_of(body, "crc", int, "the checksum of all tiles"),
+            decode_targets(body),
+            {**provenance, "uploaded_by": caller.principal.name},
+        )
         with self._waiting(body) as wait:
-            reply = self._uploads.commit(
-                caller.principal.name,
-                body.get("upload"),
-                tiles,
-                checksum,
-                targets,
-                {**provenance, "uploaded_by": caller.principal.name},
-                wait,
-            )
+            reply = self._uploads.commit(caller.principal.name, *arguments, wait)
         yield reply
 
     def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Remove an upload."""
-        yield self._uploads.abort(caller.principal.name, body.get("upload"))
+        yield self._uploads.abort(caller.principal.name, field_of(body, "upload", str, "the name of an upload"))
 
-    def _submit(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Queue a selection and return its state."""
-        yield self._queued(caller, body, [body.get("request")]).describe()
+    def _select(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Check one request, or several to be answered in shared sweeps, against the data; queue them and return their state."""
+        sent = field_of(body, "requests", list, "a list of requests", [body.get("request")])
+        if not 1 <= len(sent) <= _MOST_REQUESTS:
+            raise RequestError(f"{len(sent)} requests were sent: expected 1 to {_MOST_REQUESTS}")
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        name = check_name(body.get("job"), "run")
+        verify = field_of(body, "verify", bool, "true or false", False)
+        y = body.get("y")
+        response = None if y is None else decode_vector(y, "y")
+        requests = [decode_request(each) for each in sent]
+        with self._pools.open(pool, key) as store:
+            n_obs = store.layout.n_obs
+            if response is not None and len(response) != n_obs:
+                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
+            for weights in (request.weights for request in requests if request.weights is not None):
+                if len(weights) != n_obs:
+                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
+            needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
+            fingerprint = store.layout.fingerprint
+        memory, work = map(sum, zip(*needs, strict=True))
+        if memory > self._limits.memory:
+            raise ServerError(
+                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it"
+            )
+        if work > self._limits.work:
+            raise ServerError(
+                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it"
+            )
+        request = JobRequest(
+            caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
+        )
+        job = self._queue.submit(name, request)
+        _log.info("submitted", extra={"job": name, "pool": pool, "key": key, "principal": caller.principal.name})
+        yield job.describe()
 
-    def _submit_many(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Queue several selections over the same data, answered in shared sweeps."""
-        requests = body.get("requests")
-        if not isinstance(requests, list) or not 1 <= len(requests) <= _MOST_REQUESTS:
-            raise RequestError(f"requests are not a list of 1 to {_MOST_REQUESTS} requests")
-        yield self._queued(caller, body, requests).describe()
+    _select_many = _select
 
-    def _list_jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the caller's jobs, or those on a pool or key, each with the progress of its first request."""
         place = {name: check_name(body[name], name) for name in ("pool", "key") if body.get(name) is not None}
-        found = [job for job in self._jobs.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
+        found = [job for job in self._queue.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
         yield {"jobs": [{**job, "progress": job["progress"][:1]} for job in found]}
 
     def _progress(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Return the state of a job, then every change for as long as the caller waits."""
-        since = body.get("since", -1)
-        if not isinstance(since, int):
-            raise RequestError("since is not a version of the job")
+        since = field_of(body, "since", int, "a version of the job", -1)
         job = self._job(caller, body)
         with self._waiting(body) as wait:
-            yield from self._jobs.follow(job, since, wait)
+            yield from self._queue.follow(job, since, wait)
 
     def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Return the answers of a finished job."""
-        yield {"answers": self._jobs.answer(self._job(caller, body))}
+        yield {"answers": self._queue.answer(self._job(caller, body))}
 
     def _cancel(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Cancel a job."""
         job = self._job(caller, body)
-        self._jobs.cancel(job)
+        self._queue.cancel(job)
         yield job.describe()
 
     def _resume(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Queue a failed or cancelled job again."""
         job = self._job(caller, body)
-        self._jobs.resume(job)
+        self._queue.resume(job)
         yield job.describe()
 
     @contextlib.contextmanager
@@ -267,61 +283,7 @@ class Operations:
 
     def _job(self, caller: Caller, body: Mapping[str, Any]) -> Job:
         """Return the job of a call, if the caller sees it."""
-        return self._jobs.find(check_name(body.get("job"), "run"), caller.sees)
-
-    def _queued(self, caller: Caller, body: Mapping[str, Any], sent: list[Any]) -> Job:
-        """Check requests against the data and queue them."""
-        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        name = check_name(body.get("job"), "run")
-        verify = body.get("verify", False)
-        if not isinstance(verify, bool):
-            raise RequestError("verify is neither true nor false")
-        y = body.get("y")
-        response = None if y is None else decode_vector(y, "y")
-        requests = [decode_request(each) for each in sent]
-        with self._pools.open(pool, key) as store:
-            n_obs = store.layout.n_obs
-            if response is not None and len(response) != n_obs:
-                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
-            for weights in (request.weights for request in requests if request.weights is not None):
-                if len(weights) != n_obs:
-                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
-            needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
-            fingerprint = store.layout.fingerprint
-        memory, work = sum(need.memory for need in needs), sum(need.work for need in needs)
-        if memory > self._limits.memory:
-            raise ServerError(
-                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it"
-            )
-        if work > self._limits.work:
-            raise ServerError(
-                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it"
-            )
-        request = JobRequest(
-            caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
-        )
-        job = self._jobs.submit(name, request)
-        _log.info("submitted", extra={"job": name, "pool": pool, "key": key, "principal": caller.principal.name})
-        return job
-
-
-#: Operations by name: the role that each needs, and its method.
-OPERATIONS: Mapping[str, tuple[Role, Callable[[Operations, Caller, Mapping[str, Any]], Iterator[dict[str, Any]]]]] = {
-    "ping": ("read", Operations._ping),
-    "list": ("read", Operations._list),
-    "info": ("read", Operations._info),
-    "delete": ("write", Operations._delete),
-    "put": ("write", Operations._put),
-    "commit": ("write", Operations._commit),
-    "abort": ("write", Operations._abort),
-    "select": ("read", Operations._submit),
-    "select_many": ("read", Operations._submit_many),
-    "jobs": ("read", Operations._list_jobs),
-    "progress": ("read", Operations._progress),
-    "result": ("read", Operations._result),
-    "cancel": ("read", Operations._cancel),
-    "resume": ("read", Operations._resume),
-}
+        return self._queue.find(check_name(body.get("job"), "run"), caller.sees)
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:
@@ -332,21 +294,3 @@ def _rank(request: SelectionRequest, store: FeatureStore) -> int:
     if request.constraint is not None:
         ranks.append(parse_constraint(request.constraint, store.names, base_path=None, allow_oracle=False).rank)  # type: ignore[arg-type]
     return min(ranks)
-
-
-def _decode_targets(sent: object) -> dict[str, Target]:
-    """Return the targets of an upload."""
-    if not isinstance(sent, dict):
-        raise RequestError("the targets are not an object of vectors by name")
-    targets = {}
-    for name, described in sent.items():
-        if not isinstance(described, dict) or set(described) != {"values", "classes"} or not name:
-            raise RequestError(f"the target {name[:40]!r} is not an object of values and classes")
-        values = decode_vector(described["values"], f"the target {name[:40]!r}")
-        classes = tuple(as_names(described["classes"], "classes"))
-        if values.dtype != np.float64 or not np.isfinite(values).all():
-            raise DataError(f"the target {name[:40]!r} holds a NaN or infinity: fix it and upload again")
-        if classes and not np.isin(values, np.arange(len(classes))).all():
-            raise DataError(f"the target {name[:40]!r} holds a code of no class")
-        targets[name] = Target(values, classes)
-    return targets

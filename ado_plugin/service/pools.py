@@ -13,11 +13,11 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import threading
 import urllib.parse
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from fastomp_nvm.durable_files import check_name, device_errors, is_unlocked, lock_path
 from fastomp_nvm.errors import ServerError, StoreError, StoreURLError
@@ -106,18 +106,7 @@ class Pools:
                     total += os.lstat(os.path.join(folder, name)).st_size
         return total
 
-    def build(
-        self,
-        pool: str,
-        key: str,
-        schema: TableSchema,
-        *,
-        dtype: str,
-        missing: str,
-        tier: str,
-        replace: bool,
-        folder: str | None = None,
-    ) -> StoreBuilder:
+    def build(self, pool: str, key: str, schema: TableSchema, folder: str | None = None, **settings: Any) -> StoreBuilder:
         """Begin or continue a store; return its builder.
 
         Parameters
@@ -125,11 +114,10 @@ class Pools:
         pool, key : str
             The pool is created when absent.
         schema : TableSchema
-        dtype, missing, tier : str
-        replace : bool
-            Whether the key may exist.
         folder : str, optional
             Directory that an earlier builder of the same store left, which counts against the quota already.
+        **settings
+            ``dtype``, ``missing``, ``tier`` and ``replace`` of ``StoreBuilder``.
 
         Raises
         ------
@@ -142,10 +130,10 @@ class Pools:
         check_name(key, "key")
         with self._lock:  # two builds must not count on the same free bytes
             _refuse_link(path)
-            if not replace and self.has(pool, key):
+            if not settings["replace"] and self.has(pool, key):
                 raise StoreURLError(f"the key {key!r} exists already in the pool {pool!r}: choose another, or ask to replace it")
             _refuse_link(path / key)
-            itemsize = {"float16": 2, "float32": 4, "float64": 8}.get(dtype, 8) + (tier == "int8")
+            itemsize = {"float16": 2, "float32": 4}.get(settings["dtype"], 8) + (settings["tier"] == "int8")
             needed = schema.n_columns * schema.n_obs * itemsize
             fresh = not path.exists()
             used = 0 if fresh else self.usage(pool)
@@ -156,8 +144,7 @@ class Pools:
             with device_errors(f"make the pool {pool!r}"):
                 path.mkdir(exist_ok=True)
             try:
-                url = self._url(path / key)
-                return StoreBuilder(url, schema, dtype=dtype, missing=missing, tier=tier, replace=replace, folder=folder)
+                return StoreBuilder(self._url(path / key), schema, folder=folder, **settings)
             except BaseException:
                 if fresh:  # a refused build leaves no pool behind
                     with contextlib.suppress(OSError):
@@ -216,20 +203,11 @@ class Pools:
 
 def _directories(path: Path) -> list[str]:
     """Return the names of the subdirectories that are neither hidden nor links, in order."""
-
-    def visible() -> Iterator[str]:
-        for entry in os.scandir(path):
-            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                yield entry.name
-
-    return sorted(visible())
+    entries = (entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    return sorted(entry.name for entry in entries if not entry.name.startswith("."))
 
 
 def _refuse_link(path: Path) -> None:
     """Raise ``StoreError`` for a symbolic link."""
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return
-    if stat.S_ISLNK(mode):
+    if path.is_symlink():
         raise StoreError(f"{path.name!r} is a symbolic link, which a pool may not hold: put the store itself there")

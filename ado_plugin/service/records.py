@@ -15,148 +15,124 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastomp_nvm.durable_files import device_errors, write_atomically
 from fastomp_nvm.errors import MediumError
 
-__all__ = ["JobRecords", "TileLog", "UploadRecord", "UploadRecords"]
+__all__ = ["JobRecords", "TileLog", "UploadRecords"]
 
-_REQUEST, _STATE, _ANSWER = ".request.json", ".state.json", ".answer.json"
-_PLAN, _TILES, _REPORT = ".plan.json", ".tiles", ".report.json"
+_REQUEST, _STATE, _ANSWER = "request.json", "state.json", "answer.json"
+_PLAN, _REPORT, _TILES = "plan.json", "report.json", "tiles"
 
 _log = logging.getLogger(__name__)
 
 
-class _Folder:
-    """JSON records by file name, in a folder that is created with mode 0700 when absent."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir(mode=0o700, exist_ok=True)
-        for partial in path.glob(".*.partial*"):  # of a server that was killed
-            partial.unlink()
-
-    def write(self, name: str, content: Mapping[str, Any], *, durable: bool = True) -> None:
-        """Replace a record atomically; a ``durable`` one survives a loss of power from then on."""
-        with device_errors(f"write the record {name}"):
-            write_atomically(self.path / name, json.dumps(content, separators=(",", ":")).encode(), durable=durable)
-
-    def read(self, name: str) -> dict[str, Any]:
-        """Return a record."""
-        try:
-            content: dict[str, Any] = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise MediumError(f"cannot read the record {name}: {error}") from error
-        return content
-
-    def names(self, suffix: str) -> list[str]:
-        """Return the names that have a record with this suffix, in order."""
-        return sorted(path.name.removesuffix(suffix) for path in self.path.glob(f"[!.]*{suffix}"))
-
-    def size(self, *names: str) -> int:
-        """Return the bytes of the records that exist."""
-        total = 0
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.stat(self.path / name).st_size
-        return total
-
-    def remove(self, *names: str) -> None:
-        """Remove the records that exist."""
-        for name in names:
-            (self.path / name).unlink(missing_ok=True)
-
-
-class JobRecords:
-    """The records of all jobs.
+class _Records:
+    """Records by name and kind.
 
     Parameters
     ----------
     folder : Path
         Created with mode 0700 when absent.
+
+    Attributes
+    ----------
+    kinds : tuple of str
+        Ends of file names. A record of the first kind is there for as long as any other.
     """
 
+    kinds: tuple[str, ...]
+
     def __init__(self, folder: Path) -> None:
-        self._files = _Folder(folder)
-        self._trouble: str | None = None
+        self._folder = folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for partial in folder.glob(".*.partial*"):  # of a server that was killed
+            partial.unlink()
+
+    def size(self, name: str) -> int:
+        """Return the bytes of all records of a name."""
+        return sum(path.stat().st_size for path in self._paths(name) if path.exists())
+
+    def remove(self, name: str) -> None:
+        """Remove all records of a name, that of the first kind last."""
+        for path in reversed(self._paths(name)):
+            path.unlink(missing_ok=True)
+
+    def _paths(self, name: str) -> list[Path]:
+        """Return the files of a name, one per kind."""
+        return [self._folder / f"{name}.{kind}" for kind in self.kinds]
+
+    def _names(self) -> list[str]:
+        """Return the names that have records, in order."""
+        return sorted(path.name.removesuffix(f".{self.kinds[0]}") for path in self._folder.glob(f"[!.]*.{self.kinds[0]}"))
+
+    def _write(self, name: str, kind: str, content: Mapping[str, Any], *, durable: bool = True) -> None:
+        """Replace a record atomically; a ``durable`` one survives a loss of power from then on."""
+        with device_errors(f"write the record {name}.{kind}"):
+            data = json.dumps(content, separators=(",", ":")).encode()
+            write_atomically(self._folder / f"{name}.{kind}", data, durable=durable)
+
+    def _read(self, name: str, kind: str) -> dict[str, Any]:
+        """Return a record."""
+        try:
+            content: dict[str, Any] = json.loads((self._folder / f"{name}.{kind}").read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise MediumError(f"cannot read the record {name}.{kind}: {error}") from error
+        return content
+
+
+class JobRecords(_Records):
+    """The records of all jobs."""
+
+    kinds = (_REQUEST, _STATE, _ANSWER)
+    _trouble: str | None = None
 
     def write_request(self, name: str, request: Mapping[str, Any]) -> None:
         """Write the request of a job."""
-        self._write(name + _REQUEST, request)
+        self._write(name, _REQUEST, request)
 
     def write_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Write the state of a job."""
-        self._write(name + _STATE, state)
+        self._write(name, _STATE, state)
 
     def write_answer(self, name: str, answer: Mapping[str, Any]) -> None:
         """Write the answer of a job."""
-        self._write(name + _ANSWER, answer)
+        self._write(name, _ANSWER, answer)
 
     def request(self, name: str) -> dict[str, Any]:
         """Return the request of a job."""
-        return self._files.read(name + _REQUEST)
+        return self._read(name, _REQUEST)
 
     def answer(self, name: str) -> dict[str, Any]:
         """Return the answer of a job that is done."""
-        return self._files.read(name + _ANSWER)
+        return self._read(name, _ANSWER)
 
     def load(self) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         """Yield the name, request and state of every job; log and skip a job whose records cannot be read."""
-        for name in self._files.names(_REQUEST):
+        for name in self._names():
             try:
-                yield name, self._files.read(name + _REQUEST), self._files.read(name + _STATE)
+                yield name, self._read(name, _REQUEST), self._read(name, _STATE)
             except MediumError as error:
                 _log.error("a job cannot be recovered", extra={"job": name, "reason": str(error)})
-
-    def size(self, name: str) -> int:
-        """Return the bytes of a job's records."""
-        return self._files.size(name + _ANSWER, name + _STATE, name + _REQUEST)
-
-    def remove(self, name: str) -> None:
-        """Remove the records of a job."""
-        self._files.remove(name + _ANSWER, name + _STATE, name + _REQUEST)
 
     def trouble(self) -> str | None:
         """Return the reason why records cannot be written, without names, or None; after a failure a small record is tried."""
         if self._trouble is not None:
             with contextlib.suppress(MediumError):
-                self._write("probe.json", {})
+                self._write("probe", "json", {})
         return self._trouble
 
-    def _write(self, file_name: str, content: Mapping[str, Any]) -> None:
+    def _write(self, name: str, kind: str, content: Mapping[str, Any], *, durable: bool = True) -> None:
         """Write a record and remember whether that was possible."""
         try:
-            self._files.write(file_name, content)
+            super()._write(name, kind, content, durable=durable)
         except MediumError as error:
             reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
             self._trouble = f"job records cannot be written: {reason or 'unknown reason'}"
             raise
         self._trouble = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UploadRecord:
-    """An upload of an earlier server.
-
-    Attributes
-    ----------
-    name, owner : str
-    plan : mapping
-        The body of the client's ``put``.
-    folder : str
-        Directory in the pool in which the store is being built.
-    report : mapping or None
-        The report, if the store was published or about to be.
-    """
-
-    name: str
-    owner: str
-    plan: Mapping[str, Any]
-    folder: str
-    report: Mapping[str, Any] | None
 
 
 class TileLog:
@@ -200,43 +176,32 @@ class TileLog:
             os.close(self._file)
 
 
-class UploadRecords:
-    """The records of all uploads.
+class UploadRecords(_Records):
+    """The records of all uploads."""
 
-    Parameters
-    ----------
-    folder : Path
-        Created with mode 0700 when absent.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._files = _Folder(folder)
+    kinds = (_PLAN, _REPORT, _TILES)
 
     def write_plan(self, name: str, owner: str, plan: Mapping[str, Any], folder: str) -> None:
-        """Write the plan of an upload and the directory in which its store is built."""
+        """Write the plan of an upload, as its client sent it, and the directory in the pool in which its store is built."""
         record = {"owner": owner, "plan": plan, "folder": folder}
-        self._files.write(name + _PLAN, record, durable=False)  # an upload lost with the power is sent again
+        self._write(name, _PLAN, record, durable=False)  # an upload lost with the power is sent again
 
     def write_report(self, name: str, report: Mapping[str, Any]) -> None:
         """Write the report of an upload."""
-        self._files.write(name + _REPORT, report)
+        self._write(name, _REPORT, report)
 
     def tiles(self, name: str) -> TileLog:
         """Open the lines of an upload."""
-        return TileLog(self._files.path / (name + _TILES))
+        return TileLog(self._folder / f"{name}.{_TILES}")
 
-    def load(self) -> Iterator[UploadRecord]:
-        """Yield every upload, the oldest first; log and remove an upload whose records cannot be read."""
-        names = self._files.names(_PLAN)
-        for name in sorted(names, key=lambda name: os.stat(self._files.path / (name + _PLAN)).st_mtime):
-            try:
-                kept = self._files.read(name + _PLAN)
-                report = self._files.read(name + _REPORT) if (self._files.path / (name + _REPORT)).exists() else None
-                yield UploadRecord(name, kept["owner"], kept["plan"], kept["folder"], report)
-            except (MediumError, KeyError, TypeError) as error:
-                _log.error("an upload cannot be recovered", extra={"upload": name, "reason": str(error)})
-                self.remove(name)
+    def names(self) -> list[str]:
+        """Return the names of all uploads, the oldest first."""
+        return sorted(self._names(), key=lambda name: self._paths(name)[0].stat().st_mtime)
 
-    def remove(self, name: str) -> None:
-        """Remove the records of an upload."""
-        self._files.remove(name + _TILES, name + _REPORT, name + _PLAN)
+    def plan(self, name: str) -> dict[str, Any]:
+        """Return what ``write_plan`` wrote: owner, plan and folder."""
+        return self._read(name, _PLAN)
+
+    def report(self, name: str) -> dict[str, Any] | None:
+        """Return the report of an upload; None if it was not about to be published."""
+        return self._read(name, _REPORT) if self._paths(name)[1].exists() else None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ado_plugin.flight.server import FlightHost, TLSFiles
+from ado_plugin.flight.server import FlightHost
 from ado_plugin.service.access import Access
 from ado_plugin.service.execution import Execution
 from ado_plugin.service.jobs import JobLimits, Jobs
@@ -43,7 +43,7 @@ class ServiceSettings:
         Directory or URL of the pools.
     host, port : str, int
         Address to listen on; port 0 for any.
-    token_file, tls_certificate, tls_key : Path, optional
+    token_file, tls_cert, tls_key : Path, optional
     metrics : (host, port), optional
     insecure : bool
         Serve beyond loopback without token or TLS.
@@ -51,10 +51,10 @@ class ServiceSettings:
         Bytes per pool.
     threads : int, optional
         Threads of a sweep.
-    idle_seconds : float
-        Time without a call after which an upload is removed.
-    drain_seconds : float
-        Time for running jobs to end when the server is stopped.
+    upload_idle : float
+        Seconds without a call after which an upload is removed.
+    drain : float
+        Seconds for running jobs to end when the server is stopped.
     journal_from : int, optional
         Bytes of work from which a job keeps a journal.
     limits : JobLimits
@@ -64,14 +64,14 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 0
     token_file: Path | None = None
-    tls_certificate: Path | None = None
+    tls_cert: Path | None = None
     tls_key: Path | None = None
     metrics: tuple[str, int] | None = None
     insecure: bool = False
     quota: int | None = None
     threads: int | None = None
-    idle_seconds: float = 900.0
-    drain_seconds: float = 20.0
+    upload_idle: float = 900.0
+    drain: float = 20.0
     journal_from: int | None = None
     limits: JobLimits = field(default_factory=JobLimits)
 
@@ -104,9 +104,8 @@ class Service:
         self._access = Access(settings.token_file)
         self._pools = Pools(settings.pools, settings.quota)
         own, limits = self._pools.own_folder, settings.limits
-        self._uploads = Uploads(self._pools, settings.idle_seconds)
-        options = {} if settings.journal_from is None else {"journal_from": settings.journal_from}
-        execution = Execution(self._pools, own / "journals", settings.threads, **options)
+        self._uploads = Uploads(self._pools, settings.upload_idle)
+        execution = Execution(self._pools, own / "journals", settings.threads, settings.journal_from)
         self._jobs = Jobs(JobRecords(own / "jobs"), execution, limits)
         self._operations = Operations(self._pools, self._uploads, self._jobs, limits)
         self._ended = threading.Event()
@@ -154,13 +153,13 @@ class Service:
         """Drain and close; return False when clients still hold calls open."""
         self._draining = True
         _log.info("draining", extra={"jobs": self._jobs.active})
-        self._jobs.drain(self._settings.drain_seconds)
+        self._jobs.drain(self._settings.drain)
         self._ended.set()
         # ``shutdown`` waits for open calls, and a client that stalls would make it wait for ever.
         closing = threading.Thread(target=self._host.shutdown, name="shutdown", daemon=True)
         closing.start()
-        closing.join(self._settings.drain_seconds)
-        self._uploads.close(self._settings.drain_seconds)
+        closing.join(self._settings.drain)
+        self._uploads.close(self._settings.drain)
         if self._metrics is not None:
             self._metrics.close()
         self._pools.close()
@@ -173,7 +172,7 @@ class Service:
 
     def _reap(self) -> None:
         """Periodically remove idle uploads and old jobs."""
-        while not self._ended.wait(min(_REAP_SECONDS, self._settings.idle_seconds / 4)):
+        while not self._ended.wait(min(_REAP_SECONDS, self._settings.upload_idle / 4)):
             try:
                 self._uploads.reap()
                 self._jobs.reap()
@@ -196,16 +195,16 @@ class Service:
         )
 
 
-def _tls(settings: ServiceSettings) -> TLSFiles | None:
+def _tls(settings: ServiceSettings) -> tuple[bytes, bytes] | None:
     """Return certificate and key after checking that they belong together."""
-    if settings.tls_certificate is None and settings.tls_key is None:
+    if settings.tls_cert is None and settings.tls_key is None:
         return None
-    if settings.tls_certificate is None or settings.tls_key is None:
+    if settings.tls_cert is None or settings.tls_key is None:
         raise InputError("TLS needs both --tls-cert and --tls-key")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
-        return TLSFiles(settings.tls_certificate.read_bytes(), settings.tls_key.read_bytes())
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+        return settings.tls_cert.read_bytes(), settings.tls_key.read_bytes()
     except (OSError, ssl.SSLError) as error:
         raise InputError(
-            f"the certificate {settings.tls_certificate} cannot be used with its key ({error}): expected PEM files"
+            f"the certificate {settings.tls_cert} cannot be used with its key ({error}): expected PEM files"
         ) from error

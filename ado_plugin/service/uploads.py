@@ -17,23 +17,23 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from ado_plugin.service.pools import Pools
-from ado_plugin.service.records import TileLog, UploadRecord, UploadRecords
+from ado_plugin.service.records import TileLog, UploadRecords
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
-from fastomp_nvm.selection.codec import as_names
+from fastomp_nvm.selection.codec import as_names, decode_vector
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.schema import TableSchema
 
-__all__ = ["LARGEST_TILE", "Tile", "UploadPlan", "Uploads", "decode_schema"]
+__all__ = ["LARGEST_TILE", "Tile", "UploadPlan", "Uploads", "decode_targets", "field_of"]
 
 #: Bytes of one tile.
 LARGEST_TILE = 32 << 20
@@ -45,6 +45,8 @@ _REMEMBERED_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UploadPlan:
@@ -54,9 +56,8 @@ class UploadPlan:
     ----------
     pool, key : str
     schema : TableSchema
-    dtype, missing, tier : str
-    replace : bool
-        Whether the key may exist.
+    settings : mapping
+        ``dtype``, ``missing``, ``tier`` and ``replace`` of the builder.
     sent : mapping
         The description as the client sent it.
     digest : str
@@ -66,10 +67,7 @@ class UploadPlan:
     pool: str
     key: str
     schema: TableSchema
-    dtype: str
-    missing: str
-    tier: str
-    replace: bool
+    settings: Mapping[str, Any]
     sent: Mapping[str, Any]
     digest: str
 
@@ -77,18 +75,41 @@ class UploadPlan:
     def decode(cls, sent: Mapping[str, Any]) -> UploadPlan:
         """Return the plan that a client sent; access to its pool is not checked here."""
         pool, key = check_name(sent.get("pool"), "pool"), check_name(sent.get("key"), "key")
-        settings = {name: sent.get(name) for name in ("dtype", "missing", "tier")}
-        if not all(isinstance(value, str) for value in settings.values()) or not isinstance(sent.get("replace"), bool):
-            raise RequestError(f"an upload needs {', '.join(settings)} as text and replace as true or false")
+        settings: dict[str, Any] = {name: field_of(sent, name, str, "text") for name in ("dtype", "missing", "tier")}
+        settings["replace"] = field_of(sent, "replace", bool, "true or false")
         digest = hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
-        return cls(pool, key, decode_schema(sent), sent["dtype"], sent["missing"], sent["tier"], sent["replace"], sent, digest)
+        return cls(pool, key, _decode_schema(sent), settings, sent, digest)
 
 
-def decode_schema(sent: Mapping[str, Any]) -> TableSchema:
+def field_of(sent: Mapping[str, Any], name: str, kind: type[T], expected: str, default: T | None = None) -> T:
+    """Return a field that a client sent, if it is of this type; ``expected`` describes it in the error."""
+    value = sent.get(name, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise RequestError(f"{name} is {str(value)[:40]!r}: expected {expected}")
+    return value
+
+
+def decode_targets(sent: Mapping[str, Any]) -> dict[str, Target]:
+    """Return the targets of an upload."""
+    targets = {}
+    for name, described in field_of(sent, "targets", dict, "an object of vectors by name", {}).items():
+        if not isinstance(described, dict) or set(described) != {"values", "classes"} or not name:
+            raise RequestError(f"the target {name[:40]!r} is not an object of values and classes")
+        values = decode_vector(described["values"], f"the target {name[:40]!r}")
+        classes = tuple(as_names(described["classes"], "classes"))
+        if values.dtype != np.float64 or not np.isfinite(values).all():
+            raise DataError(f"the target {name[:40]!r} holds a NaN or infinity: fix it and upload again")
+        if classes and not np.isin(values, np.arange(len(classes))).all():
+            raise DataError(f"the target {name[:40]!r} holds a code of no class")
+        targets[name] = Target(values, classes)
+    return targets
+
+
+def _decode_schema(sent: Mapping[str, Any]) -> TableSchema:
     """Return the table that a client described."""
-    n_obs, widths = sent.get("n_obs"), sent.get("widths")
-    if not isinstance(n_obs, int) or isinstance(n_obs, bool) or not 1 <= n_obs < 2**40:
-        raise RequestError(f"n_obs is {str(n_obs)[:40]!r}: expected a number of observations")
+    n_obs, widths = field_of(sent, "n_obs", int, "a number of observations"), sent.get("widths")
+    if not 1 <= n_obs < 2**40:
+        raise RequestError(f"n_obs is {n_obs}: expected a number of observations")
     features = _decode_names(sent, "features")
     if widths is None:
         return TableSchema.plain(n_obs, features)
@@ -103,9 +124,9 @@ def _decode_names(sent: Mapping[str, Any], key: str) -> Sequence[str]:
     found = sent.get(key)
     if not (isinstance(found, dict) and set(found) == {"numbered", "prefix"}):
         return tuple(as_names(found, key))
-    count, prefix = found["numbered"], found["prefix"]
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST_FEATURES or not isinstance(prefix, str):
-        raise RequestError(f"{key} are not numbered names: expected a count and a prefix")
+    count, prefix = field_of(found, "numbered", int, "a count"), field_of(found, "prefix", str, "text")
+    if not 0 <= count <= _MOST_FEATURES:
+        raise RequestError(f"{key} are {count} numbered names: expected {_MOST_FEATURES} at most")
     return NumberedNames(count, prefix)
 
 
@@ -134,6 +155,15 @@ class Tile:
     columns: int
     layout: Literal["columns", "rows"]
     data: AnyArray
+
+    #: Names of the first six fields in the header of a tile.
+    NUMBERS: ClassVar = ("number", "crc", "first_obs", "first_column", "rows", "columns")
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], data: AnyArray) -> Tile:
+        """Return the tile with this header, which was checked, and these values."""
+        fields: list[Any] = [*(header[name] for name in cls.NUMBERS), header["layout"], data]
+        return cls(*fields)
 
     @property
     def line(self) -> tuple[int | str, ...]:
@@ -165,6 +195,11 @@ class _Upload:
     sealing: threading.Thread | None = None
     outcome: dict[str, Any] | FastompError | None = None
 
+    @property
+    def is_being_checked(self) -> bool:
+        """Whether tiles of an earlier server are being checked."""
+        return self.checking is not None and self.checking.is_alive()
+
 
 class Uploads:
     """The uploads of a server; those of an earlier server are continued when their clients begin them again.
@@ -184,8 +219,8 @@ class Uploads:
         self._staged: dict[str, _Upload] = {}
         self._ended: dict[str, _Upload] = {}  # so that a repeated commit gets the same reply
         self.bytes_received = 0
-        for record in self._records.load():
-            self._recover(record)
+        for name in self._records.names():
+            self._recover(name)
         pools.sweep({pools.root / upload.plan.pool / upload.folder for upload in self._staged.values()})
 
     def begin(self, owner: str, plan: UploadPlan, wait: float = 10.0) -> dict[str, Any]:
@@ -201,13 +236,13 @@ class Uploads:
                 upload.checking.start()
         if upload.checking is not None:
             upload.checking.join(wait)
-            if upload.checking.is_alive():
+            if upload.is_being_checked:
                 return {"upload": upload.name, "next": 0, "crc": 0, "checking": True}
             if upload.name not in self._staged:  # nothing of it could be used
                 return self.begin(owner, plan, wait)
         return {"upload": upload.name, "next": upload.next, "crc": upload.checksum}
 
-    def write(self, owner: str, name: object, tiles: Iterable[Tile]) -> dict[str, Any]:
+    def write(self, owner: str, name: str, tiles: Iterable[Tile]) -> dict[str, Any]:
         """Write tiles; return the number of the next one expected.
 
         Raises
@@ -228,7 +263,7 @@ class Uploads:
     def commit(
         self,
         owner: str,
-        name: object,
+        name: str,
         tiles: int,
         checksum: int,
         targets: Mapping[str, Target],
@@ -246,7 +281,7 @@ class Uploads:
         wait : float
             Seconds to wait for the report.
         """
-        upload = self._ended.get(name) if isinstance(name, str) else None
+        upload = self._ended.get(name)
         if upload is None or upload.owner != owner:
             upload = self._find(owner, name)
         with upload.lock:
@@ -269,7 +304,7 @@ class Uploads:
             raise upload.outcome
         return {"state": "done", "report": upload.outcome}
 
-    def abort(self, owner: str, name: object) -> dict[str, Any]:
+    def abort(self, owner: str, name: str) -> dict[str, Any]:
         """Remove an upload on request of its owner."""
         upload = self._find(owner, name)
         with self._lock:
@@ -282,13 +317,9 @@ class Uploads:
             for upload in list(self._ended.values()):
                 if time.monotonic() - upload.touched > _REMEMBERED_SECONDS:
                     self._forget(upload.name)
-            idle = [
-                upload
-                for upload in self._staged.values()
-                if upload.sealing is None
-                and (upload.checking is None or not upload.checking.is_alive())
-                and time.monotonic() - upload.touched > self._idle_seconds
-            ]
+            oldest = time.monotonic() - self._idle_seconds
+            staged = self._staged.values()
+            idle = [each for each in staged if each.touched < oldest and each.sealing is None and not each.is_being_checked]
             for upload in idle:
                 self._drop(upload, "idle for too long")
         return len(idle)
@@ -314,22 +345,22 @@ class Uploads:
                     upload.builder.leave()
                     _close(upload)
 
-    def _recover(self, record: UploadRecord) -> None:
+    def _recover(self, name: str) -> None:
         """Take over an upload of an earlier server: as published, as staged, or not at all."""
         try:
-            plan = UploadPlan.decode(record.plan)
-            upload = _Upload(record.name, record.owner, plan, record.folder)
-            if record.report is not None and self._is_published(plan, record.name):
-                upload.outcome = dict(record.report)
-                self._ended[record.name] = upload
+            kept, report = self._records.plan(name), self._records.report(name)
+            upload = _Upload(name, kept["owner"], UploadPlan.decode(kept["plan"]), kept["folder"])
+            if report is not None and self._is_published(upload.plan, name):
+                upload.outcome = report
+                self._ended[name] = upload
                 self._forget_oldest()
-            elif self._pools.left_build(plan.pool, record.folder) is not None:
-                self._staged[record.name] = upload
+            elif self._pools.left_build(upload.plan.pool, upload.folder) is not None:
+                self._staged[name] = upload
             else:
-                self._records.remove(record.name)
-        except FastompError as error:
-            _log.error("an upload cannot be recovered", extra={"upload": record.name, "reason": str(error)})
-            self._records.remove(record.name)
+                self._records.remove(name)
+        except (FastompError, KeyError, TypeError, AttributeError) as error:
+            _log.error("an upload cannot be recovered", extra={"upload": name, "reason": str(error)})
+            self._records.remove(name)
 
     def _is_published(self, plan: UploadPlan, name: str) -> bool:
         """Return whether the store at the key was made by this upload."""
@@ -365,8 +396,7 @@ class Uploads:
 
     def _build(self, plan: UploadPlan, folder: str | None = None) -> StoreBuilder:
         """Return a builder for a plan."""
-        settings: dict[str, Any] = {"dtype": plan.dtype, "missing": plan.missing, "tier": plan.tier, "replace": plan.replace}
-        return self._pools.build(plan.pool, plan.key, plan.schema, **settings, folder=folder)
+        return self._pools.build(plan.pool, plan.key, plan.schema, folder, **plan.settings)
 
     def _check(self, upload: _Upload) -> None:
         """Continue an upload of an earlier server: accept its tiles up to the first whose bytes do not match their checksum."""
@@ -375,7 +405,7 @@ class Uploads:
                 builder, tiles = self._build(upload.plan, upload.folder), self._records.tiles(upload.name)
                 count = checksum = 0
                 for line in tiles.lines():
-                    if (claimed := _checked(builder, line, upload.plan.dtype, checksum)) is None:
+                    if (claimed := _checked(builder, line, upload.plan.settings["dtype"], checksum)) is None:
                         break
                     count, checksum = count + 1, claimed
                 tiles.cut(count)
@@ -389,9 +419,9 @@ class Uploads:
             upload.touched = time.monotonic()
             _log.info("upload continued", extra={"pool": upload.plan.pool, "key": upload.plan.key, "tiles": count})
 
-    def _find(self, owner: str, name: object) -> _Upload:
+    def _find(self, owner: str, name: str) -> _Upload:
         """Return an upload of this owner."""
-        upload = self._staged.get(name) if isinstance(name, str) else None
+        upload = self._staged.get(name)
         if upload is None or upload.owner != owner:
             raise UploadLostError("there is no such upload here (it was removed, or the server was restarted): begin again")
         return upload
@@ -462,7 +492,7 @@ class Uploads:
 
     def _drop(self, upload: _Upload, reason: str) -> None:
         """Remove an upload with its files; the caller holds the lock of all uploads."""
-        if upload.checking is not None and upload.checking.is_alive():
+        if upload.is_being_checked:
             raise ServerError("tiles of an earlier server are being checked: try again later")
         with upload.lock:  # no thread writes into the files that are about to be closed
             if upload.sealing is not None:

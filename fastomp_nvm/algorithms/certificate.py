@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Problem, Query
+from fastomp_nvm.algorithms.protocol import Algorithm, Gradients, Problem
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
@@ -89,7 +89,7 @@ def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None =
         Whether Theorem 1 applies to the algorithm.
     """
     outcome = yield from algorithm
-    model, counters = problem.objective.null(), problem.counters
+    model = problem.objective.null()
     columns = problem.pool.columns(outcome.selected).dense(np.arange(len(outcome.selected)))
     if len(outcome.selected):
         model.add(columns)
@@ -97,10 +97,7 @@ def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None =
     outside = outside[problem.constraint.extensions(_NOTHING, outside)]
     score_sum = 0.0
     if outside.size:
-        answers = yield Query(len(outcome.selected), model.value, (Ask(model.residual, outside),))
-        assert answers is not None
-        counters.gradient_rounds += 1
-        counters.gradient_calls += 1
+        answers = yield from problem.ask(len(outcome.selected), model.value, [model.residual], outside)
         score_sum = _largest_sum(problem, answers[0], outside)
     tau = outcome.tau if outcome.tau is not None else problem.parameters.tau
     promised = None

@@ -30,8 +30,8 @@ import numpy as np
 
 from fastomp_nvm.algorithms.cardinality_only import only_cardinality
 from fastomp_nvm.algorithms.draws import permutation
-from fastomp_nvm.algorithms.exact_gains import Gains, Steps, gains_of_nothing
-from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+from fastomp_nvm.algorithms.exact_gains import Gains, gains_of_nothing
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Steps
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.objectives.linear import Linear
 

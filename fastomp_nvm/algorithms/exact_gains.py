@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Ask, Gradients, Problem, Query, Round
+from fastomp_nvm.algorithms.protocol import Gradients, Problem, Round, Steps
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.objectives.glm import GLM
@@ -26,12 +25,7 @@ from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
 from fastomp_nvm.objectives.newton import Coefficients
 
-__all__ = ["Gains", "Steps", "gains_of_nothing"]
-
-Result = TypeVar("Result")
-
-#: Part of an algorithm: yields rounds as the algorithm does and returns a result to it.
-Steps: TypeAlias = Generator[Round, "Sequence[Gradients] | None", Result]
+__all__ = ["Gains", "gains_of_nothing"]
 
 #: Candidates refitted between two points at which a run may be cancelled.
 REFITS = 256
@@ -70,17 +64,6 @@ def gains_of_nothing(problem: Problem) -> Steps[Gains]:
     raise RequestError(f"exact gains of {type(problem.objective).__name__} are unknown: choose fast_omp or sds_omp")
 
 
-def _ask(problem: Problem, size: int, value: float, vectors: Sequence[Float64Array]) -> Steps[Sequence[Gradients]]:
-    """Ask about all ``vectors`` in one round and count it."""
-    if not vectors:
-        return ()
-    answers = yield Query(size, value, tuple(Ask(vector, problem.usable) for vector in vectors))
-    assert answers is not None
-    problem.counters.gradient_rounds += 1
-    problem.counters.gradient_calls += len(vectors)
-    return answers
-
-
 @dataclass(frozen=True, slots=True)
 class _Directions:
     """The directions that a sequence of features adds to the span of a set.
@@ -117,7 +100,7 @@ class _LinearGains(Gains):
     @classmethod
     def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[Gains]:
         """Ask for the gradient at the empty model."""
-        answers = yield from _ask(problem, 0, 0.0, [objective.null().residual])
+        answers = yield from problem.ask(0, 0.0, [objective.null().residual], problem.usable)
         columns = None if objective.centred else problem.pool.columns(problem.usable)
         pivot, groups = objective.remainders(problem.design.standardisation.subset(problem.usable), columns)
         gradient = answers[0].of(problem.usable)
@@ -135,7 +118,9 @@ class _LinearGains(Gains):
         """Sweep all new directions at once."""
         spans = [self._directions(features) for features in sets]
         vectors = [self.objective.weighted(vector) for span in spans for vector in span.vectors]
-        answers = yield from _ask(self.problem, self.size, self.value, vectors)
+        answers: Sequence[Gradients] = ()
+        if vectors:
+            answers = yield from self.problem.ask(self.size, self.value, vectors, self.problem.usable)
         starts = np.cumsum([0, *(len(span.vectors) for span in spans)]).tolist()
         return [self._walk(span, answers[start : start + len(span.vectors)]) for span, start in zip(spans, starts, strict=False)]
 
@@ -228,5 +213,4 @@ class _RefittedGains(Gains):
     def _fit(self, columns: Float64Array) -> tuple[Coefficients, float]:
         """Fit ``columns``, which begin with the columns of this model; return the coefficients and f."""
         at = self.objective.newton(columns, self.at)
-        likelihood = self.objective.likelihood(self.objective.predictor(columns, at), at.coef)
-        return at, likelihood - self.objective.null_likelihood
+        return at, self.objective.likelihood(at.eta, at.coef) - self.objective.null_likelihood

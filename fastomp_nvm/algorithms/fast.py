@@ -22,8 +22,8 @@ import math
 import numpy as np
 
 from fastomp_nvm.algorithms.draws import random_sequence
-from fastomp_nvm.algorithms.exact_gains import Gains, Steps, gains_of_nothing
-from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+from fastomp_nvm.algorithms.exact_gains import Gains, gains_of_nothing
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Steps
 from fastomp_nvm.algorithms.rank import find_rank
 from fastomp_nvm.arrays import IndexArray
 
@@ -49,9 +49,7 @@ def fast(problem: Problem) -> Algorithm:
         while candidates.size:
             if inner or outer:
                 growth = yield from gains.of(candidates)
-            fitting = constraint.extensions(selected, candidates)
-            problem.counters.independence_rounds += 1
-            problem.counters.independence_calls += len(candidates)
+            fitting = problem.extensions(selected, candidates)
             survivors = candidates[fitting & (growth >= threshold)]
             if len(survivors) > (1.0 - parameters.epsilon) * len(candidates):  # i = 0 does not qualify
                 sequence, rounds, calls = random_sequence(

@@ -23,14 +23,13 @@ Theorem 1: an element of the sequence whose own score has fallen below ``t`` whe
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 
 from fastomp_nvm.algorithms.polish import polish
-from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Counters, Gradients, Outcome, Problem, Query, Round
+from fastomp_nvm.algorithms.protocol import Algorithm, Counters, Gradients, Outcome, Problem, Query, Round, Steps
 from fastomp_nvm.algorithms.rank import find_rank
 from fastomp_nvm.algorithms.sequence import SMALLEST_BLOCK, inner_iterations
 from fastomp_nvm.arrays import IndexArray
@@ -39,9 +38,6 @@ __all__ = ["TAUS", "fast_omp"]
 
 #: Values of tau for ``tau="auto"``.
 TAUS = (0.25, 0.5, 0.75, 0.95)
-
-#: A running FAST_OMP at one tau; returns the set and its f.
-_Pursuit: TypeAlias = Generator[Round, "Sequence[Gradients] | None", tuple[IndexArray, float]]
 
 
 def fast_omp(problem: Problem) -> Algorithm:
@@ -58,9 +54,7 @@ def fast_omp(problem: Problem) -> Algorithm:
     return replace(outcome, selected=polish(problem, selected, value), unpolished=selected)
 
 
-def _best_of(
-    problem: Problem, taus: Sequence[float], rank: int
-) -> Generator[Round, Sequence[Gradients] | None, tuple[IndexArray, float, float]]:
+def _best_of(problem: Problem, taus: Sequence[float], rank: int) -> Steps[tuple[IndexArray, float, float]]:
     """Run one pursuit per tau in shared sweeps; return the best set, its f and its tau, the first among equals."""
     children = [replace(problem, counters=Counters(traffic=problem.counters.traffic)) for _ in taus]
     pursuits = [_pursue(child, tau, rank) for child, tau in zip(children, taus, strict=True)]
@@ -103,32 +97,24 @@ def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
         part.gradient_rounds = part.gradient_calls = part.independence_rounds = part.independence_calls = 0
 
 
-def _pursue(problem: Problem, tau: float, rank: int) -> _Pursuit:
-    """Run Algorithm 1 with ``rank`` for r."""
-    parameters, counters, constraint = problem.parameters, problem.counters, problem.constraint
-    epsilon = parameters.epsilon
-    model = problem.objective.null()
+def _pursue(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, float]]:
+    """Run Algorithm 1 with ``rank`` for r; return the set and its f."""
+    parameters, epsilon, model = problem.parameters, problem.parameters.epsilon, problem.objective.null()
     selected = np.empty(0, dtype=np.int64)
     candidates = problem.usable
     outer, block = 0, SMALLEST_BLOCK
     while parameters.until == "full" or outer < math.ceil(1.0 / epsilon):
-        counters.independence_rounds += 1
-        counters.independence_calls += len(candidates)
-        extends = constraint.extensions(selected, candidates)
+        extends = problem.extensions(selected, candidates)
         candidates = candidates if extends.all() else candidates[extends]  # line 3: X = Cond(S), which only shrinks
         if not candidates.size:
             break
-        answers = yield Query(len(selected), lambda: model.value, (Ask(model.residual, candidates),))
-        assert answers is not None
-        gradients = answers[0]
-        counters.gradient_rounds += 1
-        counters.gradient_calls += 1
+        (gradients,) = yield from problem.ask(len(selected), lambda: model.value, [model.residual], candidates)
         threshold = (1.0 - epsilon) * tau * gradients.top_mean(rank)  # line 4
         survivors, inner = gradients.at_least(threshold), 1
         if not len(survivors) < (1.0 - epsilon) * len(candidates):  # j* = 0 does not qualify: X stays as it is
             survivors, inner = (survivors if parameters.skip_weak else candidates), 0
         following = model.follow(problem.pool.columns(survivors), gradients.of(survivors))
-        del gradients, answers  # frees an n-vector
+        del gradients  # frees an n-vector
         while following.features.size:  # members of X extend S, so Cond(S) is not empty either
             added, iterations, block = inner_iterations(problem, following, selected, threshold, outer, inner, block)
             selected = np.concatenate((selected, added))

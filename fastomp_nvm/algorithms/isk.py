@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastomp_nvm.algorithms.exact_gains import Gains, Steps, gains_of_nothing
-from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+from fastomp_nvm.algorithms.exact_gains import Gains, gains_of_nothing
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Steps
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.fairness import Fairness

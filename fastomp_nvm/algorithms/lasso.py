@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from fastomp_nvm.algorithms.cardinality_only import only_cardinality
-from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Outcome, Problem, Query, Round
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Round
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import RequestError, UnavailableError
 from fastomp_nvm.objectives.linear import Linear
@@ -53,10 +53,7 @@ def lasso(problem: Problem) -> Algorithm:
             f"lasso needs the standardised matrix in memory, {needed:,} bytes, and gather_bytes allows {problem.pool.budget:,}: "
             "raise gather_bytes, or choose fast_omp, which reads the data in place"
         )
-    answers = yield Query(0, 0.0, (Ask(objective.null().residual, usable),))
-    assert answers is not None
-    problem.counters.gradient_rounds += 1
-    problem.counters.gradient_calls += 1
+    answers = yield from problem.ask(0, 0.0, [objective.null().residual], usable)
     largest = float(np.abs(answers[0].of(usable)).max(initial=0.0))
     columns = problem.pool.columns(usable).dense(np.arange(len(usable)))
     fit = _linear_path(objective, columns) if isinstance(objective, Linear) else _logistic_path(objective, columns)

@@ -2,16 +2,16 @@
 
 An algorithm is a generator. It yields a :class:`Round`, a point at which it may be cancelled, reported and made durable. A round
 that needs gradients is a :class:`Query`; the engine sends back one :class:`Gradients` per ask, which returns *decisions* rather
-than arrays. The number of queries is the adaptivity of the paper. This module does no work itself.
+than arrays. The number of queries is the adaptivity of the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
 from fastomp_nvm.matrix.pool import ColumnPool
@@ -22,7 +22,7 @@ from fastomp_nvm.objectives.base import Objective
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
 
-__all__ = ["Algorithm", "Ask", "Counters", "Gradients", "Journal", "Outcome", "Parameters", "Problem", "Query", "Round"]
+__all__ = ["Algorithm", "Ask", "Counters", "Gradients", "Journal", "Outcome", "Parameters", "Problem", "Query", "Round", "Steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,22 @@ class Problem:
     pool: ColumnPool
     counters: Counters
 
+    def ask(
+        self, selected: int, f: float | Callable[[], float], vectors: Sequence[Float64Array], candidates: IndexArray
+    ) -> Steps[Sequence[Gradients]]:
+        """Query the gradients of ``candidates`` at all ``vectors`` (n_obs,) in one round, and count it."""
+        answers = yield Query(selected, f, tuple(Ask(vector, candidates) for vector in vectors))
+        assert answers is not None
+        self.counters.gradient_rounds += 1
+        self.counters.gradient_calls += len(vectors)
+        return answers
+
+    def extensions(self, selected: IndexArray, candidates: IndexArray) -> BoolArray:
+        """Return (c,): the candidates that extend ``selected``, as one round of independence queries, and count it."""
+        self.counters.independence_rounds += 1
+        self.counters.independence_calls += len(candidates)
+        return self.constraint.extensions(selected, candidates)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -139,8 +155,13 @@ class Outcome:
     rank_estimated: bool = False
 
 
+Result = TypeVar("Result")
+
+#: Part of an algorithm: yields rounds as the algorithm does and returns a result to it.
+Steps: TypeAlias = Generator[Round, "Sequence[Gradients] | None", Result]
+
 #: A running algorithm.
-Algorithm: TypeAlias = Generator[Round, "Sequence[Gradients] | None", Outcome]
+Algorithm: TypeAlias = Steps[Outcome]
 
 
 class Journal(Protocol):

@@ -17,15 +17,12 @@ __all__ = ["sds_ma"]
 
 def sds_ma(problem: Problem) -> Algorithm:
     """Run SDS_MA."""
-    counters, constraint = problem.counters, problem.constraint
     gains = yield from gains_of_nothing(problem)
     selected = np.empty(0, dtype=np.int64)
     best = selected
     candidates = problem.usable
     while True:
-        counters.independence_rounds += 1
-        counters.independence_calls += len(candidates)
-        candidates = candidates[constraint.extensions(selected, candidates)]
+        candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
             return Outcome(selected)
         if best.size:

@@ -5,24 +5,17 @@ the first position at which each candidate stops extending it (its *blocking ind
 single number per candidate. The built-in families compute both in closed form with NumPy. Any other family inherits the bisection
 below, which advances all candidates together: each step is one call of ``independent_many``.
 
-A constraint is bound to a number of features when it is built. It never sees data, stores or feature names; ``from_description``
-translates the names in a written description to indices.
+A constraint is bound to a number of features when it is built. It never sees data, stores or feature names.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, IndexArray
-from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Constraint", "Matroid", "first_infeasible"]
 
@@ -33,12 +26,18 @@ _BATCH = 8192
 class Constraint(ABC):
     """A downward-closed family of subsets of ``range(n_features)``, its *independent* sets.
 
-    Subclasses set ``n_features`` and implement ``independent`` and ``rank``. Where a closed form exists they also override
+    Subclasses set ``n_features`` and ``rank`` and implement ``independent``. Where a closed form exists they also override
     ``_first_blocked``, on which ``blocking`` and ``extensions`` are built. All index arrays are int64 without repetition; a
     ``selected`` set passed in is independent and disjoint from ``sequence``.
     """
 
     n_features: int
+
+    #: Size of the largest independent set, or the best known upper bound; at most ``n_features``.
+    rank: int
+
+    #: A ``p`` for which this is a p-system (1 for a matroid), or None when unknown.
+    p: float | None = None
 
     #: Whether queries run a function of the user's. An intersection queries such parts last, about the remaining candidates only.
     calls_user_code: bool = False
@@ -52,21 +51,6 @@ class Constraint(ABC):
     @abstractmethod
     def independent(self, features: IndexArray) -> bool:
         """Return whether the set ``features`` is in the family."""
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """Size of the largest independent set, or the best known upper bound; at most ``n_features``."""
-
-    @property
-    def p(self) -> float | None:
-        """A ``p`` for which this is a p-system (1 for a matroid), or None when unknown."""
-        return None
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Constraint:
-        """Build the constraint from its written form; ``reader`` resolves feature names and side files."""
-        raise ConstraintError(f"{cls.__name__} has no written form: build it in Python")
 
     def violations(self, features: IndexArray) -> Sequence[str]:
         """Return one sentence per violation of the constraint *as the user wrote it*; empty when ``features`` satisfies it."""
@@ -157,12 +141,7 @@ class Constraint(ABC):
 class Matroid(Constraint):
     """A constraint whose maximal sets all have the same size, the rank, which subclasses set."""
 
-    rank: int = 0
-
-    @property
-    def p(self) -> float:
-        """1: a matroid is a 1-system."""
-        return 1.0
+    p = 1.0
 
 
 def first_infeasible(feasible: Callable[[IndexArray, IndexArray], BoolArray], high: IndexArray) -> IndexArray:

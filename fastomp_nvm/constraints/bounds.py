@@ -9,7 +9,6 @@ for it. Hence ``needs_base``; ``violations`` checks the bounds as written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,6 @@ from fastomp_nvm.constraints.base import Matroid
 from fastomp_nvm.constraints.checks import mask_of, whole_number, whole_numbers
 from fastomp_nvm.constraints.groups import first_full, group_labels, group_names, occurrences, over_cap
 from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Bounds"]
 
@@ -75,16 +70,6 @@ class Bounds(Matroid):
         self._upper = np.append(self.upper, self.n_features)
         self.rank = min(self.total, int(np.minimum(self._counts(np.arange(self.n_features)), self._upper).sum()))
         self.needs_base = bool((self.lower > 0).any())
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Bounds:
-        """Read ``bounds: {groups, lower, upper, total}``."""
-        fields = item.fields("groups", "total", optional=("lower", "upper"))
-        names, groups = reader.disjoint_groups(fields["groups"])
-        n_features = len(reader.names)
-        lower = reader.per_group(fields.get("lower"), names, default=0)
-        upper = reader.per_group(fields.get("upper"), names, default=n_features)
-        return cls(n_features, groups, lower, upper, fields["total"].integer(), usable=reader.usable, names=names)
 
     def with_total(self, total: int) -> Bounds:
         """Return the same bounds with another total.

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.constraints.base import Matroid
 from fastomp_nvm.constraints.checks import whole_number
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Cardinality"]
 
@@ -33,11 +28,6 @@ class Cardinality(Matroid):
         self.n_features = whole_number(n_features, "the number of features")
         self.k = whole_number(k, "the cardinality")
         self.rank = min(self.k, self.n_features)
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Cardinality:
-        """Read ``cardinality: k``."""
-        return cls(len(reader.names), item.integer())
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether there are at most ``k`` features."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,6 @@ from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.constraints.base import Constraint, first_infeasible
 from fastomp_nvm.constraints.checks import array_of, finite_number, mask_of, whole_number
 from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Fairness", "effective_judgements"]
 
@@ -67,32 +63,8 @@ class Fairness(Constraint):
         self._needed = self.n_people - math.floor(self.limit * self.n_people + 1e-9)
         self._words = _pack(table)
         self._everyone = _pack(np.ones((self.n_people, 1), dtype=np.bool_))[:, 0]
-        self._rank = self._find_rank(table)
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Fairness:
-        """Read ``fairness: {judgements, lambda, kind, accuracy, disparity, raises_accuracy, raises_disparity, unlisted}``."""
-        tables, masks = ("accuracy", "disparity"), ("raises_accuracy", "raises_disparity")
-        fields = item.fields("judgements", "lambda", optional=("kind", "unlisted", *tables, *masks))
-        unlisted = fields["unlisted"].choice("error", "fair", "unfair") if "unlisted" in fields else "error"
-        kind = fields["kind"].choice("apriori", "accuracy", "disparity") if "kind" in fields else "apriori"
-        judgements = effective_judgements(
-            reader.judgements(fields["judgements"], unlisted=unlisted),
-            kind=kind,  # type: ignore[arg-type]  # choice returned one of the three
-            **{name: reader.judgements(fields[name], unlisted=unlisted) for name in tables if name in fields},
-            **{name: reader.mask(fields[name]) for name in masks if name in fields},
-        )
-        return cls(len(reader.names), judgements, fields["lambda"].number())
-
-    @property
-    def rank(self) -> int:
-        """Upper bound on the size of an allowed set, see ``_find_rank``."""
-        return self._rank
-
-    @property
-    def p(self) -> float:
-        """The bound on the rank, which is a ``p`` for every independence system."""
-        return float(max(self._rank, 1))
+        self.rank = self._find_rank(table)
+        self.p = float(max(self.rank, 1))  # the rank is a p for every independence system
 
     def with_limit(self, limit: float) -> Fairness:
         """Return the same judgements with another limit."""

@@ -8,7 +8,6 @@ that moment; finding it takes a climb of logarithmic length towards the root, do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,6 @@ from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.base import Matroid
 from fastomp_nvm.constraints.checks import array_of, whole_number
 from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Graphic"]
 
@@ -48,11 +43,6 @@ class Graphic(Matroid):
         self._n_vertices = int(self.edges.max(initial=-1)) + 1
         components = self._components(np.arange(self.n_features))[0]
         self.rank = self._n_vertices - components + int((~self._is_edge).sum())
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Graphic:
-        """Read ``graphic: {edges}``."""
-        return cls(len(reader.names), reader.edges(item.fields("edges")["edges"]))
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether the edges form a forest."""

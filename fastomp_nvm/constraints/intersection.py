@@ -38,25 +38,14 @@ class Intersection(Constraint):
         self.calls_user_code = any(part.calls_user_code for part in self.parts)
         self.rank_is_bound = any(part.rank_is_bound for part in self.parts)
         self.needs_base = any(part.needs_base for part in self.parts)
-        self._cheapest_first = sorted(self.parts, key=lambda part: part.calls_user_code)
-
-    @property
-    def rank(self) -> int:
-        """Smallest rank of the parts."""
-        return min(part.rank for part in self.parts)
-
-    @property
-    def p(self) -> float | None:
-        """Sum of the parts' ``p``, at most the rank; None when one of them is unknown.
-
-        Let ``S`` and ``U`` be bases. Each element of ``S`` outside ``U`` is refused by some part, for which ``U`` is then a base of
-        ``U`` and the elements it refuses; summed over the parts, ``|S| <= (p_1 + ... + p_m) |U|``. Truncating a p-system to a
-        cardinality leaves it a p-system, so cardinalities add nothing.
-        """
+        self.rank = min(part.rank for part in self.parts)
+        # Let S and U be bases. Each element of S outside U is refused by some part, for which U is then a base of U and the
+        # elements it refuses; summed over the parts, |S| <= (p_1 + ... + p_m) |U|. Truncating a p-system to a cardinality leaves it
+        # a p-system, so cardinalities add nothing.
         known = [part.p for part in self.parts if not isinstance(part, Cardinality)]
-        if any(p is None for p in known):
-            return None
-        return float(max(1.0, min(sum(p for p in known if p is not None), self.rank)))
+        if None not in known:
+            self.p = float(max(1.0, min(sum(p for p in known if p is not None), self.rank)))
+        self._cheapest_first = sorted(self.parts, key=lambda part: part.calls_user_code)
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether the set is independent in every part."""

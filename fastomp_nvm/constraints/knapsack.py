@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,6 @@ from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.checks import array_of, finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Knapsack"]
 
@@ -58,30 +53,11 @@ class Knapsack(Constraint):
         # Whole numbers in float64, exact to 2^53: a sum large enough to be rounded is far over the budget already.
         self._ticks = np.floor(scale * _BUDGET_TICKS)
         cheapest_first = np.cumsum(np.sort(self._ticks))
-        self._rank = int(np.searchsorted(cheapest_first, _BUDGET_TICKS, side="right"))
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Knapsack:
-        """Read ``knapsack: {costs, budget, default}``."""
-        fields = item.fields("costs", "budget", optional=("default",))
-        default = fields["default"].number() if "default" in fields else None
-        costs = reader.numbers(fields["costs"], column="cost", default=default)
-        return cls(len(reader.names), costs, fields["budget"].number())
-
-    @property
-    def rank(self) -> int:
-        """Number of features that the budget pays for, cheapest first."""
-        return self._rank
-
-    @property
-    def p(self) -> float:
-        """``ceil(most / least)`` over the costs above 0 and within the budget.
-
-        For bases ``S`` and ``U`` take the cheapest ``e`` in ``S - U``: as ``U + e`` is over the budget that ``S`` keeps,
-        ``cost(U - S) > cost(S - U) - cost(e)``, hence ``|S - U| < most / least * |U - S| + 1``.
-        """
+        self.rank = int(np.searchsorted(cheapest_first, _BUDGET_TICKS, side="right"))
+        # Over the costs above 0 and within the budget. For bases S and U take the cheapest e in S - U: as U + e is over the budget
+        # that S keeps, cost(U - S) > cost(S - U) - cost(e), hence |S - U| < most / least * |U - S| + 1.
         paid = self._ticks[(self._ticks > 0) & (self._ticks <= _BUDGET_TICKS)]
-        return 1.0 if not paid.size else float(min(math.ceil(paid.max() / paid.min()), max(self._rank, 1)))
+        self.p = 1.0 if not paid.size else float(min(math.ceil(paid.max() / paid.min()), max(self.rank, 1)))
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether the budget pays for all ``features``."""

@@ -7,7 +7,6 @@ ancestors. Queries work on the forest, whose size does not depend on the number 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,6 @@ from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.checks import whole_number, whole_numbers
 from fastomp_nvm.constraints.groups import CappedGroups, first_full, group_names
 from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Laminar"]
 
@@ -58,13 +53,6 @@ class Laminar(CappedGroups):
             self._innermost[members[group]] = group
         self._chains = _chains(parent)
         self.rank = self._find_rank(order, parent)
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Laminar:
-        """Read ``laminar: {groups, caps}``."""
-        fields = item.fields("groups", "caps")
-        names, groups = reader.groups(fields["groups"])
-        return cls(len(reader.names), groups, reader.per_group(fields["caps"], names), names=names)
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the first position at which one of the candidate's groups is full."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,6 @@ from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.checks import finite_number
 from fastomp_nvm.constraints.oracle import Oracle
 from fastomp_nvm.errors import ConstraintError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Monotone"]
 
@@ -51,13 +46,6 @@ class Monotone(Oracle):
             raise ConstraintError(f"the set function is a {type(h).__name__}: expected a function of a set of features")
         self._at_most = _AtMost(h, finite_number(threshold, "the threshold"))
         super().__init__(n_features, self._at_most, rank=rank, p=p, workers=workers)
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Monotone:
-        """Read ``monotone: {function, threshold, takes, rank, workers}``."""
-        fields = item.fields("function", "threshold", optional=("takes", "rank", "workers"))
-        function, options = cls._read(fields, reader)
-        return cls(len(reader.names), function, fields["threshold"].number(), **options)
 
     def _refusal(self, features: IndexArray) -> str:
         """Return the sentence with the value and the threshold."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,11 +21,6 @@ from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.checks import finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError, UnavailableError
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
-    from fastomp_nvm.constraints.written.function import NamedFunction
 
 __all__ = ["Counterexample", "Oracle", "check_downward_closed"]
 
@@ -78,44 +72,18 @@ class Oracle(Constraint):
         self.n_features = whole_number(n_features, "the number of features")
         self.function = function
         self.workers = whole_number(workers, "the number of workers")
-        self._rank = self.n_features if rank is None else min(whole_number(rank, "the rank"), self.n_features)
-        self._p = None if p is None else finite_number(p, "p", minimum=1)
+        self.rank = self.n_features if rank is None else min(whole_number(rank, "the rank"), self.n_features)
+        self.p = None if p is None else finite_number(p, "p", minimum=1)
         self._pool: ProcessPoolExecutor | None = None
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Oracle:
-        """Read ``oracle: module:function`` or a mapping with ``function``, ``takes``, ``rank`` and ``workers``."""
-        if item.is_text:
-            return cls(len(reader.names), reader.function(item))
-        fields = item.fields("function", optional=("takes", "rank", "workers"))
-        function, options = cls._read(fields, reader)
-        return cls(len(reader.names), function, **options)
-
-    @staticmethod
-    def _read(fields: Mapping[str, Item], reader: FieldReader) -> tuple[NamedFunction, dict[str, int]]:
-        """Return the function of a description and its optional keyword arguments."""
-        by_name = "takes" in fields and fields["takes"].choice("indices", "names") == "names"
-        options = {name: fields[name].integer() for name in ("rank", "workers") if name in fields}
-        return reader.function(fields["function"], by_name=by_name), options
-
-    @property
-    def rank(self) -> int:
-        """The rank given by the user, or the number of features."""
-        return self._rank
-
-    @property
-    def p(self) -> float | None:
-        """The ``p`` given by the user."""
-        return self._p
 
     def independent(self, features: IndexArray) -> bool:
         """Return the answer of the function about one set."""
-        return len(features) <= self._rank and _call(self.function, np.sort(features))
+        return len(features) <= self.rank and _call(self.function, np.sort(features))
 
     def violations(self, features: IndexArray) -> Sequence[str]:
         """Name the rank when it is exceeded, else the refusal by the function."""
-        if len(features) > self._rank:
-            return (f"{len(features)} features are selected, and the constraint's rank is {self._rank}",)
+        if len(features) > self.rank:
+            return (f"{len(features)} features are selected, and the constraint's rank is {self.rank}",)
         return () if self.independent(features) else (self._refusal(features),)
 
     def _refusal(self, features: IndexArray) -> str:
@@ -124,8 +92,8 @@ class Oracle(Constraint):
 
     def independent_many(self, sets: Sequence[IndexArray]) -> BoolArray:
         """Call the function with all sets within the rank, in the workers if there are any."""
-        allowed = np.array([len(features) <= self._rank for features in sets], dtype=np.bool_)
-        allowed[allowed] = self._call_many([np.sort(features) for features in sets if len(features) <= self._rank])
+        allowed = np.array([len(features) <= self.rank for features in sets], dtype=np.bool_)
+        allowed[allowed] = self._call_many([np.sort(features) for features in sets if len(features) <= self.rank])
         return allowed
 
     def _call_many(self, ordered: Sequence[IndexArray]) -> BoolArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +10,6 @@ import numpy.typing as npt
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.constraints.checks import whole_number, whole_numbers
 from fastomp_nvm.constraints.groups import CappedGroups, first_full, group_labels, group_names
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["Partition"]
 
@@ -42,13 +37,6 @@ class Partition(CappedGroups):
         self.names = group_names(names, len(self.caps))
         sizes = np.bincount(self.groups + 1, minlength=len(self.caps) + 1)
         self.rank = int(sizes[0] + np.minimum(sizes[1:], self.caps).sum())
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> Partition:
-        """Read ``partition: {groups, caps}``."""
-        fields = item.fields("groups", "caps")
-        names, groups = reader.disjoint_groups(fields["groups"])
-        return cls(len(reader.names), groups, reader.per_group(fields["caps"], names), names=names)
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the position at which the candidate's group is full."""

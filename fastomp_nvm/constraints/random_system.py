@@ -7,18 +7,12 @@ The paper does not define it. Here it is the intersection of ``p`` partition mat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from fastomp_nvm.constraints.checks import whole_number
 from fastomp_nvm.constraints.intersection import Intersection
 from fastomp_nvm.constraints.partition import Partition
 from fastomp_nvm.random_keys import mix
-
-if TYPE_CHECKING:
-    from fastomp_nvm.constraints.written.document import Item
-    from fastomp_nvm.constraints.written.field_reader import FieldReader
 
 __all__ = ["RandomSystem"]
 
@@ -60,17 +54,4 @@ class RandomSystem(Intersection):
                 )
                 for matroid in range(n_matroids)
             ]
-        )
-
-    @classmethod
-    def from_description(cls, item: Item, reader: FieldReader) -> RandomSystem:
-        """Read ``random: {p, groups, cap, seed}``."""
-        fields = item.fields("p", "groups", "cap", optional=("seed",))
-        seed = fields["seed"].integer() if "seed" in fields else 0
-        return cls(
-            len(reader.names),
-            p=fields["p"].integer(),
-            n_groups=fields["groups"].integer(),
-            cap=fields["cap"].integer(),
-            seed=seed,
         )

@@ -1,5 +1,3 @@
-import numpy as np
-import numpy.typing as npt
 from _typeshed import WriteableBuffer
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
@@ -24,9 +22,6 @@ def read_columns(
     buffer: WriteableBuffer,
     /,
 ) -> None: ...
-
-# keys.c
-def mix(words: tuple[int, ...], last: IndexArray, out: npt.NDArray[np.uint64], /) -> None: ...
 
 # standardise.c
 def standardise(

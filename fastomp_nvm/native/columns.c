@@ -118,34 +118,28 @@ void products(const struct columns *x, const double *vector, double *out, int st
 
 /* ---- Standardised columns: the bits are NumPy's ------------------------------------------------------------------------------- */
 
-#define FILL(NAME, ROW, OUT)                                                                                                       \
-    WIDE static void NAME(int n, const ROW *restrict row, double mean, double scale, const double *restrict factors,             \
-                          OUT *restrict out)                                                                                      \
-    {                                                                                                                              \
-        if (factors)                                                                                                               \
-            for (int j = 0; j < n; j++)                                                                                           \
-                out[j] = (OUT)((((double)row[j] - mean) * scale) * factors[j]);                                                    \
-        else                                                                                                                       \
-            for (int j = 0; j < n; j++)                                                                                           \
-                out[j] = (OUT)(((double)row[j] - mean) * scale);                                                                   \
-    }
-FILL(single_to_double, float, double)
-FILL(double_to_double, double, double)
-FILL(single_to_single, float, float)
-FILL(double_to_single, double, float)
-
-void standardised(const struct columns *x, int64_t position, const double *factors, char kind, void *out)
+WIDE void standardised(const struct columns *x, int64_t position, double *restrict out)
 {
-    const void *row = x->rows + x->places[position] * x->stride;
+    const char *row = x->rows + x->places[position] * x->stride;
     const double mean = x->mean[position], scale = x->scale[position];
-    if (x->kind == 'f' && kind == 'f')
-        single_to_single(x->n, row, mean, scale, factors, out);
-    else if (x->kind == 'f')
-        single_to_double(x->n, row, mean, scale, factors, out);
-    else if (kind == 'f')
-        double_to_single(x->n, row, mean, scale, factors, out);
+    if (x->kind == 'f')
+        for (int j = 0; j < x->n; j++)
+            out[j] = ((double)((const float *)row)[j] - mean) * scale;
     else
-        double_to_double(x->n, row, mean, scale, factors, out);
+        for (int j = 0; j < x->n; j++)
+            out[j] = (((const double *)row)[j] - mean) * scale;
+}
+
+WIDE void standardised_times(const struct columns *x, int64_t position, const double *restrict factors, float *restrict out)
+{
+    const char *row = x->rows + x->places[position] * x->stride;
+    const double mean = x->mean[position], scale = x->scale[position];
+    if (x->kind == 'f')
+        for (int j = 0; j < x->n; j++)
+            out[j] = (float)((((double)((const float *)row)[j] - mean) * scale) * factors[j]);
+    else
+        for (int j = 0; j < x->n; j++)
+            out[j] = (float)(((((const double *)row)[j] - mean) * scale) * factors[j]);
 }
 
 /* ---- From Python ------------------------------------------------------------------------------------------------------------ */
@@ -162,25 +156,15 @@ void open_columns(struct arguments *a, PyObject *given, struct columns *x)
     x->mean = DOUBLES(a, mean, x->count, WRITE);
     x->scale = DOUBLES(a, scale, x->count, WRITE);
     x->wide = BOOLS(a, wide, x->count, WRITE);
-    Py_buffer *view = &a->views[a->n_views];
-    if (a->failed || PyObject_GetBuffer(rows, view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
-        a->failed = 1;
+    const Py_buffer *view = open_array(a, rows, "rows", "fd", 2, READ);
+    if (!view)
         return;
-    }
-    a->n_views++;
-    const uint16_t one = 1;
-    const char *format = view->format ? view->format : "B";
-    if (*format == '@' || *format == '=' || *format == (*(const char *)&one ? '<' : '>')) /* spellings of native order */
-        format++;
-    require(a,
-            view->ndim == 2 && view->shape[1] < INT_MAX && (view->shape[1] < 2 || view->strides[1] == view->itemsize) &&
-                (format[0] == 'f' || format[0] == 'd') && !format[1] && !((uintptr_t)view->buf % (size_t)view->itemsize) &&
-                (view->shape[0] < 2 || view->strides[0] % view->itemsize == 0),
-            "rows are not an aligned matrix of float32 or float64");
+    require(a, view->shape[1] < INT_MAX && !((uintptr_t)view->buf % (size_t)view->itemsize) && !(view->strides[0] % view->itemsize),
+            "rows are too long or not aligned");
     for (int i = 0; !a->failed && i < x->count; i++)
         require(a, x->places[i] >= 0 && x->places[i] < view->shape[0], "a place is out of range");
     if (a->failed)
         return;
-    x->rows = view->buf, x->stride = view->strides[0], x->kind = format[0], x->n = (int)view->shape[1];
+    x->rows = view->buf, x->stride = view->strides[0], x->kind = format_letter(view), x->n = (int)view->shape[1];
     x->single = x->kind == 'f' ? space(a, (size_t)x->n, sizeof(float)) : NULL;
 }

@@ -168,99 +168,68 @@ static void finish(struct candidates *base, const int64_t *kept, int left)
     x->size = 0;
 }
 
-static PyObject *gram_rounds(PyObject *module, PyObject *arguments)
+/* Runs inner iterations over a Gram matrix; returns the additions, the candidates left, the iterations that found j*, the columns left,
+ * and the increase of f. All arrays are overwritten and begin with the entries of the candidates left. */
+PyObject *gram_rounds(struct arguments *a, PyObject *given)
 {
-    struct arguments a = {0};
     struct gram x = {.base = {.add = add, .score = score, .finish = finish}};
     struct rounds r;
-    PyObject *gram, *gradient, *lengths, *offsets, *in_model, *rounds, *result = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOOOddO", &gram, &gradient, &lengths, &offsets, &in_model, &x.ridge, &x.tolerance, &rounds))
+    PyObject *gram, *gradient, *lengths, *offsets, *in_model, *rounds;
+    if (!PyArg_ParseTuple(given, "OOOOOddO", &gram, &gradient, &lengths, &offsets, &in_model, &x.ridge, &x.tolerance, &rounds))
         return NULL;
-    const int count = x.base.count = length_of(&a, in_model), columns = x.columns = length_of(&a, gradient);
-    x.base.in_model = BOOLS(&a, in_model, count, WRITE);
-    x.gram = DOUBLES(&a, gram, (Py_ssize_t)columns * columns, WRITE);
-    x.gradient = DOUBLES(&a, gradient, columns, WRITE);
-    x.lengths = lengths == Py_None ? NULL : DOUBLES(&a, lengths, columns, WRITE);
-    x.offsets = WORDS(&a, offsets, count + 1, WRITE);
-    open_rounds(&a, rounds, &x.base, &r);
+    const int count = x.base.count = length_of(a, in_model), columns = x.columns = length_of(a, gradient);
+    x.base.in_model = BOOLS(a, in_model, count, WRITE);
+    x.gram = DOUBLES(a, gram, (Py_ssize_t)columns * columns, WRITE);
+    x.gradient = DOUBLES(a, gradient, columns, WRITE);
+    x.lengths = lengths == Py_None ? NULL : DOUBLES(a, lengths, columns, WRITE);
+    x.offsets = WORDS(a, offsets, count + 1, WRITE);
+    open_rounds(a, rounds, &x.base, &r);
     int64_t widest = 0;
-    require(&a, !a.failed && x.offsets[0] == 0 && x.offsets[count] == columns, "offsets do not end with the columns");
-    for (int i = 0; !a.failed && i < count; i++) {
+    require(a, !a->failed && x.offsets[0] == 0 && x.offsets[count] == columns, "offsets do not end with the columns");
+    for (int i = 0; !a->failed && i < count; i++) {
         const int64_t width = x.offsets[i + 1] - x.offsets[i];
-        require(&a, width >= 0, "offsets descend");
+        require(a, width >= 0, "offsets descend");
         widest = width > widest ? width : widest;
     }
-    if (!a.failed) {
-        /* Every candidate is drawn once; one that is given again may have a further direction where there is a ridge. */
-        const size_t most = r.given ? (size_t)(r.room * widest) : (size_t)columns;
-        x.base.scores = space(&a, (size_t)count, sizeof(double));
-        x.left = space(&a, (size_t)columns, sizeof(int));
-        x.directions = space(&a, (most + 1) * (size_t)columns, sizeof(double));
-    }
-    if (!a.failed) {
-        run_rounds(&x.base, &r);
-        result = Py_BuildValue("iiiid", r.total, x.base.count, r.iterations, x.columns, x.gain);
-    }
-    release(&a);
-    return result;
+    /* Every candidate is drawn once; one that is given again may have a further direction where there is a ridge. */
+    const size_t most = a->failed ? 0 : r.given ? (size_t)(r.room * widest) : (size_t)columns;
+    x.base.scores = space(a, (size_t)count, sizeof(double));
+    x.left = space(a, (size_t)columns, sizeof(int));
+    x.directions = space(a, (most + 1) * (size_t)columns, sizeof(double));
+    if (a->failed)
+        return NULL;
+    run_rounds(&x.base, &r);
+    return Py_BuildValue("iiiid", r.total, x.base.count, r.iterations, x.columns, x.gain);
 }
-
-PyDoc_STRVAR(gram_rounds_doc,
-             "gram_rounds(gram, gradient, lengths, offsets, in_model, ridge, tolerance, rounds, /)\n--\n\n"
-             "Run inner iterations over a Gram matrix; return the additions, the candidates left, the iterations that found j*, the "
-             "columns left, and the increase of f.\n\nAll arrays are overwritten and begin with the entries of the candidates left.");
 
 /* ---- Gains ------------------------------------------------------------------------------------------------------------------ */
 
-static PyObject *best(PyObject *module, PyObject *arguments)
+/* Returns the first open column with the largest gain g^2 / d, and its gain; -1 and -1.0 when none is open. */
+PyObject *best(struct arguments *a, PyObject *given)
 {
-    struct arguments a = {0};
-    PyObject *gradient, *pivot, *smallest, *open, *result = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOO", &gradient, &pivot, &smallest, &open))
+    PyObject *gradient, *pivot, *smallest, *open;
+    if (!PyArg_ParseTuple(given, "OOOO", &gradient, &pivot, &smallest, &open))
         return NULL;
-    const int n = length_of(&a, gradient);
-    const double *g = DOUBLES(&a, gradient, n, READ), *d = DOUBLES(&a, pivot, n, READ), *least = DOUBLES(&a, smallest, n, READ);
-    const char *may = BOOLS(&a, open, n, READ);
-    double *gains = space(&a, (size_t)n, sizeof(double));
-    if (!a.failed) {
-        const int place = best_of(n, g, d, least, may, gains);
-        result = Py_BuildValue("id", place, place < 0 ? -1.0 : gains[place]);
-    }
-    release(&a);
-    return result;
+    const int n = length_of(a, gradient);
+    const double *g = DOUBLES(a, gradient, n, READ), *d = DOUBLES(a, pivot, n, READ), *least = DOUBLES(a, smallest, n, READ);
+    const char *may = BOOLS(a, open, n, READ);
+    double *gains = space(a, (size_t)n, sizeof(double));
+    const int place = a->failed ? -1 : best_of(n, g, d, least, may, gains);
+    return a->failed ? NULL : Py_BuildValue("id", place, place < 0 ? -1.0 : gains[place]);
 }
 
-PyDoc_STRVAR(best_doc, "best(gradient, pivot, smallest, open, /)\n--\n\n"
-                       "Return the first open column with the largest gain g^2 / d, and its gain; -1 and -1.0 when none is open.");
-
-static PyObject *follow(PyObject *module, PyObject *arguments)
+/* Updates gradient and pivot for an added column, whose Gram column is given; fills directions[size]; returns the response's coordinate
+ * along it. */
+PyObject *follow(struct arguments *a, PyObject *given)
 {
-    struct arguments a = {0};
-    PyObject *gram, *directions, *gradient, *pivot, *result = NULL;
+    PyObject *gram, *directions, *gradient, *pivot;
     int size, column;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOiiOO", &gram, &directions, &size, &column, &gradient, &pivot))
+    if (!PyArg_ParseTuple(given, "OOiiOO", &gram, &directions, &size, &column, &gradient, &pivot))
         return NULL;
-    const int n = length_of(&a, gradient), rows = length_of(&a, directions);
-    const double *products = DOUBLES(&a, gram, n, READ);
-    double *l = DOUBLES(&a, directions, (Py_ssize_t)rows * n, WRITE), *g = DOUBLES(&a, gradient, n, WRITE);
-    double *d = DOUBLES(&a, pivot, n, WRITE);
-    require(&a, size >= 0 && size < rows && column >= 0 && column < n, "size or column is out of range");
-    if (!a.failed)
-        result = PyFloat_FromDouble(follow_column(n, products, l, size, column, g, d));
-    release(&a);
-    return result;
+    const int n = length_of(a, gradient), rows = length_of(a, directions);
+    const double *products = DOUBLES(a, gram, n, READ);
+    double *l = DOUBLES(a, directions, (Py_ssize_t)rows * n, WRITE), *g = DOUBLES(a, gradient, n, WRITE);
+    double *d = DOUBLES(a, pivot, n, WRITE);
+    require(a, size >= 0 && size < rows && column >= 0 && column < n, "size or column is out of range");
+    return a->failed ? NULL : PyFloat_FromDouble(follow_column(n, products, l, size, column, g, d));
 }
-
-PyDoc_STRVAR(follow_doc, "follow(gram, directions, size, column, gradient, pivot, /)\n--\n\n"
-                         "Update gradient and pivot for an added column, whose Gram column is given; fill directions[size]; return the "
-                         "response's coordinate along it.");
-
-PyMethodDef gram_methods[] = {
-    {"gram_rounds", gram_rounds, METH_VARARGS, gram_rounds_doc},
-    {"best", best, METH_VARARGS, best_doc},
-    {"follow", follow, METH_VARARGS, follow_doc},
-    {NULL, NULL, 0, NULL},
-};

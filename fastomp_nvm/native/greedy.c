@@ -36,7 +36,7 @@ WIDE static double roots_of(int n, const double *restrict weights, double *restr
 /* Fills roots (n) with the square roots of the weighted variances at eta; returns the largest weighted variance. */
 static double take_roots(const struct family *family, int n, const double *eta, const double *weights, double *mean, double *roots)
 {
-    moments_at(family, n, eta, mean, roots);
+    family->moments(n, eta, mean, roots);
     return roots_of(n, weights, roots);
 }
 
@@ -248,7 +248,7 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
     }
     const int near = nearest(r, all, smaller(wanted, most));
     for (int j = 0; j < near; j++)
-        standardised(&x->candidates, r->near[j], r->roots, 'f', r->scaled + (size_t)(p->d + j) * (size_t)p->n);
+        standardised_times(&x->candidates, r->near[j], r->roots, r->scaled + (size_t)(p->d + j) * (size_t)p->n);
     const struct quadratic q = {p->n,  p->d,    near,   p->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
                                 r->left, r->factor, r->above};
     if (!near || curvature_left(&q, r->gram) < 0)
@@ -278,7 +278,7 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
 /* Decides, after a fit, how many candidates to add before the next one. */
 static void judge(struct greedy *x, const struct problem *p, const struct room *r, double promised)
 {
-    const double value = penalised_likelihood(p, r->mean), gained = value - x->reached;
+    const double value = likelihood_at(p, p->eta, 0.0, r->mean), gained = value - x->reached;
     if (fabs(promised - gained) <= x->by.trust * gained)
         x->ahead = larger(x->by.longest * x->total, x->by.fewest);
     else
@@ -292,7 +292,7 @@ static void judge(struct greedy *x, const struct problem *p, const struct room *
 static int grow(struct greedy *x, struct problem *p, int has_factor, const struct room *r)
 {
     x->total = 0, x->ahead = x->by.first;
-    x->reached = penalised_likelihood(p, r->mean);
+    x->reached = likelihood_at(p, p->eta, 0.0, r->mean);
     while (x->total < x->count) {
         const int size = p->d, batch = smaller(x->ahead, x->count - x->total);
         double unit, promised = 0.0;
@@ -302,7 +302,7 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
             break;
         for (int j = 0; j < batch; j++) {
             const int64_t position = r->near[r->places[j]];
-            standardised(&x->candidates, position, NULL, 'd', p->design + (size_t)(size + j) * (size_t)p->n);
+            standardised(&x->candidates, position, p->design + (size_t)(size + j) * (size_t)p->n);
             p->beta[size + j] = 0.0;
             x->open[position] = 0;
             x->taken[x->total] = position;
@@ -317,7 +317,7 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
         const int last = x->total == x->count;
         p->d = size + batch;
         p->with.tolerance = last ? x->exact : x->passing;
-        moments_at(p->family, p->n, p->eta, p->mean, p->variance);
+        p->family->moments(p->n, p->eta, p->mean, p->variance);
         has_factor =
             climb(p, independent || has_factor ? r->known : NULL, independent ? p->d : size, x->left <= p->with.tolerance ? size : -1);
         if (has_factor == NOT_DEFINITE)
@@ -331,112 +331,83 @@ static int grow(struct greedy *x, struct problem *p, int has_factor, const struc
 
 /* ---- For Python ------------------------------------------------------------------------------------------------------------- */
 
-static PyObject *roots(PyObject *module, PyObject *arguments)
+/* Fills out with the square roots of the weighted variances at eta; returns the largest weighted variance. */
+PyObject *roots(struct arguments *a, PyObject *given)
 {
-    struct arguments a = {0};
-    PyObject *eta, *weights, *out, *result = NULL;
+    PyObject *eta, *weights, *out;
     const char *name;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "sOOO", &name, &eta, &weights, &out))
+    if (!PyArg_ParseTuple(given, "sOOO", &name, &eta, &weights, &out))
         return NULL;
-    const int n = length_of(&a, eta);
-    const struct family *family = family_named(&a, name);
-    const double *predictor = DOUBLES(&a, eta, n, READ), *w = DOUBLES(&a, weights, n, READ);
-    double *found = DOUBLES(&a, out, n, WRITE), *mean = space(&a, (size_t)n, sizeof(double));
-    if (!a.failed)
-        result = PyFloat_FromDouble(take_roots(family, n, predictor, w, mean, found));
-    release(&a);
-    return result;
+    const int n = length_of(a, eta);
+    const struct family *family = family_named(a, name);
+    const double *predictor = DOUBLES(a, eta, n, READ), *w = DOUBLES(a, weights, n, READ);
+    double *found = DOUBLES(a, out, n, WRITE), *mean = space(a, (size_t)n, sizeof(double));
+    return a->failed ? NULL : PyFloat_FromDouble(take_roots(family, n, predictor, w, mean, found));
 }
 
-PyDoc_STRVAR(roots_doc, "roots(family, eta, weights, out, /)\n--\n\n"
-                        "Fill out with the square roots of the weighted variances at eta; return the largest weighted variance.");
-
-static PyObject *curvature(PyObject *module, PyObject *arguments)
+/* Fills out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge,
+ * unit, intercept). Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both
+ * transposed. The first rows of scaled are work space. Returns False where the rows of design are nearly dependent. */
+PyObject *curvature(struct arguments *a, PyObject *given)
 {
-    struct arguments a = {0};
     struct quadratic q;
-    PyObject *design, *roots, *scaled, *out, *factor, *above, *result = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOO(ddp)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor, &above))
+    PyObject *design, *roots, *scaled, *out, *factor, *above;
+    int failed = 0;
+    if (!PyArg_ParseTuple(given, "OOO(ddp)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor, &above))
         return NULL;
-    const int n = q.n = length_of(&a, roots), size = q.size = length_of(&a, design), near = q.near = length_of(&a, out);
+    const int n = q.n = length_of(a, roots), size = q.size = length_of(a, design), near = q.near = length_of(a, out);
     const Py_ssize_t all = (Py_ssize_t)size + near;
-    q.design = DOUBLES(&a, design, (Py_ssize_t)size * n, READ);
-    q.roots = DOUBLES(&a, roots, n, READ);
-    q.scaled = array(&a, scaled, "scaled", all * n, sizeof(float), WRITE);
-    q.out = DOUBLES(&a, out, (Py_ssize_t)near * near, WRITE);
-    q.factor = DOUBLES(&a, factor, (Py_ssize_t)size * size, WRITE);
-    q.above = DOUBLES(&a, above, (Py_ssize_t)near * size, WRITE);
-    require(&a, n > 0, "there are no observations");
-    float *gram = space(&a, (size_t)(all * all), sizeof(float));
-    if (!a.failed) {
-        int failed = 0;
-        Py_BEGIN_ALLOW_THREADS
-        if (near)
-            failed = curvature_left(&q, gram);
-        Py_END_ALLOW_THREADS
-        result = PyBool_FromLong(!failed);
-    }
-    release(&a);
-    return result;
+    q.design = DOUBLES(a, design, (Py_ssize_t)size * n, READ);
+    q.roots = DOUBLES(a, roots, n, READ);
+    q.scaled = array(a, scaled, "scaled", all * n, sizeof(float), WRITE);
+    q.out = DOUBLES(a, out, (Py_ssize_t)near * near, WRITE);
+    q.factor = DOUBLES(a, factor, (Py_ssize_t)size * size, WRITE);
+    q.above = DOUBLES(a, above, (Py_ssize_t)near * size, WRITE);
+    require(a, n > 0, "there are no observations");
+    float *gram = space(a, (size_t)(all * all), sizeof(float));
+    if (a->failed)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (near)
+        failed = curvature_left(&q, gram);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!failed);
 }
 
-PyDoc_STRVAR(curvature_doc,
-             "curvature(design, roots, scaled, units, out, factor, above, /)\n--\n\n"
-             "Fill out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge, unit, intercept).\n\n"
-             "Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both "
-             "transposed. The first rows of scaled are work space. Return False where the rows of design are nearly dependent.");
-
-static PyObject *greedy(PyObject *module, PyObject *arguments)
+/* Adds the best open candidates to a fit, as many as taken has room for; returns the additions, the additions before the next fit, the
+ * status of the last fit, and the likelihood. All additions are fitted, the last of them exactly. With fewer than wanted the caller
+ * continues from there. Tolerances are (least, left, passing, exact); the schedule is that of glm_gains.py, in the order of
+ * struct schedule. */
+PyObject *greedy(struct arguments *a, PyObject *given)
 {
-    struct arguments a = {0};
     struct problem p;
     struct greedy x;
     struct room r = {0};
     struct schedule *by = &x.by;
-    PyObject *fit, *columns, *open, *taken, *gains, *result = NULL;
-    int has_factor;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "O!pO!OOO(dddd)(diiiiiidd)", &PyTuple_Type, &fit, &has_factor, &PyTuple_Type, &columns, &open,
-                          &taken, &gains, &x.least, &x.left, &x.passing, &x.exact, &by->trust, &by->first, &by->longest, &by->fewest,
+    PyObject *fit, *columns, *open, *taken, *gains;
+    int has_factor, status;
+    if (!PyArg_ParseTuple(given, "O!pO!OOO(dddd)(diiiiiidd)", &PyTuple_Type, &fit, &has_factor, &PyTuple_Type, &columns, &open, &taken,
+                          &gains, &x.least, &x.left, &x.passing, &x.exact, &by->trust, &by->first, &by->longest, &by->fewest,
                           &by->least_near, &by->near_per_addition, &by->most_near, &by->not_near, &by->smallest_pivot))
         return NULL;
-    open_fit(&a, fit, &p);
-    open_columns(&a, columns, &x.candidates);
-    x.count = length_of(&a, taken);
-    x.taken = WORDS(&a, taken, x.count, WRITE);
-    x.gains = DOUBLES(&a, gains, x.count, WRITE);
-    x.open = BOOLS(&a, open, a.failed ? 0 : x.candidates.count, WRITE);
-    require(&a, !a.failed && x.candidates.n == p.n && x.count < p.d, "the fit has no room for the additions");
-    require(&a, by->first > 0 && by->longest > 0 && by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 &&
-                    by->most_near >= 0, "the schedule has negative counts");
-    if (!a.failed) {
-        const int64_t all = x.candidates.count, wanted = by->least_near + (int64_t)by->near_per_addition * larger(x.count, by->first);
-        p.d -= x.count;
-        make_room(&a, &r, (size_t)p.n, (size_t)all, (size_t)(wanted < all ? wanted : all), (size_t)p.d, (size_t)x.count);
-    }
-    if (!a.failed) {
-        int status;
-        Py_BEGIN_ALLOW_THREADS
-        status = grow(&x, &p, has_factor, &r);
-        Py_END_ALLOW_THREADS
-        result = Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
-    }
-    release(&a);
-    return result;
+    open_fit(a, fit, &p);
+    open_columns(a, columns, &x.candidates);
+    x.count = length_of(a, taken);
+    x.taken = WORDS(a, taken, x.count, WRITE);
+    x.gains = DOUBLES(a, gains, x.count, WRITE);
+    x.open = BOOLS(a, open, a->failed ? 0 : x.candidates.count, WRITE);
+    require(a, !a->failed && x.candidates.n == p.n && x.count < p.d, "the fit has no room for the additions");
+    require(a, by->first > 0 && by->longest > 0 && by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 &&
+                   by->most_near >= 0, "the schedule has negative counts");
+    if (a->failed)
+        return NULL;
+    const int64_t all = x.candidates.count, wanted = by->least_near + (int64_t)by->near_per_addition * larger(x.count, by->first);
+    p.d -= x.count;
+    make_room(a, &r, (size_t)p.n, (size_t)all, (size_t)(wanted < all ? wanted : all), (size_t)p.d, (size_t)x.count);
+    if (a->failed)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = grow(&x, &p, has_factor, &r);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
 }
-
-PyDoc_STRVAR(greedy_doc,
-             "greedy(fit, has_factor, columns, open, taken, gains, tolerances, schedule, /)\n--\n\n"
-             "Add the best open candidates to a fit, as many as taken has room for; return the additions, the additions before the next "
-             "fit, the status of the last fit, and the likelihood.\n\n"
-             "All additions are fitted, the last of them exactly. With fewer than wanted the caller continues from there. Tolerances are\n"
-             "(least, left, passing, exact); the schedule is that of glm_gains.py: trust, first, longest, fewest, least_near, near_per_addition, most_near, not_near, smallest_pivot.");
-
-PyMethodDef greedy_methods[] = {
-    {"roots", roots, METH_VARARGS, roots_doc},
-    {"curvature", curvature, METH_VARARGS, curvature_doc},
-    {"greedy", greedy, METH_VARARGS, greedy_doc},
-    {NULL, NULL, 0, NULL},
-};

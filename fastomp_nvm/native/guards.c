@@ -50,10 +50,11 @@ static void on_bus_error(int number, siginfo_t *information, void *context)
         signal(SIGBUS, SIG_DFL); /* the instruction fails again and ends the process */
 }
 
-static PyObject *install_guard(PyObject *module, PyObject *unused)
+/* Handles SIGBUS from now on: unreadable pages of guarded ranges become zeros and a mark. */
+PyObject *install_guard(struct arguments *a, PyObject *given)
 {
     struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    (void)module, (void)unused;
+    (void)a, (void)given;
     if (!page_size) {
         page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
         sigemptyset(&action.sa_mask);
@@ -65,11 +66,12 @@ static PyObject *install_guard(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *guard(PyObject *module, PyObject *arguments)
+/* Guards a mapping. Returns False when too many are guarded already. */
+PyObject *guard(struct arguments *a, PyObject *given)
 {
     unsigned long long start, length;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "KK", &start, &length))
+    (void)a;
+    if (!PyArg_ParseTuple(given, "KK", &start, &length))
         return NULL;
     for (int k = 0; k < SLOTS; k++) {
         int free_slot = 0, end = used;
@@ -85,11 +87,12 @@ static PyObject *guard(PyObject *module, PyObject *arguments)
     Py_RETURN_FALSE;
 }
 
-static PyObject *unguard(PyObject *module, PyObject *arguments)
+/* Ends the guard of a mapping; to be called before it is unmapped. */
+PyObject *unguard(struct arguments *a, PyObject *given)
 {
     unsigned long long start;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "K", &start))
+    (void)a;
+    if (!PyArg_ParseTuple(given, "K", &start))
         return NULL;
     for (int k = 0; k < used; k++)
         if (guarded[k].length && guarded[k].start == (uintptr_t)start) {
@@ -99,12 +102,13 @@ static PyObject *unguard(PyObject *module, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-static PyObject *lost(PyObject *module, PyObject *arguments)
+/* Returns whether a guarded mapping that overlaps this range had an unreadable page. */
+PyObject *lost(struct arguments *a, PyObject *given)
 {
     unsigned long long start, length;
     int found = 0;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "KK", &start, &length))
+    (void)a;
+    if (!PyArg_ParseTuple(given, "KK", &start, &length))
         return NULL;
     for (int k = 0; k < used && !found; k++) {
         const uintptr_t other = guarded[k].start;
@@ -113,20 +117,3 @@ static PyObject *lost(PyObject *module, PyObject *arguments)
     }
     return PyBool_FromLong(found);
 }
-
-PyDoc_STRVAR(install_guard_doc, "install_guard()\n--\n\n"
-                                "Handle SIGBUS from now on: unreadable pages of guarded ranges become zeros and a mark.");
-PyDoc_STRVAR(guard_doc, "guard(address, length, /)\n--\n\n"
-                        "Guard a mapping. Returns False when too many are guarded already.");
-PyDoc_STRVAR(unguard_doc, "unguard(address, /)\n--\n\n"
-                          "End the guard of a mapping; to be called before it is unmapped.");
-PyDoc_STRVAR(lost_doc, "lost(address, length, /)\n--\n\n"
-                       "Return whether a guarded mapping that overlaps this range had an unreadable page.");
-
-PyMethodDef guard_methods[] = {
-    {"install_guard", install_guard, METH_NOARGS, install_guard_doc},
-    {"guard", guard, METH_VARARGS, guard_doc},
-    {"unguard", unguard, METH_VARARGS, unguard_doc},
-    {"lost", lost, METH_VARARGS, lost_doc},
-    {NULL, NULL, 0, NULL},
-};

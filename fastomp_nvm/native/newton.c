@@ -16,12 +16,6 @@ static const int STRIDE = 1;
 
 /* ---- Families --------------------------------------------------------------------------------------------------------------- */
 
-struct family {
-    const char *name;
-    void (*moments)(int n, const double *restrict eta, double *restrict mean, double *restrict variance);
-    void (*partition)(int n, const double *restrict eta, double *restrict out); /* b with b' = mean */
-};
-
 /* Range reduction: x = whole * log 2 + rest, |x| clamped to 700; `power` = 2^whole. */
 static inline double reduced(double x, double *power)
 {
@@ -106,11 +100,6 @@ const struct family *family_named(struct arguments *a, const char *name)
     return NULL;
 }
 
-void moments_at(const struct family *family, int n, const double *eta, double *mean, double *variance)
-{
-    family->moments(n, eta, mean, variance);
-}
-
 /* ---- A fit ------------------------------------------------------------------------------------------------------------------ */
 
 static double penalty(const struct problem *p, int row)
@@ -130,8 +119,7 @@ static void along(const struct problem *p, const double *coefficients, double *o
     dgemv("N", &p->n, &p->d, &ONE, p->design, &p->n, coefficients, &STRIDE, &ZERO, out, &STRIDE);
 }
 
-/* Penalised log-likelihood at the predictor `eta` and the coefficients beta + length * step. `room` has n entries. */
-static double likelihood(const struct problem *p, const double *eta, double length, double *room)
+double likelihood_at(const struct problem *p, const double *eta, double length, double *room)
 {
     double sum = 0.0, squares = 0.0;
     p->family->partition(p->n, eta, room);
@@ -144,19 +132,14 @@ static double likelihood(const struct problem *p, const double *eta, double leng
     return sum - 0.5 * p->with.ridge * squares;
 }
 
-double penalised_likelihood(const struct problem *p, double *room)
-{
-    return likelihood(p, p->eta, 0.0, room);
-}
-
 /* Returns 1, 1/2, 1/4, ...: the first length of the step that increases the likelihood; 0 when none does. Overwrites the moments. */
 static double growing_length(const struct problem *p)
 {
-    const double value = likelihood(p, p->eta, 0.0, p->variance);
+    const double value = likelihood_at(p, p->eta, 0.0, p->variance);
     for (double length = 1.0; length >= 1e-10; length *= 0.5) {
         for (int i = 0; i < p->n; i++)
             p->mean[i] = p->eta[i] + length * p->move[i];
-        if (likelihood(p, p->mean, length, p->variance) > value)
+        if (likelihood_at(p, p->mean, length, p->variance) > value)
             return length;
     }
     return 0.0;

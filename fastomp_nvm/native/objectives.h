@@ -1,14 +1,12 @@
-/* Shared by the C code of the objectives: arguments from Python, columns, GLM fits, and the interface of the inner iterations of
+/* Shared by the C code of the objectives: columns, GLM fits, and the interface of the inner iterations of
  * Algorithm 1. The Python modules in fastomp_nvm/objectives are the reference for every computation. */
 
 #ifndef FASTOMP_OBJECTIVES_H
 #define FASTOMP_OBJECTIVES_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "native.h"
 
 #include <stddef.h>
-#include <stdint.h>
 
 /* Compiles a loop twice, with and without AVX2, and chooses at load time. Elementwise results have the same bits in both, as long as
  * nothing is fused: build with -ffp-contract=off. */
@@ -17,35 +15,6 @@
 #else
 #define WIDE
 #endif
-
-/* ---- Arguments (arguments.c) ------------------------------------------------------------------------------------------------ */
-
-/* Buffers and work space of one call; `release` gives all of them back. */
-struct arguments {
-    Py_buffer views[24];
-    void *blocks[8];
-    int n_views, n_blocks;
-    int failed; /* an exception is set; every later `array` and `space` returns NULL */
-};
-
-enum { READ = 0, WRITE = PyBUF_WRITABLE };
-
-/* Returns the data of a C-contiguous array of `count` entries of `size` bytes each, or NULL with `failed` set. */
-void *array(struct arguments *a, PyObject *given, const char *name, Py_ssize_t count, size_t size, int access);
-#define DOUBLES(A, GIVEN, COUNT, ACCESS) ((double *)array(A, GIVEN, #GIVEN, COUNT, sizeof(double), ACCESS))
-#define WORDS(A, GIVEN, COUNT, ACCESS) ((int64_t *)array(A, GIVEN, #GIVEN, COUNT, sizeof(int64_t), ACCESS))
-#define BOOLS(A, GIVEN, COUNT, ACCESS) ((char *)array(A, GIVEN, #GIVEN, COUNT, 1, ACCESS))
-
-/* Returns the length of the first dimension, below INT_MAX; 0 with `failed` set where there is none. */
-int length_of(struct arguments *a, PyObject *given);
-
-/* Returns uninitialised memory for `count` entries of `size` bytes, or NULL with `failed` set. */
-void *space(struct arguments *a, size_t count, size_t size);
-
-/* Sets ValueError unless `fits`. */
-void require(struct arguments *a, int fits, const char *what);
-
-void release(struct arguments *a);
 
 /* ---- Columns (columns.c) ---------------------------------------------------------------------------------------------------- */
 
@@ -67,14 +36,19 @@ void open_columns(struct arguments *a, PyObject *given, struct columns *x);
 /* out[i * step] = the i-th standardised column times a vector. */
 void products(const struct columns *x, const double *vector, double *out, int step);
 
-/* Fills out (n), float64 ('d') or float32 ('f'), with a standardised column, times factors[j] unless `factors` is NULL. */
-void standardised(const struct columns *x, int64_t position, const double *factors, char kind, void *out);
+/* Fills out (n) with a standardised column; in float32, each observation times its factor. */
+void standardised(const struct columns *x, int64_t position, double *out);
+void standardised_times(const struct columns *x, int64_t position, const double *factors, float *out);
 
 double sum_of(int n, const double *vector);
 
 /* ---- GLM fits (newton.c) ---------------------------------------------------------------------------------------------------- */
 
-struct family;
+struct family {
+    const char *name;
+    void (*moments)(int n, const double *restrict eta, double *restrict mean, double *restrict variance);
+    void (*partition)(int n, const double *restrict eta, double *restrict out); /* b with b' = mean */
+};
 
 struct settings {
     double ridge, tolerance, slow, small, overshot; /* as in newton.py */
@@ -110,11 +84,9 @@ const struct family *family_named(struct arguments *a, const char *name);
  * With an intercept the residual sums to zero. Returns a status code. */
 int climb(const struct problem *p, const double *known, int size, int settled);
 
-/* Fills mean and variance (n) at eta. */
-void moments_at(const struct family *family, int n, const double *eta, double *mean, double *variance);
-
-/* Penalised log-likelihood, up to a constant of the data. `room` has n entries. */
-double penalised_likelihood(const struct problem *p, double *room);
+/* Penalised log-likelihood, up to a constant of the data, at the predictor `eta` and the coefficients beta + length * step. `room` has
+ * n entries. */
+double likelihood_at(const struct problem *p, const double *eta, double length, double *room);
 
 /* ---- Gains over a Gram matrix (gram.c) -------------------------------------------------------------------------------------- */
 
@@ -166,9 +138,6 @@ int run_rounds(struct candidates *x, struct rounds *r);
 
 /* ---- BLAS and LAPACK (blas.c): SciPy's ------------------------------------------------------------------------------------- */
 
-/* Finds the routines; called once when the module loads. Returns 0, or -1 with ImportError set. */
-int find_blas(void);
-
 #ifndef BLAS
 #define BLAS extern
 #endif
@@ -181,9 +150,5 @@ BLAS void (*ssyrk)(const char *, const char *, const int *, const int *, const f
 BLAS void (*dtrsm)(const char *, const char *, const char *, const char *, const int *, const int *, const double *, const double *,
                    const int *, double *, const int *);
 BLAS void (*dpotrf)(const char *, const int *, double *, const int *, int *);
-
-/* ---- Method tables ---------------------------------------------------------------------------------------------------------- */
-
-extern PyMethodDef glm_methods[], gram_methods[], greedy_methods[];
 
 #endif

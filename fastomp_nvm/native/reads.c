@@ -7,7 +7,6 @@
 #include "native.h"
 
 #include <errno.h>
-#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -69,59 +68,33 @@ static int read_all(const struct job *job)
     return DONE;
 }
 
-/* Returns NULL if all reads and copies stay within their memory, else the reason why not. */
-static const char *misfit(const struct job *job, Py_ssize_t n_places, Py_ssize_t out_bytes)
-{
-    if (job->bytes <= 0 || job->offset < 0 || job->near < 0 || n_places != job->count)
-        return "columns have no bytes, an offset is negative, or there are not as many places as columns";
-    if (job->room < job->bytes + 2 * PAGE || (uintptr_t)job->buffer % PAGE)
-        return "the buffer must start at a page and hold a column and two pages";
-    for (Py_ssize_t k = 0; k < job->count; k++) {
-        if (job->places[k] < 0 || job->places[k] >= out_bytes / job->bytes)
-            return "a place is outside of out";
-        if (job->columns[k] < (k ? job->columns[k - 1] : 0))
-            return "columns must be ascending and not negative";
-    }
-    return NULL;
-}
-
-static PyObject *read_columns(PyObject *module, PyObject *arguments)
+/* Copies columns[k] of a file, int64 and ascending, to row places[k] of out; gaps of up to near_bytes are read, not skipped. */
+PyObject *read_columns(struct arguments *a, PyObject *given)
 {
     struct job job;
-    Py_buffer columns, places, out, buffer;
-    int failed = DONE;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "iLLLy*y*w*w*", &job.descriptor, &job.offset, &job.bytes, &job.near, &columns, &places, &out,
-                          &buffer))
+    PyObject *columns, *places, *out, *buffer;
+    int failed;
+    if (!PyArg_ParseTuple(given, "iLLLOOOO", &job.descriptor, &job.offset, &job.bytes, &job.near, &columns, &places, &out, &buffer))
         return NULL;
-    job.columns = columns.buf, job.places = places.buf, job.count = columns.len / (Py_ssize_t)sizeof *job.columns;
-    job.out = out.buf, job.buffer = buffer.buf, job.room = buffer.len;
-    const char *reason = misfit(&job, places.len / (Py_ssize_t)sizeof *job.places, out.len);
-    if (reason) {
-        PyErr_SetString(PyExc_ValueError, reason);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        failed = read_all(&job);
-        Py_END_ALLOW_THREADS
+    job.count = length_of(a, columns);
+    job.columns = WORDS(a, columns, job.count, READ);
+    job.places = WORDS(a, places, job.count, READ);
+    const Py_buffer *rows = open_buffer(a, out, "out", WRITE), *pages = open_buffer(a, buffer, "buffer", WRITE);
+    require(a, job.bytes > 0 && job.offset >= 0 && job.near >= 0, "columns have no bytes, or an offset is negative");
+    require(a, !a->failed && pages->len >= job.bytes + 2 * PAGE && !((uintptr_t)pages->buf % PAGE),
+            "the buffer must start at a page and hold a column and two pages");
+    for (Py_ssize_t k = 0; !a->failed && k < job.count; k++) {
+        require(a, job.places[k] >= 0 && job.places[k] < rows->len / job.bytes, "a place is outside of out");
+        require(a, job.columns[k] >= (k ? job.columns[k - 1] : 0), "columns must be ascending and not negative");
     }
-    PyBuffer_Release(&buffer);
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&places);
-    PyBuffer_Release(&columns);
+    if (a->failed)
+        return NULL;
+    job.out = rows->buf, job.buffer = pages->buf, job.room = pages->len;
+    Py_BEGIN_ALLOW_THREADS
+    failed = read_all(&job);
+    Py_END_ALLOW_THREADS
     if (failed == CUT_OFF)
-        PyErr_SetString(PyExc_EOFError, "the file ends before the columns do");
-    else if (failed) {
-        errno = failed;
-        PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return reason || failed ? NULL : Py_NewRef(Py_None);
+        return PyErr_Format(PyExc_EOFError, "the file ends before the columns do");
+    errno = failed;
+    return failed ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
 }
-
-PyDoc_STRVAR(read_columns_doc,
-             "read_columns(descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /)\n--\n\n"
-             "Copy columns[k] of a file, int64 and ascending, to row places[k] of out; gaps of up to near_bytes are read, not skipped.");
-
-PyMethodDef read_methods[] = {
-    {"read_columns", read_columns, METH_VARARGS, read_columns_doc},
-    {NULL, NULL, 0, NULL},
-};

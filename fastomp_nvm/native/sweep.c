@@ -12,8 +12,6 @@
 #include "native.h"
 
 #include <float.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #if FLT_EVAL_METHOD != 0
@@ -360,18 +358,18 @@ static int within_int8_limit(const Py_buffer *residuals)
 }
 
 /* Opens rows, and index unless it is None, and checks that all row numbers exist; otherwise sets `failed`. */
-static void open_rows(struct arrays *arrays, PyObject *matrix, PyObject *index, struct rows *rows)
+static void open_rows(struct arguments *a, PyObject *matrix, PyObject *index, struct rows *rows)
 {
-    rows->matrix = open_array(arrays, matrix, "rows", "efdb", 2, 0);
-    rows->index = index == Py_None ? NULL : open_array(arrays, index, "index", "q", 1, 0);
-    if (arrays->failed)
+    rows->matrix = open_array(a, matrix, "rows", "efdb", 2, 0);
+    rows->index = index == Py_None ? NULL : open_array(a, index, "index", "q", 1, 0);
+    if (a->failed)
         return;
     rows->count = rows->index ? rows->index->shape[0] : rows->matrix->shape[0];
     for (Index i = 0; rows->index && i < rows->count; i++) {
         const long long number = row_number(rows, i);
         if (number < 0 || number >= rows->matrix->shape[0]) {
             PyErr_Format(PyExc_ValueError, "index[%zd] is %lld: expected 0 to %zd", i, number, rows->matrix->shape[0] - 1);
-            arrays->failed = 1;
+            a->failed = 1;
             return;
         }
     }
@@ -400,55 +398,47 @@ static const struct pairing *checked_pairing(const struct rows *rows, const Py_b
     return NULL;
 }
 
-static PyObject *dots(PyObject *module, PyObject *arguments)
+/* Fills out[i, j] with rows[index[i]] . residuals[j], or rows[i] . residuals[j] where index is None. */
+PyObject *dots(struct arguments *a, PyObject *given)
 {
     PyObject *given_rows, *given_index, *given_residuals, *given_out;
-    struct arrays arrays = {.count = 0};
     struct rows rows;
     int plain;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOOp", &given_rows, &given_index, &given_residuals, &given_out, &plain))
+    if (!PyArg_ParseTuple(given, "OOOOp", &given_rows, &given_index, &given_residuals, &given_out, &plain))
         return NULL;
-    open_rows(&arrays, given_rows, given_index, &rows);
-    const Py_buffer *residuals = open_array(&arrays, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
-    const Py_buffer *out = open_array(&arrays, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
-    const struct pairing *pairing = arrays.failed ? NULL : checked_pairing(&rows, residuals, out);
-    char *panel = pairing ? aligned_alloc(CHUNK_BYTES, (size_t)panel_chunks(residuals) * CHUNK_BYTES) : NULL;
-    if (pairing && !panel)
-        PyErr_NoMemory();
-    arrays.failed = !panel;
-    if (panel) {
-        Py_BEGIN_ALLOW_THREADS
-        sweep(pairing->tiles[!plain && with_avx2], &rows, residuals, out, panel);
-        Py_END_ALLOW_THREADS
-    }
-    free(panel);
-    return close_arrays(&arrays);
+    open_rows(a, given_rows, given_index, &rows);
+    const Py_buffer *residuals = open_array(a, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
+    const Py_buffer *out = open_array(a, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
+    const struct pairing *pairing = a->failed ? NULL : checked_pairing(&rows, residuals, out);
+    char *panel = pairing ? space(a, (size_t)panel_chunks(residuals) + 1, CHUNK_BYTES) : NULL;
+    if (!panel)
+        return NULL;
+    panel += CHUNK_BYTES - (uintptr_t)panel % CHUNK_BYTES; /* `space` aligns to 16 bytes only */
+    Py_BEGIN_ALLOW_THREADS
+    sweep(pairing->tiles[!plain && with_avx2], &rows, residuals, out, panel);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
-static PyObject *gather(PyObject *module, PyObject *arguments)
+/* Copies rows[index[i]] to out[i]. */
+PyObject *gather(struct arguments *a, PyObject *given)
 {
     PyObject *given_rows, *given_index, *given_out;
-    struct arrays arrays = {.count = 0};
     struct rows rows;
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOO", &given_rows, &given_index, &given_out))
+    if (!PyArg_ParseTuple(given, "OOO", &given_rows, &given_index, &given_out))
         return NULL;
-    open_rows(&arrays, given_rows, given_index, &rows);
-    const Py_buffer *out = open_array(&arrays, given_out, "out", "efdb", 2, PyBUF_WRITABLE);
-    if (out && (format_letter(out) != format_letter(rows.matrix) || out->shape[0] != rows.count ||
-                out->shape[1] != rows.matrix->shape[1])) {
-        PyErr_Format(PyExc_ValueError, "out is (%zd, %zd) of format '%c': expected (%zd, %zd) of '%c'", out->shape[0], out->shape[1],
-                     format_letter(out), rows.count, rows.matrix->shape[1], format_letter(rows.matrix));
-        arrays.failed = 1;
-    }
-    if (!arrays.failed) {
-        Py_BEGIN_ALLOW_THREADS
-        for (Index i = 0; i < rows.count; i++)
-            memcpy((char *)out->buf + i * out->strides[0], row_at(&rows, i), (size_t)(out->shape[1] * out->itemsize));
-        Py_END_ALLOW_THREADS
-    }
-    return close_arrays(&arrays);
+    open_rows(a, given_rows, given_index, &rows);
+    const Py_buffer *out = open_array(a, given_out, "out", "efdb", 2, PyBUF_WRITABLE);
+    if (!out)
+        return NULL;
+    if (format_letter(out) != format_letter(rows.matrix) || out->shape[0] != rows.count || out->shape[1] != rows.matrix->shape[1])
+        return PyErr_Format(PyExc_ValueError, "out is (%zd, %zd) of format '%c': expected (%zd, %zd) of '%c'", out->shape[0],
+                            out->shape[1], format_letter(out), rows.count, rows.matrix->shape[1], format_letter(rows.matrix));
+    Py_BEGIN_ALLOW_THREADS
+    for (Index i = 0; i < rows.count; i++)
+        memcpy((char *)out->buf + i * out->strides[0], row_at(&rows, i), (size_t)(out->shape[1] * out->itemsize));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 int prepare_sweeps(PyObject *module)
@@ -458,14 +448,3 @@ int prepare_sweeps(PyObject *module)
         return -1;
     return PyModule_AddStringConstant(module, "plain_kernel_id", "c-generic-1");
 }
-
-PyDoc_STRVAR(dots_doc, "dots(rows, index, residuals, out, plain, /)\n--\n\n"
-                       "Fill out[i, j] with rows[index[i]] . residuals[j], or rows[i] . residuals[j] where index is None.");
-PyDoc_STRVAR(gather_doc, "gather(rows, index, out, /)\n--\n\n"
-                         "Copy rows[index[i]] to out[i].");
-
-PyMethodDef sweep_methods[] = {
-    {"dots", dots, METH_VARARGS, dots_doc},
-    {"gather", gather, METH_VARARGS, gather_doc},
-    {NULL, NULL, 0, NULL},
-};

@@ -117,10 +117,6 @@ class GLM(Objective):
         """Return the exact fit of ``columns`` (n_obs, d), started from ``start`` padded with zeros."""
         return maximise(self, self.design(columns), start, EXACT)
 
-    def predictor(self, columns: Float64Array, at: Coefficients) -> Float64Array:
-        """Return the linear predictor (n_obs,)."""
-        return columns @ at.coef + at.intercept if len(at.coef) else np.full(len(self.response), at.intercept)
-
     def null(self) -> GLMModel:
         """Return the intercept-only model."""
         return GLMModel(self)

@@ -38,7 +38,7 @@ def exact_gains(
     gradient: Float64Array,
     pivot: Float64Array,
     groups: Sequence[Float64Array],
-    smallest: Float64Array | float = SMALLEST_PIVOT,
+    smallest: Float64Array,
 ) -> Float64Array:
     """Return (n_features,): ``g^2 / d`` of each feature, ``g' D^+ g`` for several columns; 0 where nothing remains.
 
@@ -48,7 +48,7 @@ def exact_gains(
     gradient, pivot : (n_columns,) float64
     groups : sequence of (f, d, d) float64
         One array per whitener.
-    smallest : (n_columns,) float64 or float
+    smallest : (n_columns,) float64
         Pivots up to this count as dependent.
     """
     gains = np.zeros(len(gradient))
@@ -59,7 +59,7 @@ def exact_gains(
     for group, pivots in zip(standardisation.whiteners, groups, strict=True):
         values, bases = np.linalg.eigh(pivots)
         rotated = np.einsum("fji,fj->fi", bases, gradient[group.columns])
-        least = smallest if isinstance(smallest, float) else smallest[group.columns].max(axis=1, keepdims=True)
+        least = smallest[group.columns].max(axis=1, keepdims=True)
         inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > least)
         per_feature[group.features] = (rotated**2 * inverse).sum(axis=1)
     return per_feature

@@ -44,12 +44,7 @@ GRAM_WASTE, GRAM_COLUMNS = 1.4, 17
 MEDIA: dict[str, float | None] = {"dram": None, "nvme": 6.9, "optane": 39.4}
 
 #: Resources that can limit a phase, as users read them.
-RESOURCES = {
-    "memory": "memory bandwidth",
-    "device": "device bandwidth",
-    "products": "multiply-adds",
-    "network": "network bandwidth",
-}
+MEMORY, DEVICE, PRODUCTS, NETWORK = "memory bandwidth", "device bandwidth", "multiply-adds", "network bandwidth"
 
 _CHOICES = {
     "dtype": ("float16", "float32", "float64"),
@@ -257,6 +252,8 @@ def plan(request: PlanRequest, machine: Machine | None = None) -> Plan:
     walked = work.columns_walked + polish_columns / GRAM_COLUMNS
     held = min(request.gather_bytes / max(gathered_bytes, 1.0), 1.0)
     reread = (1.0 - held) * walked * request.column_bytes
+    walked_bytes = held * work.columns_walked * request.column_bytes
+    polish_products = polish_columns * (request.n_obs + k) + 3.0 * request.n_obs * k * k
     # Shards keep no columns between two questions: survivors are read for their gradients, and again to be sent.
     examined = (sum(each.unclear for each in work.passes) + (survivors if nodes > 1 else 0.0)) if tiered else 0.0
     exact_bytes = (gathered_bytes + reread + examined * request.column_bytes) / nodes
@@ -266,32 +263,23 @@ def plan(request: PlanRequest, machine: Machine | None = None) -> Plan:
     scores = full * nodes * 8.0 * min(request.k, features) + 16.0 * survivors
     network_bytes = vectors + scores + gathered_bytes + reread if nodes > 1 else 0.0
 
-    rates = {
-        "memory": machine.memory_gbps,
-        "device": machine.device_gbps or math.inf,
-        "products": machine.gflops / 2,
-        "network": machine.network_gbps,
-    }
+    bandwidths = machine.memory_gbps, machine.device_gbps or math.inf, machine.gflops / 2, machine.network_gbps
+    rates = dict(zip((MEMORY, DEVICE, PRODUCTS, NETWORK), bandwidths, strict=True))
 
-    def phase(name: str, nodes: int, **amounts: float) -> Phase:
+    def phase(name: str, nodes: int, amounts: dict[str, float]) -> Phase:
         """Return a phase in which each of ``nodes`` nodes of a machine needs these bytes or multiply-adds."""
         seconds = {resource: nodes * amount / (1e9 * rates[resource]) for resource, amount in amounts.items()}
         resource = max(seconds, key=lambda each: seconds[each])
-        return Phase(name, seconds[resource], RESOURCES[resource])
+        return Phase(name, seconds[resource], resource)
 
     phases = [
-        phase("passes", sharing, memory=swept_bytes, device=swept_device_bytes, products=full * features * request.n_obs),
-        phase("gathering", sharing, memory=exact_bytes, device=exact_bytes),
-        phase("inner iterations", 1, memory=held * work.columns_walked * request.column_bytes, products=work.multiply_adds),
-        phase(
-            "polish and fit",
-            1,
-            memory=held * (walked - work.columns_walked) * request.column_bytes,
-            products=polish_columns * (request.n_obs + k) + 3.0 * request.n_obs * k * k,
-        ),
+        phase("passes", sharing, {MEMORY: swept_bytes, DEVICE: swept_device_bytes, PRODUCTS: full * features * request.n_obs}),
+        phase("gathering", sharing, {MEMORY: exact_bytes, DEVICE: exact_bytes}),
+        phase("inner iterations", 1, {MEMORY: walked_bytes, PRODUCTS: work.multiply_adds}),
+        phase("polish and fit", 1, {MEMORY: held * walked * request.column_bytes - walked_bytes, PRODUCTS: polish_products}),
     ]
     if nodes > 1:
-        phases.append(phase("network", 1, network=network_bytes))
+        phases.append(phase("network", 1, {NETWORK: network_bytes}))
     node_memory = (tier_bytes if tiered and resident else 0.0) + features * (NODE_TIER_BYTES if tiered else NODE_BYTES)
     node_memory += shard_bytes if in_memory else 0.0
     driver_memory = float(DRIVER_BYTES * request.n_features) if nodes > 1 else 0.0

@@ -7,6 +7,7 @@ continues. No answer within ``timeout`` is an error. A token is sent in clear to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -23,17 +24,9 @@ from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
 from fastomp_nvm.home import local_token_file
 from fastomp_nvm.remote.address import ServerURL, is_loopback
-from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.remote.transport import TRANSPORTS, Transport
-from fastomp_nvm.remote.upload import Upload
-from fastomp_nvm.selection.codec import (
-    decode_message,
-    decode_selection,
-    encode_message,
-    encode_request,
-    encode_vector,
-    raise_error,
-)
+from fastomp_nvm.remote.upload import Upload, WireTile
+from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message, encode_request, encode_vector, raise_error
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.run_info import RunInfo
@@ -151,24 +144,24 @@ class Client:
 
     def ping(self) -> JSONObject:
         """Return the server's version and the identity of this client."""
-        return self._one("ping", {})
+        return self.call("ping", {})
 
     def list(self, pool: str | None = None) -> Sequence[JSONObject]:
         """Return the pools, or the keys of ``pool`` (or of the pool in the URL)."""
         pool = pool or self._address.pool
-        reply = self._one("list", {} if pool is None else {"pool": check_name(pool, "pool")})
+        reply = self.call("list", {} if pool is None else {"pool": check_name(pool, "pool")})
         found: Sequence[JSONObject] = reply["pools"] if pool is None else reply["keys"]
         return found
 
     def info(self, key: str | None = None, *, name: str | None = None) -> JSONObject:
         """Return the facts of the store at ``key``; with ``name`` also whether it has a target or feature of that name."""
-        facts = self._one("info", {**self._place(key), **({} if name is None else {"name": name})})
+        facts = self.call("info", {**self._place(key), **({} if name is None else {"name": name})})
         facts["url"] = f"{self._address.server}/{facts['url']}"
         return facts
 
     def delete(self, key: str | None = None) -> None:
         """Delete the store at ``key``; refused while jobs need it."""
-        self._one("delete", self._place(key))
+        self.call("delete", self._place(key))
 
     def put(
         self,
@@ -191,22 +184,11 @@ class Client:
         dict
             Shape, dtype and fingerprint of the store, and the columns that were imputed or dropped.
         """
+        table: dict[str, Any] = {"names": names, "rows": rows, "groups": groups, "missing": missing}
         build = BUILD_FROM_ARRAYS.load()
 
-        def send(open_builder: Callable[..., Upload]) -> Any:
-            return build(
-                self._name(key),
-                X,
-                y,
-                names=names,
-                dtype=dtype,
-                rows=rows,
-                missing=missing,
-                groups=groups,
-                tier=tier,
-                replace=replace,
-                open_builder=open_builder,
-            )
+        def send(begin: Callable[..., Upload]) -> Any:
+            return build(self._name(key), X, y, **table, dtype=dtype, tier=tier, replace=replace, open_builder=begin)
 
         return asdict(self._upload(send))
 
@@ -262,8 +244,7 @@ class Client:
     ) -> Sequence[Selection]:
         """Answer several requests over the same data in shared sweeps, next to the data."""
         wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
-        body = self._job_body(y, key, run, False)
-        return self.result(self._one("select_many", {**body, "requests": [encode_request(each) for each in wanted]})["job"])
+        return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
     def submit(
         self,
@@ -275,18 +256,16 @@ class Client:
         **request: Unpack[RequestFields],
     ) -> str:
         """Queue a selection and return the name of its job; the job outlives this client. Parameters as for ``select``."""
-        body = {**self._job_body(y, key, run, verify), "request": encode_request(make_request(request))}
-        job: str = self._one("select", body)["job"]
-        return job
+        return self._queue("select", y, key, run, verify=verify, request=encode_request(make_request(request)))
 
     def jobs(self) -> Sequence[RunInfo]:
         """Return this caller's jobs as ``list_runs`` does; those on the pool and key of the URL if it names them."""
         place = {"pool": self._address.pool, "key": self._address.key}
-        return [RunInfo.of_job(job, self._address.server) for job in self._one("jobs", place)["jobs"]]
+        return [RunInfo.of_job(job, self._address.server) for job in self.call("jobs", place)["jobs"]]
 
     def progress(self, job: str) -> JSONObject:
         """Return the state of a job and, per request, the round, features, score and bytes read."""
-        return self._one("progress", {"job": job})
+        return self.call("progress", {"job": job})
 
     def follow(self, job: str) -> Iterator[JSONObject]:
         """Yield the progress of a job, at once and at every change, until it has ended; survives lost connections."""
@@ -314,7 +293,7 @@ class Client:
             for step in progress["progress"]:
                 if observer is not None and step:
                     observer(Progress(**step))
-        reply = self._one("result", {"job": job})
+        reply = self.call("result", {"job": job})
         try:
             found = [decode_selection(answer) for answer in reply["answers"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -326,21 +305,23 @@ class Client:
 
     def cancel(self, job: str) -> JSONObject:
         """End a job and return its progress."""
-        return self._one("cancel", {"job": job})
+        return self.call("cancel", {"job": job})
 
     def resume(self, job: str) -> JSONObject:
         """Queue a failed or cancelled job again and return its progress."""
-        return self._one("resume", {"job": job})
+        return self.call("resume", {"job": job})
 
     @property
     def _patience(self) -> float:
         """Seconds for which a server that cannot be reached is called again."""
         return self._timeout if self._answered else min(self._timeout, _FIRST_CONTACT_SECONDS)
 
-    def _job_body(self, y: object, key: str | None, run: str | None, verify: bool) -> JSONObject:
-        """Return the fields common to all submissions; the job is named here, so that a submission can be repeated."""
+    def _queue(self, operation: str, y: object, key: str | None, run: str | None, **fields: Any) -> str:
+        """Queue a job and return its name, which is chosen here so that the submission can be repeated."""
         name = secrets.token_hex(12) if run is None else check_name(run, "run")
-        return {**self._place(key), "job": name, "verify": verify, **({} if y is None else {"y": encode_vector(y)})}
+        response = {} if y is None else {"y": encode_vector(y)}
+        job: str = self.call(operation, {**self._place(key), "job": name, **response, **fields})["job"]
+        return job
 
     def _place(self, key: str | None) -> dict[str, str]:
         """Return the pool and key that ``key`` or the URL names."""
@@ -373,27 +354,21 @@ class Client:
 
     def _upload(self, send: Callable[[Callable[..., Upload]], Any]) -> Any:
         """Call ``send`` with a function that opens uploads; repeat if the server lost the upload."""
-        for attempt in range(_UPLOAD_ATTEMPTS):
-            try:
-                return send(lambda url, schema, **options: Upload(self, ServerURL.parse(url), schema, **options))
-            except UploadLostError:
-                if attempt == _UPLOAD_ATTEMPTS - 1:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+
+        def begin(url: str, schema: Any, **options: Any) -> Upload:
+            return Upload(self, ServerURL.parse(url), schema, **options)
+
+        for _ in range(_UPLOAD_ATTEMPTS - 1):
+            with contextlib.suppress(UploadLostError):
+                return send(begin)
+        return send(begin)
 
     def send_tiles(self, upload: str, tiles: Iterable[WireTile]) -> JSONObject:
         """Send tiles once and return the server's reply; for ``Upload``."""
-        reply = decode_message(self._transport.send(upload, tiles, self._timeout))
-        if "error" in reply:
-            raise_error(reply["error"])
-        return reply
+        return _checked_reply(self._transport.send(upload, tiles, self._timeout))
 
     def call(self, operation: str, body: Mapping[str, object]) -> JSONObject:
-        """Carry out an operation by name and return its reply; for ``Upload``."""
-        return self._one(operation, body)
-
-    def _one(self, operation: str, body: Mapping[str, object]) -> JSONObject:
-        """Carry out an operation with one reply; an idempotent one is repeated within the time limit."""
+        """Carry out an operation by name and return its one reply; an idempotent one is repeated within the time limit."""
         began, pause = time.monotonic(), 0.05
         while True:
             try:
@@ -411,7 +386,12 @@ class Client:
         """Carry out an operation once and yield its replies; raise an error among them."""
         for data in self._transport.call(operation, encode_message(body), timeout):
             self._answered = True
-            reply = decode_message(data)
-            if "error" in reply and set(reply) == {"error"}:
-                raise_error(reply["error"])
-            yield reply
+            yield _checked_reply(data)
+
+
+def _checked_reply(data: bytes) -> JSONObject:
+    """Return a reply of the server; raise the error if it is one."""
+    reply = decode_message(data)
+    if set(reply) == {"error"}:
+        raise_error(reply["error"])
+    return reply

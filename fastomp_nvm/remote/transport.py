@@ -7,7 +7,7 @@ from typing import Protocol
 
 from fastomp_nvm.registry import Table
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.protocol import WireTile
+from fastomp_nvm.remote.upload import WireTile
 
 __all__ = ["TRANSPORTS", "Transport"]
 

@@ -21,13 +21,12 @@ from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.errors import DataError, FastompError, ServerError, UnreachableError, UploadLostError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.remote.address import ServerURL
-from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.selection.codec import encode_vector
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.names import NumberedNames
 from fastomp_nvm.stores.reports import BuildReport
 
-__all__ = ["Upload"]
+__all__ = ["Upload", "WireTile"]
 
 #: Bytes of one tile: smaller tiles cost more thread switches, larger ones do not stay in the processor caches.
 _TILE_BYTES = 4 << 20
@@ -38,6 +37,22 @@ _CHECK_POLL_SECONDS = 0.5
 _SEAL_POLL_SECONDS = 0.1
 #: Attempts to send a segment of which nothing arrives.
 _FRUITLESS_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WireTile:
+    """A numbered tile of an upload, as it is sent; see ``ado_plugin.service.uploads.Tile``.
+
+    Attributes
+    ----------
+    header : mapping
+        Number, checksum, position, shape and element type, in JSON terms.
+    data : (n,) uint8
+        The values as bytes.
+    """
+
+    header: Mapping[str, Any]
+    data: AnyArray
 
 
 class Connection(Protocol):

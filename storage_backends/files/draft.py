@@ -7,28 +7,103 @@ store, and is removed by the next builder of the same store.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
 from typing import Literal
+
+import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import device_errors, lock, new_locked_directory, remove_abandoned, sync_directory
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
-from storage_backends.files.durable import EXCHANGE, allocate, partial_file, publish_file, rename_with_flag, write_file
-from storage_backends.files.matrix import DraftMatrix
+from storage_backends.files.durable import EXCHANGE, allocate, rename_with_flag, write_file
+from storage_backends.files.mapped import map_file, matrix_view
 from storage_backends.opened import already_exists, check_commit
 
-__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "new_file", "occupant", "publish"]
+__all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
 
 #: Upper bound on the length of a header file.
 LARGEST_HEADER = 1 << 26
 
 _PARTIAL = re.compile(r"\..+\.partial-\d+-[0-9a-f]+")
+
+
+class DraftMatrix:
+    """A matrix file of a draft, mapped for writing.
+
+    Parameters
+    ----------
+    directory : int
+        Descriptor of the directory that contains it.
+    name : str
+    shape : (int, int, str)
+        Columns, observations and element type.
+    path : str
+        Named in errors.
+    create : bool
+        Create the file; otherwise it must exist with this shape.
+    """
+
+    def __init__(self, directory: int, name: str, shape: tuple[int, int, str], path: str, *, create: bool = True) -> None:
+        self._shape = shape
+        how = os.O_CREAT | os.O_EXCL if create else os.O_NOFOLLOW
+        self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC | how, 0o666, dir_fd=directory)
+        try:
+            length = store_format.matrix_length(*shape)
+            if create:
+                allocate(self._file, length, path)
+            elif os.fstat(self._file).st_size != length:
+                raise StoreError(f"the earlier draft of {path} has another shape: build the store again")
+            os.pwrite(self._file, store_format.matrix_header(*shape), 0)
+            self._mapping: mmap.mmap | None = map_file(self._file, length, mmap.MAP_SHARED, writable=True, path=path)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def matrix(self) -> AnyArray:
+        """The matrix, writable."""
+        assert self._mapping is not None, "a draft returns no sealed file"
+        return matrix_view(self._mapping, *self._shape)
+
+    def write_columns(self, first: int, columns: AnyArray) -> None:
+        """Write whole columns with pwrite(2)."""
+        data = columns.reshape(-1).view(np.uint8).data
+        position = store_format.DATA_OFFSET + first * columns.shape[1] * columns.itemsize
+        while data:
+            written = os.pwrite(self._file, data, position)
+            data, position = data[written:], position + written
+
+    def forget(self, first: int, last: int) -> None:
+        """Drop the pages that lie entirely in columns ``first:last`` from this mapping."""
+        n_columns, n_obs, dtype = self._shape
+        row = n_obs * store_format.element_type(dtype).itemsize
+        start = -(-(store_format.DATA_OFFSET + first * row) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = store_format.DATA_OFFSET + last * row
+        if last < n_columns:
+            end -= end % mmap.PAGESIZE
+        if self._mapping is not None and end > start:
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def seal(self, n_columns: int) -> None:
+        """Truncate the file to ``n_columns`` and write it to the device."""
+        assert self._mapping is not None, "a file is sealed once"
+        self._mapping.flush()
+        self._mapping = None  # before the file shrinks: reading a lost page would raise a signal
+        shape = (n_columns, *self._shape[1:])
+        os.pwrite(self._file, store_format.matrix_header(*shape), 0)
+        os.ftruncate(self._file, store_format.matrix_length(*shape))
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close mapping and file."""
+        self._mapping = None
+        os.close(self._file)
 
 
 class FileDraft(StoreDraft):
@@ -227,16 +302,3 @@ def publish(partial: str, path: str, *, replaces: bool) -> None:
     sync_directory(os.path.dirname(path))
     if retired:
         shutil.rmtree(retired, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def new_file(directory: int, name: str, length: int, label: str) -> Iterator[int]:
-    """Create a file of ``length`` bytes in an open directory atomically; yield the descriptor to write it with.
-
-    An existing file is kept. ``label`` names the file in errors.
-    """
-    with partial_file(directory, name, 0o666) as (partial, descriptor):
-        allocate(descriptor, length, label)
-        yield descriptor
-        os.fsync(descriptor)
-        publish_file(partial, name, directory)  # another process may have been faster

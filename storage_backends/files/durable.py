@@ -11,21 +11,26 @@ import errno
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from fastomp_nvm.durable_files import device_errors, lock, remove_abandoned
-from fastomp_nvm.errors import MediumError
+from fastomp_nvm.durable_files import device_errors, lock, new_locked_directory, remove_abandoned
+from fastomp_nvm.errors import MediumError, StoreError
 
 __all__ = [
     "EXCHANGE",
     "VOLATILE_FILE_SYSTEMS",
     "allocate",
+    "copy_file",
     "describe_bytes",
     "file_system_type",
     "give_back",
+    "new_file",
     "partial_file",
     "publish_file",
     "rename_with_flag",
+    "scratch_directory",
     "write_file",
 ]
 
@@ -36,6 +41,7 @@ VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
 EXCHANGE = 2
 _NO_REPLACE = 1
 
+_COPY_BYTES = 8 << 20
 _PARTIAL = re.compile(r"\..+\.partial-[0-9a-f-]+")
 # Limits that refuse a file although there is free space.
 _LIMITS = {errno.EDQUOT: "the quota on its file system", errno.EFBIG: "the largest size of a file (ulimit -f, or its file system)"}
@@ -44,12 +50,10 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 def describe_bytes(count: int) -> str:
     """Return ``count`` bytes as text with a decimal unit, such as ``1.5 GB``."""
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def file_system_type(path: str) -> str:
@@ -114,6 +118,15 @@ def write_file(directory: int, name: str, data: bytes) -> None:
         os.fsync(descriptor)
 
 
+def scratch_directory(prefix: str, parent: str) -> tuple[str, int]:
+    """Return a new private directory in ``parent`` and the descriptor that holds its lock; remove those of dead processes."""
+    for left in Path(parent).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if left.lstat().st_uid == os.getuid():
+                remove_abandoned(left)
+    return new_locked_directory(lambda: tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
 @contextlib.contextmanager
 def partial_file(directory: int, name: str, mode: int) -> Iterator[tuple[str, int]]:
     """Create a temporary file, to be renamed to ``name`` in an open directory; remove those of dead processes first.
@@ -150,6 +163,31 @@ def publish_file(partial: str, name: str, directory: int) -> None:
         if not rename_with_flag(partial, name, _NO_REPLACE, directory=directory):
             os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
     os.fsync(directory)
+
+
+@contextlib.contextmanager
+def new_file(directory: int, name: str, length: int, label: str) -> Iterator[int]:
+    """Create a file of ``length`` bytes in an open directory atomically; yield the descriptor to write it with.
+
+    An existing file is kept. ``label`` names the file in errors.
+    """
+    with partial_file(directory, name, 0o666) as (partial, descriptor):
+        allocate(descriptor, length, label)
+        yield descriptor
+        os.fsync(descriptor)
+        publish_file(partial, name, directory)  # another process may have been faster
+
+
+def copy_file(source: int, directory: int, name: str, label: str) -> int:
+    """Copy an open file to ``name`` in an open directory, atomically; return its length. ``label`` names the copy in errors."""
+    length, position = os.fstat(source).st_size, 0
+    with new_file(directory, name, length, label) as descriptor:
+        while position < length:
+            data = os.pread(source, min(_COPY_BYTES, length - position), position)
+            if not data:
+                raise StoreError(f"the file was truncated while {label} was copied from it: build the store again")
+            position += os.pwrite(descriptor, data, position)
+    return length
 
 
 def rename_with_flag(source: str, target: str, flag: int, *, directory: int | None = None) -> bool:

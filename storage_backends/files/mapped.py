@@ -1,4 +1,4 @@
-"""Memory-mapped files and durable regions in them.
+"""Memory-mapped files, and matrices and durable regions in them.
 
 File media differ only in their ``Access``: the flags of a mapping and how bytes of it are made durable.
 """
@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.stores.contract import DurableRegion, MediumTraits
+from storage_backends.files import format as store_format
 from storage_backends.files.flushing import Flusher
 from storage_backends.opened import check_range
 
-__all__ = ["Access", "MappedFile", "MappedRegion", "flush_pages", "map_file"]
+__all__ = ["Access", "MappedFile", "MappedRegion", "flush_pages", "map_file", "matrix_view"]
 
 _msync = ctypes.CDLL(None, use_errno=True).msync
 _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -91,6 +93,12 @@ def map_file(descriptor: int, length: int, flags: int, *, writable: bool, path: 
     mapping.address = int(np.frombuffer(mapping, np.uint8, 1).__array_interface__["data"][0])
     lost_pages.watch(mapping, mapping.address)
     return mapping
+
+
+def matrix_view(mapping: mmap.mmap, n_columns: int, n_obs: int, dtype: str) -> AnyArray:
+    """Return the matrix in a mapping of a matrix file, as a view that keeps the mapping alive."""
+    element = store_format.element_type(dtype)
+    return np.frombuffer(mapping, element, n_columns * n_obs, store_format.DATA_OFFSET).reshape(n_columns, n_obs)
 
 
 class MappedRegion(DurableRegion):

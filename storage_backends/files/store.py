@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.durable_files import device_errors
+from fastomp_nvm.durable_files import device_errors, opened_directory
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.pacing import DeviceProfile
@@ -26,11 +26,10 @@ from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
-from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, new_file, occupant
-from storage_backends.files.mapped import Access, MappedRegion, map_file
-from storage_backends.files.matrix import matrix_view
+from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
+from storage_backends.files.durable import copy_file, new_file
+from storage_backends.files.mapped import Access, MappedRegion, map_file, matrix_view
 from storage_backends.files.regions import FileRegion
-from storage_backends.files.tier_copies import open_folder, provide_copy
 from storage_backends.opened import OpenedStore, check_region_name, refuse_extras
 
 __all__ = ["FileMedium", "FileStore", "MappedMatrix"]
@@ -131,55 +130,51 @@ class FileMedium:
                 raise StoreURLError(f"{path} is a file, and a store is a directory: ingest it to make a store of it") from error
             except OSError as error:
                 raise MediumError(f"cannot open the store at {path}: {error.strerror}") from error
-            descriptors = [directory]
-            try:
-                return self._open(descriptors, path, scheme)
-            except BaseException as error:
-                # A store replaced while it was being opened has lost its files; the new one is at the same path.
-                replaced = isinstance(error, StoreError) and not _same_directory(directory, path)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                if not replaced:
-                    raise
+            with contextlib.ExitStack() as descriptors:
+                descriptors.callback(os.close, directory)
+                try:
+                    return self._open(directory, path, scheme, descriptors)
+                except StoreError:
+                    # A store replaced while it was being opened has lost its files; the new one is at the same path.
+                    if _same_directory(directory, path):
+                        raise
         raise StoreError(f"the store at {path} was replaced {_OPEN_ATTEMPTS} times while it was being opened: try later")
 
-    def _open(self, descriptors: list[int], path: str, scheme: str) -> FileStore:
-        """Open the store in the open directory ``descriptors[0]``; further descriptors are added, for the caller to close."""
+    def _open(self, directory: int, path: str, scheme: str, descriptors: contextlib.ExitStack) -> FileStore:
+        """Open the store in an open directory; ``descriptors`` closes its files unless a store is returned."""
         try:
-            header = store_format.decode_header(_read(descriptors[0], store_format.HEADER))
-            sidecars = store_format.decode_sidecars(header, functools.partial(_read, descriptors[0]))
-            matrix = self._map(descriptors, path, store_format.MATRIX, header.matrix)
-            tier = None if header.tier is None else self._map(descriptors, path, store_format.TIER, header.tier)
+            header = store_format.decode_header(_read(directory, store_format.HEADER))
+            sidecars = store_format.decode_sidecars(header, functools.partial(_read, directory))
+            matrix = self._map(directory, path, store_format.MATRIX, header.matrix, descriptors)
+            tier = header.tier and self._map(directory, path, store_format.TIER, header.tier, descriptors)
         except StoreError as error:
             raise StoreError(f"the store at {path} cannot be used: {error}") from error
         except OSError as error:
             raise MediumError(f"cannot read the store at {path}: {error.strerror}") from error
         return FileStore(f"{scheme}://{urllib.parse.quote(path)}", descriptors, sidecars, matrix, tier)
 
-    def _map(self, descriptors: list[int], path: str, name: str, shape: store_format.Shape) -> MappedMatrix:
-        """Map a matrix file in the open directory ``descriptors[0]``; its descriptor is added, for the caller to close."""
+    def _map(
+        self, directory: int, path: str, name: str, shape: store_format.Shape, descriptors: contextlib.ExitStack
+    ) -> MappedMatrix:
+        """Map a matrix file in an open directory; ``descriptors`` closes the file."""
         length = store_format.matrix_length(*shape)
-        with _opened(descriptors[0], name, length) as descriptor:
+        with _opened(directory, name, length) as descriptor:
             if os.pread(descriptor, store_format.DATA_OFFSET, 0) != store_format.matrix_header(*shape):
                 raise StoreError(f"{name} is not the matrix that {store_format.HEADER} describes")
             access = self._choose_access(descriptor, path)
             mapping = map_file(descriptor, length, access.flags, writable=False, path=path)
-            descriptors.append(os.dup(descriptor))
+            descriptors.callback(os.close, file := os.dup(descriptor))
         array = matrix_view(mapping, *shape)
         assert array.ctypes.data % 64 == 0, "a mapping begins at a page and the data a page later"
-        return MappedMatrix(descriptors[0], name, descriptors[-1], access, array)
+        return MappedMatrix(directory, name, file, access, array)
 
     def _move_tier(self, store: FileStore, folder: str) -> None:
         """Make a store read its tier from a copy in ``folder``."""
-        descriptors = [open_folder(folder)]
-        try:
-            name = store.provide_tier_copy(descriptors[0], folder)
-            copy = self._map(descriptors, folder, name, (*store.matrix.shape, "int8"))
-        except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
-        store.read_tier_from(copy, descriptors)
+        with contextlib.ExitStack() as descriptors:
+            descriptors.callback(os.close, directory := _open_folder(folder))
+            name = store.provide_tier_copy(directory, folder)
+            copy = self._map(directory, folder, name, (*store.matrix.shape, "int8"), descriptors)
+            store.read_tier_from(copy, descriptors)
 
 
 class FileStore(OpenedStore):
@@ -188,20 +183,20 @@ class FileStore(OpenedStore):
     Parameters
     ----------
     url : str
-    descriptors : list of int
-        Of the store's directory and of its matrix files; owned by the store, which therefore stays readable after it is replaced.
+    descriptors : ExitStack
+        Closes the store's directory and its matrix files. The store takes them over, and so stays readable after it is replaced.
     sidecars : Sidecars
     matrix : MappedMatrix
     tier : MappedMatrix, optional
     """
 
     def __init__(
-        self, url: str, descriptors: list[int], sidecars: Sidecars, matrix: MappedMatrix, tier: MappedMatrix | None
+        self, url: str, descriptors: contextlib.ExitStack, sidecars: Sidecars, matrix: MappedMatrix, tier: MappedMatrix | None
     ) -> None:
-        self._descriptors: list[int] = []  # the caller closes its descriptors if this constructor fails
+        self._descriptors = contextlib.ExitStack()  # the caller closes its descriptors if this constructor fails
         self._mapped = [matrix] if tier is None else [matrix, tier]
         super().__init__(url, matrix.access.traits, matrix.array, sidecars, None if tier is None else tier.array)
-        self._descriptors = descriptors
+        self._descriptors = descriptors.pop_all()
         self._profile: DeviceProfile | None = None
         self._tier_loaded = False
 
@@ -214,23 +209,34 @@ class FileStore(OpenedStore):
         self._add_to_url(f"profile={name}")
 
     def provide_tier_copy(self, directory: int, path: str) -> str:
-        """Make a copy of the tier in the open directory at ``path`` unless it has one; return its name."""
+        """Make a copy of the tier in the open directory at ``path``, atomically, unless an earlier run made it; return its name.
+
+        The name holds the fingerprint of the store. As with the tier's own file, the first sweep compares the copy with the store's
+        checksums.
+        """
         if self.tier is None:
             super().load_tier()  # raises the error for a store without a tier
-        name = f"{self.layout.fingerprint}.tier.npy"
-        provide_copy(directory, name, self._mapped[1].file, path)
+        name, source = f"{self.layout.fingerprint}.tier.npy", self._mapped[1].file
+        length = os.fstat(source).st_size
+        with device_errors(f"copy the tier to {path}"):
+            try:
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+            except FileNotFoundError:
+                found = copy_file(source, directory, name, f"the tier in {path}")
+        if found != length:
+            raise StoreError(f"{path}/{name} has {found} bytes and a copy of the tier {length}: remove it")
         self._add_to_url(f"tier={urllib.parse.quote(path)}")
         return name
 
-    def read_tier_from(self, copy: MappedMatrix, descriptors: list[int]) -> None:
-        """Read the tier from a mapped copy of it; the store owns its descriptors from now on."""
+    def read_tier_from(self, copy: MappedMatrix, descriptors: contextlib.ExitStack) -> None:
+        """Read the tier from a mapped copy of it; the store takes over its descriptors."""
         assert self.tier is not None, "only a store with a tier has a copy of it"
         if self.tier.seal is not None:
             advice = f"the copy of the tier of {self.url} does not match its checksums: remove {copy.name} there"
             self.tier.seal.damaged = lambda block: StoreError(f"{advice} (block {block})")
         self.tier = replace(self.tier, codes=copy.array)
         self._mapped[1] = copy
-        self._descriptors += descriptors
+        self._descriptors.callback(descriptors.pop_all().close)
 
     def _add_to_url(self, parameter: str) -> None:
         """Add a query parameter to ``url``."""
@@ -265,7 +271,7 @@ class FileStore(OpenedStore):
         with device_errors(f"list the regions of {self.url}"):
             if self._length(_REGIONS) is None:
                 return ()
-            with self._subdirectory(_REGIONS) as descriptor:
+            with opened_directory(_REGIONS, self._descriptor()) as descriptor:
                 entries = os.listdir(descriptor)
         return tuple(sorted(entry[:-4] for entry in entries if entry.endswith(".bin") and not entry.startswith(".")))
 
@@ -274,7 +280,7 @@ class FileStore(OpenedStore):
         check_region_name(name)
         with device_errors(f"drop region {name!r} of {self.url}"):
             self._check_region(name, 0, self._length(f"{_REGIONS}/{name}.bin"))
-            with self._subdirectory(_REGIONS) as regions:
+            with opened_directory(_REGIONS, self._descriptor()) as regions:
                 os.unlink(f"{name}.bin", dir_fd=regions)
                 os.fsync(regions)
 
@@ -282,8 +288,7 @@ class FileStore(OpenedStore):
         """Release matrix and directory; existing views keep the mapping alive."""
         super().close()
         self._mapped.clear()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        self._descriptors.close()
 
     __del__ = close
 
@@ -326,25 +331,16 @@ class FileStore(OpenedStore):
             os.mkdir(_REGIONS, dir_fd=self._descriptor())
         os.fsync(self._descriptor())  # also if the directory exists: its creator may have died before syncing
         with (
-            self._subdirectory(_REGIONS) as regions,
+            opened_directory(_REGIONS, self._descriptor()) as regions,
             new_file(regions, f"{name}.bin", size, f"region {name!r} of {self.url}"),
         ):
             pass
 
-    @contextlib.contextmanager
-    def _subdirectory(self, name: str) -> Iterator[int]:
-        """Open a directory inside the store for the duration of a ``with``."""
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._descriptor())
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
     def _descriptor(self) -> int:
         """Return the descriptor of the store's directory; raise when the store is closed."""
-        if not self._descriptors:
+        if not self._mapped:
             raise StoreError(f"the store {self.url} is closed: open it again")
-        return self._descriptors[0]
+        return self._mapped[0].directory
 
     def _length(self, name: str) -> int | None:
         """Return the length of a file of the store, or None if it does not exist."""
@@ -352,6 +348,15 @@ class FileStore(OpenedStore):
             return os.stat(name, dir_fd=self._descriptor()).st_size
         except FileNotFoundError:
             return None
+
+
+def _open_folder(path: str) -> int:
+    """Return a descriptor of the directory that holds copies of tiers."""
+    with device_errors(f"open {path}"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise StoreURLError(f"there is no directory {path} for the tier: create it, or use tier=dram") from None
 
 
 def _path(url: StoreURL) -> str:

@@ -22,9 +22,8 @@ import numpy as np
 from fastomp_nvm.cluster.driver import ShardedRows, Transport
 from fastomp_nvm.cluster.shard import ShardAddress
 from fastomp_nvm.durable_files import device_errors
-from fastomp_nvm.errors import RequestError, StoreError, StoreURLError, UnavailableError
+from fastomp_nvm.errors import RequestError, StoreError, StoreURLError
 from fastomp_nvm.matrix.rows import Rows
-from fastomp_nvm.registry import Lazy
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.manifest import MANIFEST, Manifest, merged, read_manifest
@@ -77,18 +76,12 @@ class ClusterSettings:
 
 Connect = Callable[[Sequence[ShardAddress], ClusterSettings, bool], Transport]
 
-_RAY_SHARDS: Lazy[Callable[[Sequence[ShardAddress], str, float, bool], Transport]] = Lazy("storage_backends.ray.shards:RayShards")
-
 
 def connect_ray(addresses: Sequence[ShardAddress], settings: ClusterSettings, tier_in_memory: bool) -> Transport:
     """Return the transport through Ray."""
-    try:
-        make = _RAY_SHARDS.load()
-    except UnavailableError as error:
-        raise UnavailableError(
-            "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
-        ) from error
-    return make(addresses, settings.address, settings.timeout, tier_in_memory)
+    from storage_backends.ray.shards import RayShards
+
+    return RayShards(addresses, settings.address, settings.timeout, tier_in_memory)
 
 
 class ClusterMedium:
@@ -105,11 +98,8 @@ class ClusterMedium:
 
     def open(self, url: StoreURL) -> FeatureStore:
         """Open the shards of the manifest that ``url`` names, or of the one in the directory it names."""
-        settings = ClusterSettings.of(url.query, os.environ)
-        path = Path(os.path.realpath(url.path))
-        path = path / MANIFEST if path.is_dir() else path
-        manifest = read_manifest(path)
-        return ClusterStore(path, manifest, settings, self._connect)
+        settings, path = ClusterSettings.of(url.query, os.environ), _manifest_path(url)
+        return ClusterStore(path, read_manifest(path), settings, self._connect)
 
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
         """Refuse: shards are cut from an existing store."""
@@ -120,8 +110,7 @@ class ClusterMedium:
 
     def exists(self, url: StoreURL) -> bool:
         """Tell whether there is a manifest at ``url``."""
-        path = Path(url.path)
-        return (path / MANIFEST if path.is_dir() else path).is_file()
+        return _manifest_path(url).is_file()
 
 
 class ClusterStore(OpenedStore):
@@ -240,7 +229,7 @@ class ClusterStore(OpenedStore):
                     f"{address.name} is stale: its names or targets are not those it was cut with; put the right store back or cut "
                     "the shards again"
                 )
-            if not _same_targets(part, parts[0]):
+            if label_digest((), (), part.targets) != label_digest((), (), parts[0].targets):
                 raise StoreError(f"{address.name} is stale: its targets are not those of {manifest.shards[0].name}")
 
     def _make_traits(self) -> MediumTraits:
@@ -268,12 +257,10 @@ class _Codes(Rows):
     sweep = gather = standardisations = in_memory = __getitem__ = __array__ = _refuse
 
 
-def _same_targets(part: Sidecars, other: Sidecars) -> bool:
-    """Tell whether two shards hold the same targets."""
-    if list(part.targets) != list(other.targets):
-        return False
-    pairs = [(part.targets[name], other.targets[name]) for name in part.targets]
-    return all(mine.classes == theirs.classes and np.array_equal(mine.values, theirs.values) for mine, theirs in pairs)
+def _manifest_path(url: StoreURL) -> Path:
+    """Return the path of the manifest that a URL names, or of the one in the directory it names."""
+    path = Path(os.path.realpath(url.path))
+    return path / MANIFEST if path.is_dir() else path
 
 
 MEDIUM = ClusterMedium()

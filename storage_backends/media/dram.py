@@ -57,7 +57,7 @@ class DramMedium:
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:
         """Start a store in memory."""
         self._check_free(url, replace=replace)
-        return DramDraft(self, url, n_columns, n_obs, dtype, replace=replace, tier=tier)
+        return DramDraft(self, url, (n_columns, n_obs, dtype), replace=replace, tier=tier)
 
     def exists(self, url: StoreURL) -> bool:
         """Return whether a store of this name exists."""
@@ -126,22 +126,16 @@ class DramDraft(StoreDraft):
     ----------
     medium : DramMedium
     url : StoreURL
-    n_columns, n_obs : int
-    dtype : str
+    shape : (n_columns, n_obs, dtype)
     replace : bool
         Replace an existing store.
     tier : {"int8", "none"}
     """
 
-    def __init__(
-        self, medium: DramMedium, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none"
-    ) -> None:
-        self._medium = medium
-        self._url = url
-        self._shape = (n_columns, n_obs, dtype)
-        self._dtype = np.dtype(dtype)
-        self._replace = replace
-        cells = n_columns * n_obs
+    def __init__(self, medium: DramMedium, url: StoreURL, shape: tuple[int, int, str], *, replace: bool, tier: str) -> None:
+        self._medium, self._url, self._shape, self._replace = medium, url, shape, replace
+        self._dtype = np.dtype(shape[2])
+        cells = shape[0] * shape[1]
         length = cells * (self._dtype.itemsize + (tier != "none"))
         available = fillable_memory()
         if length > available:

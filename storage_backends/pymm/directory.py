@@ -81,15 +81,16 @@ class ShelfDirectory:
             with _quiet(), device_errors(f"open the shelf in {path}"):
                 # The backend is pymm's default; an unknown one would end the process.
                 self._shelf = pymm.shelf(self._name, pmem_path=str(path), size_mb=size_mb, load_addr=hex(address))
-        except RuntimeError as error:
+        except BaseException as error:
             os.close(self._lock)
+            if not isinstance(error, RuntimeError):
+                raise
             raise MediumError(f"pymm cannot open the shelf in {path} ({error}): is there room for {size_mb} MiB?") from error
-        except BaseException:
-            os.close(self._lock)
-            raise
         self._pymm = pymm
         self._alive: list[weakref.ref[Any]] = [weakref.ref(self._shelf)]
-        self._arrays = {name: self._checked(name) for name in self._names()}
+        with _quiet():
+            names = [str(name) for name in self._shelf.items]
+        self._arrays = {name: self._checked(name) for name in names}
 
     @classmethod
     def acquire(cls, path: Path, size_mb: int, address: int) -> ShelfDirectory:
@@ -133,8 +134,7 @@ class ShelfDirectory:
         """Remove the directory, and free its memory unless there are views of it; the mapping stays until the process ends."""
         del _open[self.path]
         self.drop()
-        viewed = [reference for reference in self._alive if reference() is not None]
-        if viewed:
+        if any(reference() is not None for reference in self._alive):
             _viewed.append(self)
         else:
             data = self.path / f"{self._name}.data"
@@ -151,13 +151,6 @@ class ShelfDirectory:
     def names(self) -> list[str]:
         """Return the names of the arrays."""
         return list(self._arrays)
-
-    def unused(self, stem: str) -> str:
-        """Return a name that no array has, including arrays left by killed processes."""
-        while True:
-            name = f"{stem}_{secrets.token_hex(6)}"
-            if name not in self._arrays:
-                return name
 
     def array(self, name: str) -> AnyArray:
         """Return the float64 array ``name``."""
@@ -207,11 +200,6 @@ class ShelfDirectory:
         first, last = offset // 8, -(-(offset + length) // 8)
         with _quiet():
             self._arrays[name].persist_offset(first, last - first)  # type: ignore[attr-defined]
-
-    def _names(self) -> list[str]:
-        """Return the names of the arrays that pymm lists."""
-        with _quiet():
-            return [str(name) for name in self._shelf.items]
 
     def _checked(self, name: str) -> AnyArray:
         """Return an array of the shelf after checking that it exists and is on the shelf."""
@@ -303,8 +291,7 @@ def _mapped(wanted: tuple[int, int]) -> bool:
 def _import_pymm() -> Any:
     """Return the module pymm after checking that it is IBM's."""
     try:
-        with _quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it uses deprecated names of NumPy
+        with _quiet(), warnings.catch_warnings(action="ignore"):  # it uses deprecated names of NumPy
             module = importlib.import_module("pymm")
     except ImportError as error:
         raise UnavailableError(f"pymm cannot be imported here ({error}): {_ORIGIN}") from error

@@ -14,6 +14,7 @@ place and never assigned. pymm is imported in :mod:`storage_backends.pymm.direct
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -56,7 +57,7 @@ class ShelfMedium:
             version = folder / f"{name}.{pointer['token']}"
             directory = ShelfDirectory.acquire(version, pointer["size_mb"], pointer["address"])
             try:
-                return ShelfStore(_url(folder, name), directory, pointer)
+                return ShelfStore(f"shelf://{urllib.parse.quote(str(folder))}#{name}", directory, pointer)
             except BaseException:
                 directory.release()
                 raise
@@ -100,9 +101,7 @@ class ShelfStore(OpenedStore):
         except StoreError as error:
             raise StoreError(f"the store {url} cannot be used: {error}") from error
         matrix = _matrix(directory.array("matrix"), pointer["matrix"], header.matrix)
-        codes = None
-        if header.tier is not None:
-            codes = _matrix(directory.array("tier"), pointer["tier"], header.tier)
+        codes = header.tier and _matrix(directory.array("tier"), pointer["tier"], header.tier)
         super().__init__(url, _TRAITS, matrix, sidecars, codes)
 
     @property
@@ -116,7 +115,8 @@ class ShelfStore(OpenedStore):
         known = self._read_regions()
         self._check_region(name, size, known[name]["size"] if name in known else None)
         if name not in known:
-            array = self._directory.create(self._directory.unused("region"), size, zero=True)
+            # Random, because of arrays left by killed processes.
+            array = self._directory.create(f"region_{secrets.token_hex(8)}", size, zero=True)
             known[name] = {"array": array, "size": size}
             self._write_regions(known)
         return ShelfRegion(name, self._directory, known[name]["array"], known[name]["size"])
@@ -143,14 +143,8 @@ class ShelfStore(OpenedStore):
 
     def _read_regions(self) -> dict[str, dict[str, Any]]:
         """Return the content of regions.json."""
-        path = self._directory.path / _REGIONS
-        try:
-            found: dict[str, dict[str, Any]] = json.loads(path.read_bytes())
-            return found
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise StoreError(f"{path} cannot be read ({error}): the regions of this store are lost, build it again") from error
+        found = _read_json(self._directory.path / _REGIONS, "the regions of this store are lost, build it again")
+        return {} if found is None else found
 
     def _write_regions(self, known: dict[str, dict[str, Any]]) -> None:
         """Replace regions.json atomically."""
@@ -274,10 +268,8 @@ class ShelfDraft(StoreDraft):
             return
         ShelfDirectory.discard(self._folder / f"{self._name}.{token}")
         if self._made_folder:
-            try:
+            with contextlib.suppress(OSError):  # not empty
                 self._folder.rmdir()
-            except OSError:
-                return  # not empty
 
     def _open_shelf(self) -> ShelfDirectory:
         """Return the shelf; raise when the draft was committed or aborted."""
@@ -298,22 +290,25 @@ def _place(url: StoreURL) -> tuple[Path, str]:
     return Path(os.path.abspath(url.path)), url.fragment
 
 
-def _url(folder: Path, name: str) -> str:
-    """Return the absolute URL of a store."""
-    return f"shelf://{urllib.parse.quote(str(folder))}#{name}"
-
-
 def _read_pointer(folder: Path, name: str) -> dict[str, Any] | None:
     """Return the content of NAME.json, or None if there is no store."""
+    found = _read_json(folder / f"{name}.json", "remove it and build the store again")
+    if found is not None and not re.fullmatch(r"[0-9a-f]{12}", str(found.get("token"))):
+        raise StoreError(f"{folder / name}.json does not describe a store: remove it and build the store again")
+    return found
+
+
+def _read_json(path: Path, remedy: str) -> dict[str, Any] | None:
+    """Return the object in a small file, or None if there is no file."""
     try:
-        found = json.loads((folder / f"{name}.json").read_bytes())
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict):
+            return found
+        raise ValueError("it is not an object")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{folder / name}.json cannot be read ({error}): remove it and build the store again") from error
-    if not isinstance(found, dict) or not re.fullmatch(r"[0-9a-f]{12}", str(found.get("token"))):
-        raise StoreError(f"{folder / name}.json does not describe a store: remove it and build the store again")
-    return found
+        raise StoreError(f"{path} cannot be read ({error}): {remedy}") from error
 
 
 def _write_json(path: Path, content: dict[str, Any], *, replace: bool) -> None:

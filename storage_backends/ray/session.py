@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import glob
 import importlib
 import os
 import secrets
@@ -17,11 +16,10 @@ import socket
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
-from fastomp_nvm.durable_files import new_locked_directory, remove_abandoned
 from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
+from storage_backends.files.durable import scratch_directory
 
 __all__ = ["RaySession", "session"]
 
@@ -61,15 +59,12 @@ class RaySession:
     def __init__(self, address: str, timeout: float) -> None:
         self.address = address
         self._users = 0
-        self._directory: _Locked | None = None
-        self._environment: dict[str, str | None] = {}
         self._started = False
-        self._printing: Any = None
-        self._loopback_alone = False
+        self._undo = contextlib.ExitStack()  # restores the environment and removes the files of a Ray started here
         try:
             self.ray = self._join(address, timeout) if address else self._start()
         except BaseException:
-            self._clean_up()
+            self._undo.close()
             raise
 
     def __enter__(self) -> RaySession:
@@ -88,10 +83,9 @@ class RaySession:
             _current = None
         if self._started:
             self._started = False
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Ray leaves the pipes of its processes to the garbage collector
+            with _quiet():  # Ray leaves the pipes of its processes to the garbage collector
                 self.ray.shutdown()
-        self._clean_up()
+        self._undo.close()
 
     def _join(self, address: str, timeout: float) -> Any:
         """Connect to a running cluster."""
@@ -128,15 +122,20 @@ class RaySession:
             return running
         self._set({**_ENVIRONMENT, **_LOCAL_ENVIRONMENT, "RAY_AUTH_TOKEN": _TOKEN})
         ray = _import_ray()
-        self._loopback_alone = True
-        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # Ray reads the variable only when it is imported
+        constants = ray._private.ray_constants  # Ray reads the variable only when it is imported
+        self._undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", True)
+        constants.ENABLE_RAY_CLUSTER = False
         cores = len(os.sched_getaffinity(0))
         print(
             f"fastomp: no Ray cluster was named, so Ray is started here for this command ({cores} cores, loopback only); "
             "--ray ADDRESS joins a cluster",
             file=sys.stderr,
         )
-        self._directory = _private_directory()
+        parent = tempfile.gettempdir()
+        # Private: Ray opens its own directory to all users.
+        self._directory, lock = scratch_directory(_PREFIX, parent if len(parent) <= _LONGEST_PARENT else "/tmp")
+        self._undo.callback(os.close, lock)
+        self._undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
         try:
             with _quiet():
                 ray.init(
@@ -146,7 +145,7 @@ class RaySession:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
-                    _temp_dir=f"{self._directory.path}/r",
+                    _temp_dir=f"{self._directory}/r",
                 )
         except Exception as error:  # any failure to start
             raise UnavailableError(f"Ray does not start on this machine: {' '.join(str(error).split())[:300]}") from error
@@ -158,54 +157,15 @@ class RaySession:
         """Suppress Ray's reports of dead processes, which it prints on stdout regardless of its settings."""
         worker: Any = importlib.import_module("ray._private.worker")
         if hasattr(worker, "print_to_stdstream"):
-            self._printing = worker.print_to_stdstream
+            self._undo.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
             worker.print_to_stdstream = lambda *_, **__: None
 
     def _set(self, variables: dict[str, str]) -> None:
         """Set environment variables until the session ends."""
-        for name, value in variables.items():
-            self._environment.setdefault(name, os.environ.get(name))
-            os.environ[name] = value
-
-    def _clean_up(self) -> None:
-        """Restore the environment and remove the files of a Ray started here."""
-        if self._printing is not None:
-            worker: Any = importlib.import_module("ray._private.worker")
-            worker.print_to_stdstream = self._printing
-            self._printing = None
-        if self._loopback_alone:
-            self._loopback_alone = False
-            importlib.import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = True  # type: ignore[attr-defined]
-        for name, value in self._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self._environment = {}
-        if self._directory is not None:
-            shutil.rmtree(self._directory.path, ignore_errors=True)
-            os.close(self._directory.descriptor)
-            self._directory = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Locked:
-    """A directory and a descriptor that locks it until this process ends."""
-
-    path: str
-    descriptor: int
-
-
-def _private_directory() -> _Locked:
-    """Create a directory that no other user can enter (Ray opens its own to all); remove those left by killed processes."""
-    parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_PARENT:
-        parent = "/tmp"
-    for leftover in glob.glob(f"{parent}/{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if os.lstat(leftover).st_uid == os.getuid():
-                remove_abandoned(leftover)
-    return _Locked(*new_locked_directory(lambda: tempfile.mkdtemp(prefix=_PREFIX, dir=parent)))
+        self._undo.callback(os.environ.update, {name: os.environ[name] for name in variables if name in os.environ})
+        for name in variables:
+            self._undo.callback(os.environ.pop, name, None)  # before the update: an ExitStack goes backwards
+        os.environ.update(variables)
 
 
 _current: RaySession | None = None
@@ -259,12 +219,9 @@ def _asks_for_a_token() -> bool:
     return bool(enabled())
 
 
-@contextlib.contextmanager
 def _quiet() -> Any:
-    """Suppress Ray's developer warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Return a context in which Ray's developer warnings are suppressed."""
+    return warnings.catch_warnings(action="ignore")
 
 
 @contextlib.contextmanager

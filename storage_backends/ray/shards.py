@@ -7,6 +7,7 @@ the call raises an error that names it. So nothing hangs, and no sweep is too lo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -133,10 +134,8 @@ class RayShards:
         """End the actors, and Ray where it was started for them."""
         actors, self._actors = self._actors, []
         for actor in actors:
-            try:
+            with contextlib.suppress(Exception):  # the actor, or Ray itself, is gone already
                 self._ray.kill(actor)
-            except Exception:  # the actor, or Ray itself, is gone already
-                continue
         if self._session is not None:
             self._session.__exit__()
             self._session = None  # type: ignore[assignment]

@@ -24,15 +24,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
-from fastomp_nvm.runs.log import RegionPlace
+from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion
 from storage_backends.opened import check_range
 
-__all__ = ["FailingPlace", "Fault", "SimulatedPlace", "SimulatedRegion", "explore", "failing_calls"]
+__all__ = ["Fault", "SimulatedPlace", "SimulatedRegion", "explore", "failing_calls"]
 
 _WORD = 8
 
@@ -207,64 +207,6 @@ class Fault:
             raise OSError(self.code, os.strerror(self.code))
 
 
-class FailingPlace:
-    """A place in which one step fails: the Nth write, persist, create or drop.
-
-    Parameters
-    ----------
-    place : RegionPlace
-    fault : Fault
-    """
-
-    def __init__(self, place: RegionPlace, fault: Fault) -> None:
-        self._place, self._fault = place, fault
-
-    def region(self, name: str, size: int = 0) -> DurableRegion:
-        """Open or create a region; creating counts."""
-        if size:
-            _fail("create a region", self._fault)
-        return _FailingRegion(self._place.region(name, size), self._fault)
-
-    def regions(self) -> Sequence[str]:
-        """Names of the regions that exist."""
-        return self._place.regions()
-
-    def drop_region(self, name: str) -> None:
-        """Remove a region; counts."""
-        _fail("drop a region", self._fault)
-        self._place.drop_region(name)
-
-
-class _FailingRegion(DurableRegion):
-    """A region of a ``FailingPlace``."""
-
-    def __init__(self, region: DurableRegion, fault: Fault) -> None:
-        self._region, self._fault = region, fault
-
-    @property
-    def size(self) -> int:
-        """Bytes in the region."""
-        return self._region.size
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return bytes; never fails."""
-        return self._region.read(offset, length)
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Store bytes; counts."""
-        _fail("write", self._fault)
-        self._region.write(offset, data)
-
-    def persist(self, offset: int, length: int) -> None:
-        """Persist bytes; counts."""
-        _fail("persist", self._fault)
-        self._region.persist(offset, length)
-
-    def close(self) -> None:
-        """Close the region."""
-        self._region.close()
-
-
 @contextlib.contextmanager
 def failing_calls(fault: Fault, *calls: tuple[Any, str]) -> Iterator[None]:
     """Make one call of the named functions, such as ``(os, "fsync")``, fail within a ``with``."""
@@ -276,22 +218,10 @@ def failing_calls(fault: Fault, *calls: tuple[Any, str]) -> Iterator[None]:
 
         return call
 
-    originals = [(owner, name, getattr(owner, name)) for owner, name in calls]
-    try:
-        for owner, name, original in originals:
-            setattr(owner, name, failing(original))
+    with contextlib.ExitStack() as patches:
+        for owner, name in calls:
+            patches.enter_context(mock.patch.object(owner, name, failing(getattr(owner, name))))
         yield
-    finally:
-        for owner, name, original in originals:
-            setattr(owner, name, original)
-
-
-def _fail(action: str, fault: Fault) -> None:
-    """Count a call; raise the error of a medium at the ``nth``."""
-    try:
-        fault.strike()
-    except OSError as error:
-        raise MediumError(f"cannot {action}: {error.strerror}") from error
 
 
 def _choices(sizes: Sequence[int], limit: int, chance: random.Random) -> Iterator[tuple[int, ...]]:

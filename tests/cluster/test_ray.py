@@ -118,7 +118,7 @@ def test_ray_started_here_listens_on_loopback_alone_and_asks_for_a_token(ray_ses
             sockets += [each for each in process.net_connections("inet") if each.status == "LISTEN"]
     assert sockets
     assert {each.laddr.ip for each in sockets} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert os.stat(ray_session._directory.path).st_mode & 0o077 == 0  # sockets of its object store included
+    assert os.stat(ray_session._directory).st_mode & 0o077 == 0  # sockets of its object store included
     address = ray_session.ray.get_runtime_context().gcs_address
     code = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).check_alive([], timeout=30))"
     for token, known in ((os.environ["RAY_AUTH_TOKEN"], True), ("f" * 64, False)):

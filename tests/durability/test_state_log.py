@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import random
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastomp_nvm.durable_files import device_errors
 from fastomp_nvm.errors import FastompError, MediumError, StoreError
 from fastomp_nvm.runs import log as checkpoint
 from fastomp_nvm.runs.log import PAGE, StateLog, read_state
-from storage_backends.testing.power_cut import FailingPlace, Fault, SimulatedPlace, explore
+from storage_backends.testing.power_cut import Fault, SimulatedPlace, explore
 from tests.harness.log_trials import BROKEN_LOGS, BrokenPromiseError, cut_power
 
 pytestmark = pytest.mark.numerics
@@ -111,11 +113,17 @@ def test_two_logs_share_a_place() -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_every_step_may_fail(code: int) -> None:
     """The Nth step fails, N = 1, 2, ...: a MediumError, no further records are taken, and acknowledged ones are there."""
+
+    def strike(fault: Fault, step: str) -> None:
+        with device_errors(step):
+            fault.strike()
+
     for nth in itertools.count(1):
         place, fault = SimulatedPlace(), Fault(nth, code)
+        place.before = functools.partial(strike, fault)
         acknowledged = 0
         with contextlib.suppress(MediumError):
-            log = StateLog(FailingPlace(place, fault), "log", RUN, 4 * PAGE)
+            log = StateLog(place, "log", RUN, 4 * PAGE)
             for number in range(6):
                 log.append(bytes([number]) * 50)
                 acknowledged = number + 1

@@ -41,20 +41,6 @@ def test_keys_are_fixed_for_ever(monkeypatch, compiled):
     assert sequences.keys(0, 0, 0, 0, np.array([0])).tolist() == [8695987549771912286]
 
 
-@pytest.mark.skipif(not native.extension, reason="the compiled extension is not built")
-def test_compiled_keys_refuse_arrays_that_do_not_fit():
-    """Words that are no integers, and arrays of another type or length, are refused."""
-    out = np.zeros(2, dtype=np.uint64)
-    for wrong in (np.zeros(3, np.uint64), np.zeros(2), out[:, None]):
-        with pytest.raises(ValueError, match="out"):
-            native.extension.mix((1,), np.arange(2), wrong)
-    with pytest.raises(ValueError, match="last"):
-        native.extension.mix((1,), np.arange(2.0), out)
-    with pytest.raises(TypeError):
-        native.extension.mix((1, "x"), np.arange(2), out)
-    assert not out.any()
-
-
 def test_keys_of_different_features_differ():
     """A million features have a million keys, so a permutation has no ties."""
     assert len(np.unique(sequences.keys(1, 0, 0, 0, np.arange(1_000_000)))) == 1_000_000

@@ -39,13 +39,13 @@ def test_products_are_standardised_entry_by_entry(monkeypatch, vectors: int, ord
 
 @pytest.mark.skipif(not native.extension, reason="the compiled extension is not built")
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    """Types and lengths that contradict each other are a ValueError, and nothing is written."""
+    """Lengths and sizes of entries that contradict each other are an error, and nothing is written."""
     products = np.ones((9, 2))
     good = {"products": products, "mean": np.ones(9), "scale": np.ones(9), "wide": np.zeros(9, bool), "sums": np.ones(2)}
     good["wide_sums"] = np.ones(2)
     for name, array in good.items():
-        for wrong in (array[:-1], array.astype(np.int64), array[..., None], None):
-            with pytest.raises(ValueError, match=r"shapes|format|dimensions|buffer"):
+        for wrong in (array[:-1], array.astype(np.float16), None):
+            with pytest.raises((ValueError, TypeError), match=r"do not fit|buffer|len"):
                 native.extension.standardise(*{**good, name: wrong}.values())
     assert (products == 1).all()
     native.extension.standardise(*good.values())

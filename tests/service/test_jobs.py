@@ -93,10 +93,10 @@ class Disk:
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
-    def open(self, *arguments: Any) -> int:
+    def open(self, *arguments: Any, **options: Any) -> int:
         if self.code is not None:
             raise OSError(self.code, os.strerror(self.code))
-        return os.open(*arguments)
+        return os.open(*arguments, **options)
 
 
 @pytest.fixture

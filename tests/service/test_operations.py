@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from ado_plugin.flight.server import _NUMBERS, _tile
+from ado_plugin.flight.server import _tile
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.execution import Execution
 from ado_plugin.service.jobs import JobLimits, Jobs
@@ -480,7 +480,7 @@ header_values = st.sampled_from([0, 1, 4, -1, 2**39, 2**41, True, None, "columns
 
 @settings(max_examples=60)
 @given(
-    header=st.fixed_dictionaries({}, optional=dict.fromkeys((*_NUMBERS, "layout", "dtype"), header_values)) | json_values,
+    header=st.fixed_dictionaries({}, optional=dict.fromkeys((*Tile.NUMBERS, "layout", "dtype"), header_values)) | json_values,
     lucky=st.booleans(),
     values=st.sampled_from(
         [pa.array(np.zeros(16, np.uint8)), pa.array([1, None], pa.uint8()), pa.array(["text"]), pa.array([1.5])]

@@ -26,8 +26,8 @@ from fastomp_nvm.stores.open import create_store, open_store
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.schema import TableSchema
+from storage_backends.files import draft
 from storage_backends.files import format as store_format
-from storage_backends.files import matrix
 from storage_backends.media.dram import MEDIUM as DRAM
 
 pytestmark = pytest.mark.numerics
@@ -292,7 +292,7 @@ def _mapped_file(array: np.ndarray) -> str:
 
 def test_a_build_that_fails_leaves_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for the tier the build is refused when it is begun; one given up later leaves nothing either."""
-    allocate = matrix.allocate
+    allocate = draft.allocate
 
     def no_room_for_tiers(descriptor: int, length: int, path: str) -> None:
         if path.startswith("the tier of"):
@@ -300,7 +300,7 @@ def test_a_build_that_fails_leaves_no_tier(tmp_path: Path, monkeypatch: pytest.M
         allocate(descriptor, length, path)
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(matrix, "allocate", no_room_for_tiers)
+    monkeypatch.setattr(draft, "allocate", no_room_for_tiers)
     with pytest.raises(MediumError, match="no room"):
         create_store(str(tmp_path / "s"), np.eye(4))
     monkeypatch.undo()

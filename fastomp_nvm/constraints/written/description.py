@@ -1,6 +1,6 @@
 """Constraints from written descriptions.
 
-A description is a mapping with one key: the name of a family in ``CONSTRAINTS``, or ``all`` with a list of descriptions. Each
+A description is a mapping with one key: the name of a family in ``FAMILIES``, or ``all`` with a list of descriptions. Each
 family reads its own part with the help of a :class:`FieldReader`. Descriptions may come from clients of a server: without
 ``base_path`` no file is opened, without ``allow_oracle`` no code is run. Every error names the file and the line. The published
 JSON Schema is ``schema.json`` in this folder.
@@ -16,8 +16,8 @@ from typing import Any
 from fastomp_nvm.arrays import BoolArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.intersection import intersect
-from fastomp_nvm.constraints.table import CONSTRAINTS
 from fastomp_nvm.constraints.written.document import Item, near, read_document, read_text
+from fastomp_nvm.constraints.written.families import FAMILIES
 from fastomp_nvm.constraints.written.feature_names import FeatureNames
 from fastomp_nvm.constraints.written.field_reader import FieldReader
 from fastomp_nvm.errors import ConstraintError
@@ -103,12 +103,11 @@ def _parts(item: Item, reader: FieldReader, source: str, depth: int) -> list[Con
         if not parts:
             raise value.error("the list is empty, expected at least one constraint")
         return parts
-    if name not in CONSTRAINTS:
-        known = ["all", *CONSTRAINTS]
+    if name not in FAMILIES:
+        known = ["all", *FAMILIES]
         raise value.error(f"unknown constraint {name!r}{near(name, known)}: expected one of {', '.join(known)}")
-    family = CONSTRAINTS.load(name)
     try:
-        return [family.from_description(value, reader)]
+        return [FAMILIES[name](value, reader)]
     except ConstraintError as error:
         if str(error).startswith(f"{source}:"):
             raise
