@@ -39,6 +39,7 @@ def notes_on(
     problem: Problem,
     response: Response,
     weights: Float64Array | None,
+    standardised: bool,
     limit: int,
     constant: int,
 ) -> list[str]:
@@ -56,6 +57,8 @@ def notes_on(
     response : Response
     weights : (n_obs,) float64, optional
         Zero for observations that are left out or held out.
+    standardised : bool
+        Whether columns are standardised.
     limit : int
         Most features that could be selected.
     constant : int
@@ -66,11 +69,9 @@ def notes_on(
     found: list[str] = []
     n_columns = len(fit.coef)
     if n_columns and columns.held and n_columns * len(response.values) <= _MOST_ELEMENTS:
-        dense = columns.dense(np.arange(len(columns.features)))
-        rows = dense.T if used is None else np.ascontiguousarray(dense.T[:, used])
         if n_columns + 1 < n_obs:
-            found += _perfect(names, columns, fit, problem, response, dense, used)
-        found += _copies(names, columns, rows, response.values if used is None else response.values[used])
+            found += _perfect(names, columns, fit, problem, response, used)
+        found += _copies(names, columns, response.values, weights, used, standardised)
     if limit >= n_obs:
         found.append(
             f"up to {limit:,} features may be selected from {n_obs:,} observations: that many fit any target exactly, so choose a "
@@ -88,7 +89,6 @@ def _perfect(
     fit: Fit,
     problem: Problem,
     response: Response,
-    dense: Float64Array,
     used: BoolArray | None,
 ) -> Iterator[str]:
     """Yield a note on a fit without error, with the feature that alone reaches it where there is one."""
@@ -98,6 +98,7 @@ def _perfect(
     if fit.score < 1.0 - _EXACT if linear else fit.summary["pseudo_r2"] < _NEARLY_SEPARATED:
         return
     ones = response.values == 1.0
+    dense = columns.dense(np.arange(len(columns.features)))
 
     def exact(part: Float64Array, fitted: Fit | None = None) -> bool:
         if not linear and fitted is None and part.shape[1] == 1:
@@ -139,27 +140,39 @@ def _may_separate(values: Float64Array, ones: BoolArray) -> BoolArray:
     return np.asarray((above.min(axis=0) > below.max(axis=0)) | (below.min(axis=0) > above.max(axis=0)))
 
 
-def _copies(names: Sequence[str], columns: Columns, rows: Float64Array, direction: Float64Array) -> Iterator[str]:
-    """Yield a note on selected features whose columns ``rows`` (n_columns, n_obs) are copies of each other.
+def _copies(
+    names: Sequence[str],
+    columns: Columns,
+    values: Float64Array,
+    weights: Float64Array | None,
+    used: BoolArray | None,
+    standardised: bool,
+) -> Iterator[str]:
+    """Yield a note on selected features whose columns are copies of each other on the observations used.
 
-    Copies have like projections on any vector, such as ``direction`` (n_obs,): only columns with like projections are compared.
+    Copies of unit length have like products with any vector, such as the response ``values`` (n_obs,): only columns with like
+    products are compared.
     """
-    if len(rows) < 2:
-        return
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    norms[norms == 0.0] = 1.0
-    projections = np.abs(rows @ direction) / (norms * (np.linalg.norm(direction) or 1.0))
-    order = np.argsort(projections)
-    ascending = projections[order]
+    if standardised:  # of unit length under the weights
+        direction, rows = values if weights is None else weights * values, None
+        products = columns.products(direction[:, None])[:, 0] / (np.sqrt(values @ direction) or 1.0)
+    else:
+        direction, rows = values if used is None else values[used], _unit_rows(columns, used)
+        products = rows @ direction / (np.linalg.norm(direction) or 1.0)
+    order = np.argsort(np.abs(products))
+    ascending = np.abs(products)[order]
     near: list[tuple[int, int]] = []
     for step in (1, 2, 3):  # others may come between two copies by chance
         places = np.flatnonzero(ascending[step:] - ascending[:-step] < np.sqrt(2.0 * _COPIES))
         near += zip(order[places].tolist(), order[places + step].tolist(), strict=True)
+    if not near:
+        return
+    rows = _unit_rows(columns, used) if rows is None else rows
     feature_of = np.repeat(np.arange(len(names)), np.diff(columns.standardisation.offsets))
     pairs: set[tuple[int, int]] = set()
     for one, other in near[:_MOST_PAIRS]:
         first, second = sorted((int(feature_of[one]), int(feature_of[other])))
-        if first < second and abs(float(rows[one] @ rows[other])) > (1.0 - _COPIES) * float(norms[one] * norms[other]):
+        if first < second and abs(float(rows[one] @ rows[other])) > 1.0 - _COPIES:
             pairs.add((first, second))
     if pairs:
         one, other = min(pairs)
@@ -168,3 +181,11 @@ def _copies(names: Sequence[str], columns: Columns, rows: Float64Array, directio
             f"the selected features {names[one]!r} and {names[other]!r}{more} are copies of each other (correlation 1 or -1): "
             "one of them says all that both do"
         )
+
+
+def _unit_rows(columns: Columns, used: BoolArray | None) -> Float64Array:
+    """Return (n_columns, n): the columns as rows of unit length, on the observations used."""
+    rows = columns.dense(np.arange(len(columns.features))).T
+    rows = rows if used is None else rows[:, used]
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return np.asarray(rows / np.where(norms > 0, norms, 1.0)[:, None])

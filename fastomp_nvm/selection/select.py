@@ -281,7 +281,7 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
     names = list(map(dataset.names.__getitem__, indices.tolist()))
     limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
-    notes = notes_on(names, columns, fit, problem, response, prepared.weights, limit, prepared.constant)
+    notes = notes_on(names, columns, fit, problem, response, prepared.weights, request.standardize, limit, prepared.constant)
     spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
     positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
