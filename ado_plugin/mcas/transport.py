@@ -45,6 +45,7 @@ from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.runs.log import read_state
 from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
+from fastomp_nvm.selection.run_info import describe_job
 from fastomp_nvm.version import __version__
 from storage_backends.media.mcas import RunRegions
 from storage_backends.opened import already_exists
@@ -240,7 +241,14 @@ class McasTransport:
             raise InputError("the pool of the runs is not known: name it in the URL, mcas://host:port/pool")
         pool, key = self._open(body), body.get("key")
         records = {job: self._json(pool, f"run/{job}") for job, of in self._index(pool)["runs"].items() if key in (None, of)}
-        yield {"jobs": [self._state(pool, job, record, 0.0) for job, record in records.items() if record is not None]}
+        yield {"jobs": [self._listed(pool, job, record) for job, record in records.items() if record is not None]}
+
+    def _listed(self, pool: str, job: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a run as lists of runs show it."""
+        state, answers = self._state(pool, job, record, 0.0), []
+        if state["state"] == "done":
+            answers = decode_message(self._answers(pool, job, record)[-1])["answers"]
+        return {**state, **describe_job(record["requests"][0], answers)}
 
     def _progress(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Drive a run for as long as the caller waits; yield its state after each slice."""

@@ -25,6 +25,7 @@ from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError
 from fastomp_nvm.selection import codec
+from fastomp_nvm.selection.run_info import describe_job
 
 __all__ = ["Executor", "Job", "JobLimits", "JobRequest", "Jobs", "State"]
 
@@ -110,7 +111,7 @@ class JobRequest:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job and its state."""
+    """A job and its state; ``result`` is the part of its answer that lists of jobs show."""
 
     name: str
     order: int
@@ -124,6 +125,7 @@ class Job:
     cancelled: bool = False
     notified: float = 0.0
     size: int = 0
+    result: dict[str, Any] | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return the state of the job, for its owner."""
@@ -227,9 +229,18 @@ class Jobs:
         return job
 
     def standings(self, owner: str | None) -> list[dict[str, Any]]:
-        """Return the states of the jobs of an owner (None: of all owners), in order of submission."""
+        """Return the jobs of an owner (None: of all owners) as lists of jobs show them, in order of submission."""
         with self._changed:
-            return [job.describe() for job in self._jobs.values() if owner in (None, job.request.owner)]
+            seen = [job for job in self._jobs.values() if owner in (None, job.request.owner)]
+            return [
+                {
+                    **job.describe(),
+                    **describe_job(job.request.requests[0] if job.request.requests else {}),
+                    "result": job.result,
+                    "submitted": job.request.submitted,
+                }
+                for job in seen
+            ]
 
     def follow(self, job: Job, since: int, wait: float) -> Iterator[dict[str, Any]]:
         """Yield the state of a job whenever it is newer than the last version seen, first ``since``, for ``wait`` seconds."""
@@ -469,6 +480,7 @@ class Jobs:
                 self._end([job], CancelledError("the job was cancelled"))
                 return
             self._records.write_answer(job.name, {"answers": answers})
+            job.result = describe_job({}, answers).get("result")
             self._finish(job, "done", None)
 
         with self._changed:
@@ -540,7 +552,14 @@ class Jobs:
 
 def _state(job: Job) -> dict[str, Any]:
     """Return the state of a job as its record holds it."""
-    return {"order": job.order, "state": job.state, "crashes": job.crashes, "error": job.error, "changed": job.changed}
+    return {
+        "order": job.order,
+        "state": job.state,
+        "crashes": job.crashes,
+        "error": job.error,
+        "changed": job.changed,
+        "result": job.result,
+    }
 
 
 def _data(job: Job) -> tuple[str, str, str]:
@@ -577,4 +596,7 @@ def _recovered(name: str, request: Mapping[str, Any], state: Mapping[str, Any]) 
         raise ValueError("state, owner or session is not valid")
     _shortened(found)  # raises unless the requests are a list of objects
     numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
-    return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2])
+    result = state.get("result")  # absent in records of older releases
+    if not (result is None or isinstance(result, dict)):
+        raise ValueError("the result is not valid")
+    return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2], result=result)

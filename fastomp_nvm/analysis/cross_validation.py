@@ -179,7 +179,7 @@ def cross_validate(
         raise RequestError("cross-validation chooses k itself: give ks or k_max instead")
     common = checked_request(request)
     with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
-        response = resolve_response(dataset, common, y).values
+        response = resolve_response(dataset, common, y)
         fold_of = draw_folds(folds, common, response)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights
         n_folds = int(fold_of.max()) + 1
@@ -191,7 +191,7 @@ def cross_validate(
         requests += [make_request({**request, "k": k}) for k in tried]
         with watched(observer, progress, "cv") as watching:
             selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
-        objective = OBJECTIVES.load(common.objective)(response, common.weights, centred=common.standardize)
+        objective = OBJECTIVES.load(response.objective)(response.values, common.weights, centred=common.standardize)
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
         scoring = Traffic()
         scores = np.array(

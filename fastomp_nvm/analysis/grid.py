@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.arrays import JSONObject
@@ -50,10 +51,24 @@ class Grid:
     sharing: Sharing
 
     @property
+    def ranked_by(self) -> Literal["test_score", "score"]:
+        """The score that ``best`` compares: on the observations held out where every cell holds some out, otherwise of training."""
+        held_out = all(cell.selection.test_fraction is not None for cell in self.cells)
+        return "test_score" if held_out else "score"
+
+    @property
     def best(self) -> Cell:
-        """The feasible cell with the highest score, or the one with the highest score if none is feasible; the first of equals."""
+        """The feasible cell with the highest score; of equals the one with fewest features, then the first.
+
+        Compares the score ``ranked_by``. Without any feasible cell all are compared.
+        """
         feasible = [cell for cell in self.cells if cell.selection.feasible] or self.cells
-        return max(feasible, key=lambda cell: cell.selection.score)
+
+        def rank(cell: Cell) -> tuple[float, int]:
+            score = cell.selection.score if self.ranked_by == "score" else cell.selection.test_score
+            return -math.inf if score is None else score, -len(cell.selection.indices)
+
+        return max(feasible, key=rank)
 
     def __repr__(self) -> str:
         best = self.best
@@ -90,7 +105,7 @@ class Grid:
         """Return the object that ``grid --json`` prints."""
         best = next(place for place, cell in enumerate(self.cells) if cell is self.best)
         cells = [{"settings": dict(cell.settings), **cell.selection.to_json()} for cell in self.cells]
-        return {"cells": cells, "best": best, **asdict(self.sharing)}
+        return {"cells": cells, "best": best, "ranked_by": self.ranked_by, **asdict(self.sharing)}
 
 
 def grid(

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.random_keys import mix
 from fastomp_nvm.selection.request import SelectionRequest, make_request
+from fastomp_nvm.selection.response import Response
 
 __all__ = ["checked_request", "draw_folds", "draw_subsample"]
 
@@ -24,9 +25,9 @@ def checked_request(request: Mapping[str, object]) -> SelectionRequest:
     return make_request({**request, "k": 1})
 
 
-def draw_folds(folds: int | Sequence[int] | IndexArray, request: SelectionRequest, response: Float64Array) -> IndexArray:
+def draw_folds(folds: int | Sequence[int] | IndexArray, request: SelectionRequest, response: Response) -> IndexArray:
     """Return the fold of each observation, drawn if ``folds`` is a number, otherwise as given."""
-    n_obs = len(response)
+    n_obs = len(response.values)
     if not isinstance(folds, (int, np.integer)):
         given = np.asarray(folds)
         if given.shape != (n_obs,) or given.dtype.kind not in "iu" or given.min() < 0 or given.max() < 1:
@@ -35,20 +36,20 @@ def draw_folds(folds: int | Sequence[int] | IndexArray, request: SelectionReques
     if isinstance(folds, bool) or not 2 <= folds <= n_obs:
         raise RequestError(f"folds is {folds!r}: expected a whole number from 2 to the {n_obs} observations")
     fold_of = np.empty(n_obs, dtype=np.int64)
-    fold_of[_shuffled((_FOLDS, int(request.seed)), request, response)] = np.arange(n_obs) % folds
+    fold_of[_shuffled((_FOLDS, int(request.seed)), response)] = np.arange(n_obs) % folds
     return fold_of
 
 
-def draw_subsample(fraction: float, request: SelectionRequest, response: Float64Array, draw: int) -> BoolArray:
+def draw_subsample(fraction: float, request: SelectionRequest, response: Response, draw: int) -> BoolArray:
     """Return (n_obs,) bool, true for a random share ``fraction`` of the observations; ``draw`` numbers the subsamples."""
-    n_obs = len(response)
-    order = _shuffled((_SUBSAMPLE, int(request.seed), draw), request, response)
+    n_obs = len(response.values)
+    order = _shuffled((_SUBSAMPLE, int(request.seed), draw), response)
     inside = np.zeros(n_obs, dtype=np.bool_)
     inside[order] = np.diff(np.floor(np.arange(n_obs + 1) * fraction)) > 0  # evenly along the order, so from every class
     return inside
 
 
-def _shuffled(words: tuple[int, ...], request: SelectionRequest, response: Float64Array) -> IndexArray:
+def _shuffled(words: tuple[int, ...], response: Response) -> IndexArray:
     """Return the observations in random order, class after class where there are classes."""
-    keys = mix(words, np.arange(len(response)))
-    return np.lexsort((keys, response)) if request.objective == "logistic" else np.argsort(keys)
+    keys = mix(words, np.arange(len(response.values)))
+    return np.lexsort((keys, response.values)) if response.objective == "logistic" else np.argsort(keys)

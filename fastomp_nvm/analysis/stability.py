@@ -51,6 +51,9 @@ class Stability:
     expected_false : float or None
         Bound ``q^2 / ((2 threshold - 1) n_features)`` on the expected number of irrelevant features among the stable ones,
         q the average size, if irrelevant features are exchangeable; None unless ``fraction`` is 0.5 and ``threshold`` above it.
+    objective : str
+    objective_reason : str or None
+        As in a ``Selection``.
     sharing : Sharing
     """
 
@@ -63,6 +66,8 @@ class Stability:
     subsamples: int
     average_size: float
     expected_false: float | None
+    objective: str
+    objective_reason: str | None
     sharing: Sharing
 
     def __repr__(self) -> str:
@@ -86,6 +91,21 @@ class Stability:
         stable = np.arange(len(self.indices)) < len(self.stable)
         return frame({"feature": list(self.features), "index": self.indices, "frequency": frequencies, "stable": stable})
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """One sentence where ``expected_false`` says nothing or is not there."""
+        if self.expected_false is None:
+            return (
+                "the number of irrelevant features among the stable ones has no bound here: it needs a fraction of 0.5 and a "
+                "threshold above 0.5",
+            )
+        if self.expected_false < len(self.stable):
+            return ()
+        return (
+            f"the bound on the expected number of irrelevant features, {self.expected_false:.3g}, is not below the "
+            f"{len(self.stable)} stable ones and says nothing about them: a higher threshold or a smaller k sharpens it",
+        )
+
     def to_json(self) -> JSONObject:
         """Return the object that ``stability --json`` prints; features that were never selected are left out."""
         return {
@@ -98,6 +118,9 @@ class Stability:
             "subsamples": self.subsamples,
             "average_size": self.average_size,
             "expected_false": self.expected_false,
+            "objective": self.objective,
+            **({} if self.objective_reason is None else {"objective_reason": self.objective_reason}),
+            **({"notes": list(self.notes)} if self.notes else {}),
             **asdict(self.sharing),
         }
 
@@ -146,7 +169,7 @@ def stability(
         raise RequestError(f"threshold is {threshold!r}: expected a number above 0 and at most 1")
     common = checked_request(request)
     with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
-        response = resolve_response(dataset, common, y).values
+        response = resolve_response(dataset, common, y)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights
         drawn = [draw_subsample(fraction, common, response, draw) for draw in range(subsamples)]
         if not all(every[rows].any() for rows in drawn):
@@ -171,5 +194,7 @@ def stability(
         subsamples=subsamples,
         average_size=size,
         expected_false=size**2 / ((2 * threshold - 1) * len(counts)) if bounded else None,
+        objective=response.objective,
+        objective_reason=response.reason,
         sharing=sharing,
     )

@@ -123,7 +123,11 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     sizes = "most features to select, several numbers with commas" if "k" in several else "most features to select"
     add("--k", type=kinds["k"], metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
     add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
-    add("--objective", metavar="NAME", help=f"one of {', '.join(OBJECTIVES)} (default linear)")
+    add(
+        "--objective",
+        metavar="NAME",
+        help=f"one of {', '.join(OBJECTIVES)}, or auto: logistic for two classes, else linear (default auto)",
+    )
     add("--constraint", type=Path, metavar="FILE.yaml", help="constraint file; see 'fastomp help constraints' (default: --k alone)")
     add(
         "--target",

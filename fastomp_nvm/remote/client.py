@@ -40,6 +40,7 @@ from fastomp_nvm.selection.codec import (
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.run_info import RunInfo
 from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS, INGEST, Sources
 
 __all__ = ["Client", "connect"]
@@ -277,11 +278,10 @@ class Client:
         """Queue a selection and return the name of its job; the job outlives this client. Parameters as for ``select``."""
         return self._queue("select", y, key, run, verify=verify, request=encode_request(make_request(request)))
 
-    def jobs(self) -> Sequence[JSONObject]:
-        """Return the progress of this caller's jobs; of those on the pool and key of the URL if it names them."""
+    def jobs(self) -> Sequence[RunInfo]:
+        """Return this caller's jobs as ``list_runs`` does; those on the pool and key of the URL if it names them."""
         place = {"pool": self._address.pool, "key": self._address.key}
-        found: Sequence[JSONObject] = self.call("jobs", place)["jobs"]
-        return found
+        return [RunInfo.of_job(job, self._address.server) for job in self.call("jobs", place)["jobs"]]
 
     def progress(self, job: str) -> JSONObject:
         """Return the state of a job and, per request, the round, features, score and bytes read."""

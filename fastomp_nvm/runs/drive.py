@@ -24,18 +24,19 @@ import contextlib
 import errno
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.engine import Observer, Progress
+from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, InputError, MediumError, RequestError, StoreError
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.matrix.pool import automatic_budget
+from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.runs import directory as run_directory
 from fastomp_nvm.runs.journal import DecisionJournal, recorded_identity, recorded_progress
@@ -45,12 +46,14 @@ from fastomp_nvm.runs.sealed import Json, seal, unseal
 from fastomp_nvm.selection.codec import decode_selection, encode_selection
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import SelectionRequest, make_request
+from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.run_info import RunInfo, score_so_far
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
-__all__ = ["JournaledRun", "RunInfo", "drive", "forget", "list_runs", "registration", "resume", "start"]
+__all__ = ["JournaledRun", "drive", "forget", "list_runs", "registration", "resume", "start"]
 
 #: Durable regions in a directory of their own.
 _DIRECTORY_REGIONS: Lazy[Callable[[Path], RegionPlace]] = Lazy("storage_backends.files.regions:DirectoryRegions")
@@ -70,47 +73,6 @@ class _Options(TypedDict):
     threads: int | None
     observer: Observer | None
     cancelled: Callable[[], bool] | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """One line of the list of runs.
-
-    Attributes
-    ----------
-    name : str
-    status : {"running", "stopped", "finished", "damaged"}
-        ``stopped`` runs can be resumed.
-    store, algorithm, objective : str
-    k : int, optional
-    rounds, selected : int
-        Queries answered, and features selected when the last one was asked.
-    value : float
-        f of the selected features.
-    seconds : float
-        Time spent so far, over all processes.
-    created : str
-        ISO 8601.
-    detail : str
-        The damage of a damaged run; otherwise empty.
-    """
-
-    name: str
-    status: Literal["running", "stopped", "finished", "damaged"]
-    store: str = ""
-    algorithm: str = ""
-    objective: str = ""
-    k: int | None = None
-    rounds: int = 0
-    selected: int = 0
-    value: float = 0.0
-    seconds: float = 0.0
-    created: str = ""
-    detail: str = ""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the object that ``runs --json`` prints."""
-        return asdict(self)
 
 
 def start(
@@ -208,10 +170,10 @@ def resume(
     """
     directory = run_directory.existing(name)
     if (directory / _RESULT).exists():
-        return _read_result(directory)[0]
+        return _read_result(directory)
     with run_directory.locked(directory, name):
         if (directory / _RESULT).exists():
-            return _read_result(directory)[0]
+            return _read_result(directory)
         found = registration(name)
         with open_store(found.store) as store, watched(observer, progress, "resume") as watching:
             options = _Options(other_build=other_build, threads=threads, observer=watching, cancelled=cancelled)
@@ -322,6 +284,7 @@ def drive(
         identity = {"fingerprint": dataset.fingerprint, "targets": target_digest(dataset), "build": build}
     budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(runs))
     requests: list[SelectionRequest] = []
+    reasons: list[str | None] = []
     journals: list[DecisionJournal | None] = []
     left = len(runs)
 
@@ -334,21 +297,24 @@ def drive(
             run.rounds = journal.rounds
         if selection is not None:
             seconds = selection.seconds + (0.0 if journal is None else journal.seconds_before)
-            run.selection = replace(selection, verified=verified, seconds=seconds)
+            reason = reasons[place] or selection.objective_reason
+            run.selection = replace(selection, verified=verified, seconds=seconds, objective_reason=reason)
         left -= 1
         if ended is not None:
             ended(place)
 
     with contextlib.ExitStack() as stack:
         for run in runs:
-            journal, request = None, run.request
+            journal, request, reason = None, run.request, None
             if run.open_log is not None:
                 log = stack.enter_context(contextlib.closing(run.open_log()))
-                request, kept = _pinned(request, recorded_identity(log.records), budget)
+                request, kept = _pinned(request, recorded_identity(log.records), budget, dataset, y)
+                reason = kept.get("objective_reason")
                 # Closed before its log: the last record may still be on its way to the device.
                 journal = DecisionJournal(log, {**identity, **run.identity, **kept}, other_build=other_build)
                 stack.enter_context(contextlib.closing(journal))
             requests.append(request)
+            reasons.append(str(reason) if reason else None)
             journals.append(journal)
         opened = [journal for journal in journals if journal is not None]
         recorded = sum(journal.recorded for journal in opened)
@@ -371,15 +337,25 @@ def drive(
     return left == 0
 
 
-def _pinned(request: SelectionRequest, recorded: Mapping[str, Json], budget: int) -> tuple[SelectionRequest, dict[str, Json]]:
-    """Return a request with the memory budget that its log was begun with, and the budget as an entry of the identity.
+def _pinned(
+    request: SelectionRequest, recorded: Mapping[str, Json], budget: int, dataset: Dataset, y: object
+) -> tuple[SelectionRequest, dict[str, Json]]:
+    """Return a request with what its log was begun with, and this as entries of the log's identity.
 
-    Counters include columns that are read again for lack of memory: they must not depend on the memory free at a later start.
+    Pinned are the memory budget, because counters include columns that are read again for lack of memory, and an objective chosen
+    automatically: neither may depend on the moment of a later start.
     """
+    pinned: dict[str, Json] = {}
     kept = recorded.get("gather_bytes") if recorded else budget
-    if request.gather_bytes is not None or not isinstance(kept, int):
-        return request, {}
-    return replace(request, gather_bytes=kept), {"gather_bytes": kept}
+    if request.gather_bytes is None and isinstance(kept, int):
+        request, pinned["gather_bytes"] = replace(request, gather_bytes=kept), kept
+    if request.objective == "auto":
+        if recorded.get("objective") not in OBJECTIVES:  # the log begins now, or is of another request, which is found later
+            response = resolve_response(dataset, request, y)
+            recorded = {"objective": response.objective, "objective_reason": response.reason}
+        pinned |= {name: recorded.get(name) for name in ("objective", "objective_reason")}
+        request = replace(request, objective=str(pinned["objective"]))
+    return request, pinned
 
 
 def _finish(run: Registration, store: FeatureStore, directory: Path, **options: Unpack[_Options]) -> Selection:
@@ -491,44 +467,55 @@ def _info(name: str) -> RunInfo:
     try:
         found = registration(name)
         directory = run_directory.existing(name)
-        status: Literal["running", "stopped", "finished"] = "stopped"
-        now = recorded_progress(())
+        status: Literal["running", "stopped"] = "stopped"
+        records: list[bytes] = []
         if not (directory / _RESULT).exists():
             status = "running" if run_directory.is_locked(directory) else "stopped"
             try:
-                now = _progress(found, directory)
+                records = _records(found, directory)
             except FastompError:
                 if not (directory / _RESULT).exists():
                     raise
-        # Checked again: a run that finished meanwhile has dropped its log.
-        if (directory / _RESULT).exists():
-            result, rounds = _read_result(directory)
-            status = "finished"
-            now = replace(now, round=rounds, selected=len(result.indices), value=result.score, seconds=result.seconds)
-        k = found.request.get("k")
-        return RunInfo(
+        asked = found.request
+        k, ridge = asked.get("k"), asked.get("ridge")
+        objective = recorded_identity(records).get("objective") or asked.get("objective")
+        now = recorded_progress(records)
+        info = RunInfo(
             name,
             status,
             store=found.store,
-            algorithm=str(found.request.get("algorithm")),
-            objective=str(found.request.get("objective")),
+            algorithm=str(asked.get("algorithm")),
+            objective=str(objective),
             k=k if isinstance(k, int) else None,
             rounds=now.round,
             selected=now.selected,
-            value=now.value,
+            score=score_so_far(str(objective), float(ridge) if isinstance(ridge, (int, float)) else None, now.value),
             seconds=now.seconds,
             created=found.created,
+        )
+        # Checked again: a run that finished meanwhile has dropped its log.
+        if not (directory / _RESULT).exists():
+            return info
+        result = _read_result(directory)
+        return replace(
+            info,
+            status="finished",
+            objective=result.objective,
+            rounds=result.gradient_rounds,
+            selected=len(result.indices),
+            score=result.score,
+            seconds=result.seconds,
         )
     except FastompError as error:
         return RunInfo(name, "damaged", detail=str(error))
 
 
-def _progress(run: Registration, directory: Path) -> Progress:
-    """Return the progress of an unfinished run."""
+def _records(run: Registration, directory: Path) -> list[bytes]:
+    """Return the records of an unfinished run."""
     if own := _read_records(_own_regions(directory), run):
-        return recorded_progress(own)
+        return own
     with open_store(run.store) as store:
-        return recorded_progress(_read_records(store, run))
+        return _read_records(store, run)
 
 
 def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
@@ -539,14 +526,11 @@ def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
     return list(read_state(place, _region(run), run.run_id).records)
 
 
-def _read_result(directory: Path) -> tuple[Selection, int]:
-    """Return the result of a finished run and its rounds."""
+def _read_result(directory: Path) -> Selection:
+    """Return the result of a finished run."""
     try:
         content = unseal("fastomp-result", (directory / _RESULT).read_bytes())
-        rounds = content["rounds"]
-        if not isinstance(rounds, int):
-            raise StoreError("its number of rounds is no number")
-        return decode_selection({**content, "json": content["result"]}), rounds
+        return decode_selection({**content, "json": content["result"]})
     except (OSError, FastompError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"the result {directory / _RESULT} cannot be used: {reason}; forget the run") from error

@@ -137,7 +137,7 @@ def encode_request(request: SelectionRequest, *, complete: bool = False) -> JSON
         elif name == "exclude":
             if complete or len(value):
                 fields[name] = [str(feature) for feature in value]
-        elif complete or (value is not field.default and value != field.default):
+        elif complete or name == "objective" or (value is not field.default and value != field.default):
             fields[name] = value.item() if isinstance(value, np.generic) else value
     if request.constraint is not None:
         fields["constraint"] = _encode_constraint(request.constraint)
@@ -172,7 +172,7 @@ def decode_request(sent: object) -> SelectionRequest:
     """
     if not isinstance(sent, Mapping):
         raise RequestError(f"the request is a {type(sent).__name__}: expected an object of fields")
-    fields: JSONObject = dict(sent)
+    fields: JSONObject = {"objective": "linear", **sent}  # releases that left it out meant linear
     for name, value in fields.items():
         if name == "weights":
             fields[name] = None if value is None else decode_vector(value, "weights")

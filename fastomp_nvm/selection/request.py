@@ -63,7 +63,9 @@ class SelectionRequest:
         Most features to select; optional if the constraint bounds their number.
     algorithm : str
         A name in ``ALGORITHMS``.
-    objective : {"linear", "logistic", "poisson"}
+    objective : {"auto", "linear", "logistic", "poisson"}
+        ``auto`` chooses by the target: logistic for two classes or values, otherwise linear; the result says which and why. Refused
+        where the target may be either (see ``fastomp_nvm.selection.automatic``).
     constraint : Constraint, mapping, YAML text or path of a YAML file, optional
         Further limits on the selection. Files that a YAML file names stand beside it.
     epsilon : float in [1e-6, 1)
@@ -107,7 +109,7 @@ class SelectionRequest:
 
     k: int | None = None
     algorithm: str = "fast_omp"
-    objective: str = "linear"
+    objective: str = "auto"
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None
     epsilon: float = 0.1
     tau: float | Literal["auto"] = 0.5
@@ -129,7 +131,8 @@ class SelectionRequest:
     def __post_init__(self) -> None:
         """Refuse values outside their domain, one sentence each."""
         ALGORITHMS.check(self.algorithm)
-        OBJECTIVES.check(self.objective)
+        if self.objective != "auto" and self.objective not in OBJECTIVES:
+            raise RequestError(f"unknown objective {self.objective!r}: expected one of auto, {', '.join(OBJECTIVES)}")
         for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")

@@ -9,6 +9,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, first_missing
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError, near
+from fastomp_nvm.selection.automatic import choose_objective
 from fastomp_nvm.selection.request import SelectionRequest
 
 __all__ = ["Response", "encode_response", "labelled", "resolve_response"]
@@ -27,12 +28,18 @@ class Response:
         Labels of the codes 0 and 1 for the logistic objective, otherwise empty.
     feature : int, optional
         Index of the feature that is the response, which must not be selected.
+    objective : str
+        That of the request, or the one chosen for the target where the request says ``auto``.
+    reason : str, optional
+        Why it was chosen; None where the request names it.
     """
 
     values: Float64Array
     name: str
     classes: tuple[str, ...] = ()
     feature: int | None = None
+    objective: str = "linear"
+    reason: str | None = None
 
 
 def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> Response:
@@ -62,18 +69,19 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
         raise DataError(f"the target has {len(values)} values for {dataset.n_obs} observations")
     if not np.isfinite(values).all():
         raise DataError(f"the target holds a NaN or infinity at row {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}")
-    if request.objective == "logistic":
+    objective, reason = (request.objective, None) if request.objective != "auto" else choose_objective(name, values, classes)
+    if objective == "logistic":
         if not classes:
             values, classes = encode_response(values, "logistic")
         if len(classes) != 2:
             raise DataError(f"the target {name!r} has {len(classes)} distinct values: the logistic objective needs exactly two")
     elif classes:
         raise RequestError(f"the target {name!r} holds classes ({', '.join(classes[:3])}): use the logistic objective")
-    return Response(values, name, classes, feature)
+    return Response(values, name, classes, feature, objective, reason)
 
 
 def encode_response(y: object, objective: str) -> tuple[Float64Array, tuple[str, ...]]:
-    """Return a response as float64 and, for the logistic objective, the labels of its codes."""
+    """Return a response as float64 and, for the logistic objective or, with ``auto``, for text and truth values, its labels."""
     if np.ma.is_masked(y):
         raise DataError("the target has masked entries: remove these observations or fill the values in")
     values = np.asarray(y)
@@ -86,6 +94,9 @@ def encode_response(y: object, objective: str) -> tuple[Float64Array, tuple[str,
     missing = first_missing(values)
     if missing is not None:
         raise DataError(f"the target is missing at row {missing + 1}: remove the observation or fill the value in")
+    if objective == "auto" and (values.dtype.kind in "bUS" or (values.dtype.kind == "O" and _holds_labels(values))):
+        labels, codes = labelled(values)
+        return codes.astype(np.float64), labels
     if objective == "logistic":
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise DataError(f"the target holds a NaN or infinity at row {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}")
@@ -105,6 +116,12 @@ def labelled(values: AnyArray) -> tuple[tuple[str, ...], IndexArray]:
     """Return a label for each distinct value of ``values`` (n,), no two alike, and the position of each value's label (n,)."""
     distinct, codes = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_inverse=True)
     return tuple(_label(value) for value in distinct.tolist()), codes.ravel()
+
+
+def _holds_labels(values: AnyArray) -> bool:
+    """Return whether an array of objects holds text, or nothing but truth values."""
+    each = values.tolist()
+    return any(isinstance(value, (str, bytes)) for value in each) or all(isinstance(value, bool) for value in each)
 
 
 def _label(value: object) -> str:

@@ -65,6 +65,9 @@ class Selection:
     test_rows : int, optional
         Observations held out whose weight is not zero.
     objective, algorithm : str
+        The objective is the one used, also where the request said ``auto``.
+    objective_reason : str, optional
+        Why it was chosen, where the request said ``auto``.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -104,6 +107,9 @@ class Selection:
     store : DataSize
     other_build : sequence of str, optional
         Differences between the numeric builds that had a part in a durable run.
+    notes : sequence of str
+        One sentence each on what deserves a second look, such as a feature that alone explains the target; see
+        ``fastomp_nvm.selection.notes``. In the JSON object only when there are any.
     """
 
     features: Sequence[str]
@@ -120,6 +126,7 @@ class Selection:
     test_fraction: float | None = None
     test_rows: int | None = None
     objective: str
+    objective_reason: str | None = None
     algorithm: str
     k: int
     seed: int
@@ -160,6 +167,7 @@ class Selection:
     store: DataSize
     other_build: Sequence[str] | None = None
     path: Sequence[float] | None = None
+    notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
         return display.short_selection(self)
@@ -194,8 +202,9 @@ class Selection:
         out.pop("encoding", None)
         if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
             del out["columns"]
-        if not self.skip_weak:
-            del out["skip_weak"]
+        for name in ("skip_weak", "notes"):
+            if not out[name]:
+                del out[name]
         return out
 
     @property

@@ -33,6 +33,7 @@ from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.model import resolved_encoding
+from fastomp_nvm.selection.notes import notes_on
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
@@ -163,11 +164,13 @@ def select_shared(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A request bound to data, ready to run."""
+    """A request bound to data, ready to run; ``weights`` are zero where held out, ``constant`` counts constant features."""
 
     request: SelectionRequest
     response: Response
     run: Run
+    weights: Float64Array | None
+    constant: int
 
 
 def prepare(
@@ -187,6 +190,7 @@ def prepare(
     response = resolve_response(dataset, request, y)
     design = dataset.design(request.standardize, weights, counters.traffic)
     usable = design.standardisation.usable()
+    constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:
         usable[response.feature] = False
     if request.exclude:
@@ -212,7 +216,7 @@ def prepare(
         request.skip_weak,
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
-    objective = OBJECTIVES.load(request.objective)(response.values, weights, centred=request.standardize, **ridge)
+    objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
@@ -226,7 +230,7 @@ def prepare(
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
-    return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account))
+    return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account), weights, constant)
 
 
 def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
@@ -280,12 +284,15 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
+    names = list(map(dataset.names.__getitem__, indices.tolist()))
+    limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
+    notes = notes_on(names, columns, fit, problem, response, prepared.weights, request.standardize, limit, prepared.constant)
     spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
     positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
-        features=list(map(dataset.names.__getitem__, indices.tolist())),
+        features=names,
         indices=indices,
         coef=coef if len(coef) == len(indices) else list(map(coef.__getitem__, spans)),
         intercept=fit.intercept + shift,
@@ -298,7 +305,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN
         test_fraction=request.test_fraction,
         test_rows=test_rows,
-        objective=request.objective,
+        objective=response.objective,
+        objective_reason=response.reason,
         algorithm=request.algorithm,
         k=request.k if request.k is not None else problem.constraint.rank,
         seed=int(request.seed),
@@ -332,7 +340,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         kernel=sweeper.kernel.id,
         verified=dataset.verified,
         target=response.name,
-        classes=list(response.classes) if request.objective == "logistic" else None,
+        classes=list(response.classes) if response.objective == "logistic" else None,
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
         path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
+        notes=notes,
     )

@@ -37,6 +37,7 @@ def test_people_read_what_binds_and_what_was_assumed(capsys) -> None:
     assert "500 of 1,000,000,000 features x 100,000 observations" in text
     assert "binds: memory capacity" in text
     assert "assumed: 256 GB at 150 GB/s, device 6.9 GB/s, 1000 GFLOP/s, network 2.5 GB/s; a tenth of the features" in text
+    assert "a linear objective" in text
 
 
 def test_options_override_the_machine_file(tmp_path: Path, capsys) -> None:

@@ -155,7 +155,7 @@ def test_shards_lie_where_they_were_asked_to_whatever_it_is_called(
         with in_process_medium().open(StoreURL.parse(url)) as sharded:
             sharded.verify()
             sharded.load_tier()
-            assert len(fo.select(sharded, np.arange(20.0), k=3, tier="int8").indices)
+            assert len(fo.select(sharded, np.arange(20.0), k=3, objective="linear", tier="int8").indices)
     assert sorted(path.name for path in place.iterdir()) == ["again", "cut", "one"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "x.npy"])
 

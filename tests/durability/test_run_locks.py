@@ -71,12 +71,12 @@ def test_of_simultaneous_starts_one_wins(own_home: Path) -> None:
 
 def test_a_run_that_finishes_while_it_is_listed_is_finished(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that is gone because the run has ended does not look like a run without rounds."""
-    original = drive._progress
+    original = drive._records
 
     def too_late(*arguments: Any) -> Any:
-        monkeypatch.setattr(drive, "_progress", original)
+        monkeypatch.setattr(drive, "_records", original)
         fo.resume("half")
         return original(*arguments)
 
-    monkeypatch.setattr(drive, "_progress", too_late)
+    monkeypatch.setattr(drive, "_records", too_late)
     assert [(info.status, info.rounds) for info in fo.list_runs()] == [("finished", 5)]

@@ -57,11 +57,17 @@ def fields(request: fo.SelectionRequest) -> dict[str, Any]:
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("request_", [REQUEST, fo.SelectionRequest(k=3)], ids=["every field", "defaults"])
 def test_a_request_survives(request_: fo.SelectionRequest, complete: bool) -> None:
-    """Every field comes back; complete requests name all of them, others those that differ from the defaults."""
+    """Every field comes back; complete requests name all of them, others the objective and those that differ from the defaults."""
     encoded = through_json(encode_request(request_, complete=complete))
     assert fields(decode_request(encoded)) == fields(request_)
     names = set(fo.SelectionRequest.__dataclass_fields__)
-    assert set(encoded) == (names if complete or request_ is REQUEST else {"k"})
+    assert set(encoded) == (names if complete or request_ is REQUEST else {"k", "objective"})
+
+
+def test_a_request_of_an_older_release_is_linear() -> None:
+    """A request without an objective was written by a release whose default was linear, and stays linear."""
+    assert decode_request({"k": 3}).objective == "linear"
+    assert decode_request({"k": 3, "objective": "auto"}).objective == "auto"
 
 
 def test_a_constraint_file_is_encoded_with_the_files_it_names(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_separable_logistic_data_converges(algorithm) -> None:
 def test_single_feature(algorithm) -> None:
     """One feature is selected when asked for one."""
     x = np.arange(10.0)[:, None]
-    found = fo.select(x, 3 * x[:, 0] + 1, k=1, algorithm=algorithm)
+    found = fo.select(x, 3 * x[:, 0] + 1, k=1, objective="linear", algorithm=algorithm)
     assert found.indices.tolist() == [0]
     assert found.column_coef[0] == pytest.approx(3.0)
     assert found.intercept == pytest.approx(1.0)
@@ -147,7 +147,8 @@ def test_unusable_targets_are_refused(data) -> None:
         (np.arange(60) % 3, {"objective": "logistic"}, "3 distinct|exactly two"),
         (y[:50], {}, "50 values for 60"),
         (-np.ones(60), {"objective": "poisson"}, "counts"),
-        (np.array(["a"] * 60), {}, "not numeric"),
+        (np.array(["a"] * 60), {}, "1 distinct|exactly two"),
+        (np.array(["a"] * 60), {"objective": "linear"}, "not numeric"),
     ]:
         with pytest.raises(fo.DataError, match=message):
             fo.select(X, target, k=2, **options)

@@ -152,7 +152,7 @@ def test_a_single_feature(algorithm) -> None:
     """One feature is selected when there is one."""
     needs(algorithm)
     x = np.arange(12.0)[:, None]
-    found = fo.select(x, 3 * x[:, 0] + 1, k=1, algorithm=algorithm)
+    found = fo.select(x, 3 * x[:, 0] + 1, k=1, objective="linear", algorithm=algorithm)
     check(found)
     assert found.indices.tolist() == [0]
     assert found.column_coef[0] == pytest.approx(3.0)

@@ -119,7 +119,9 @@ def test_jobs_have_names(client: fo.Client, connect: Callable[[str], fo.Client])
         assert other.progress(job)["state"] == "done"
     assert client.result(job)[0].to_json() == found.to_json()
     assert client.submit(k=3, run=job) == job
-    assert [(standing["job"], standing["state"]) for standing in client.jobs()] == [(job, "done")]
+    assert [(info.name, info.status, info.k, info.selected) for info in client.jobs()] == [(job, "finished", 3, 3)]
+    (listed,) = client.jobs()
+    assert (listed.objective, listed.algorithm, listed.score, listed.rounds > 0) == ("linear", "fast_omp", found.score, True)
     with pytest.raises(fo.FastompError, match="exist"):
         client.submit(k=4, run=job)
     with pytest.raises(fo.FastompError, match=r"no (job|run)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def test_python_and_server(server: RunningServer, key: str) -> None:
     with server.connect("/lab/same") as client:
         for request in REQUESTS:
             assert answer(client.select(**request)) == answer(fo.select(local, **request)), request
-        logistic = {"k": 3, "objective": "logistic", "target": "sign"}
-        assert answer(client.select(**logistic)) == answer(fo.select(local, **logistic))
+        for logistic in ({"k": 3, "objective": "logistic", "target": "sign"}, {"k": 3, "target": "sign"}):
+            assert answer(client.select(**logistic)) == answer(fo.select(local, **logistic))
         together = client.select_many(REQUESTS)
         assert [answer(found) for found in together] == [answer(fo.select(local, **request)) for request in REQUESTS]
 
@@ -61,6 +62,11 @@ def test_own_response_and_weights(server: RunningServer, key: str) -> None:
     labels = np.where(y > 0, "yes", "no")
     with server.connect("/lab/same") as client:
         assert answer(client.select(y, k=4, weights=weights)) == answer(fo.select(local, y, k=4, weights=weights))
+        chosen = client.select(labels, k=3)
+        assert answer(chosen) == answer(fo.select(local, labels, k=3))
+        assert (chosen.objective, chosen.objective_reason) == ("logistic", "the target 'y' has two classes, no and yes")
+        with pytest.raises(fo.DataError, match="3 classes"):
+            client.select(np.where(y > 1, "often", labels), k=3)
         found = client.select(labels, k=3, objective="logistic")
         assert answer(found) == answer(fo.select(local, labels, k=3, objective="logistic"))
         X, _ = small_data()
@@ -104,7 +110,7 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
         assert found[0] == found[1], words
     values = tmp_path / "other.txt"
     values.write_text("\n".join(str(number % 7) for number in range(80)))
-    assert main(["select", remote, "--k", "2", "--target", str(values), "--json"]) == 0
+    assert main(["select", remote, "--k", "2", "--target", str(values), "--objective", "linear", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["features"]) == 2
     for words in (["--load", "dram"], ["--tier-load", "dram"], ["--threads", "1"], ["--io", "mmap"], ["--protected", "f1"]):
         assert main(["select", remote, "--k", "2", *words]) == 2
@@ -182,6 +188,46 @@ def test_row_chunks_and_column_blocks_make_the_same_store(server: RunningServer)
         }
 
 
+def test_runs_here_and_there_speak_alike(
+    server: RunningServer, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """The same request as a run here and as a job on a server has the same line in ``runs``, apart from place and time."""
+    monkeypatch.setenv("FASTOMP_TOKEN", server.token())
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    local = f"pmem://{server.pools}/lab/same"
+
+    def lines(*words: str) -> tuple[dict[str, Any], list[str]]:
+        assert main(["runs", *words, "--json"]) == 0
+        (found,) = [run for run in json.loads(capsys.readouterr().out) if run["name"] == "alike"]
+        assert main(["runs", *words]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in shown if "alike" in line or "status" in line]
+        return found, [cell for row in (cells[0], cells[-1]) for cell in row]
+
+    assert main(["select", local, "--k", "3", "--target", "sign", "--run", "alike"]) == 0
+    assert main(["select", key, "--k", "3", "--target", "sign", "--run", "alike"]) == 0
+    assert f"'fastomp resume alike {key}'" in " ".join(capsys.readouterr().out.split())
+    (here, shown_here), (there, shown_there) = lines(), lines(key)
+    assert (here["status"], here["objective"], here["k"], here["selected"]) == ("finished", "logistic", 3, 3)
+    assert here["score"] == fo.select(local, k=3, target="sign").score
+    places = {"store", "seconds", "created"}
+    assert here.keys() == there.keys()
+    assert {name: here[name] for name in here.keys() - places} == {name: there[name] for name in there.keys() - places}
+    assert (here["store"], there["store"]) == (local, key)
+    assert there["created"]
+    time = shown_here.index("time")
+    for shown in (shown_here, shown_there):
+        del shown[time + len(shown) // 2]
+    assert shown_here == shown_there
+    with server.connect("/lab/same") as client:
+        with pytest.raises(fo.DataError):
+            client.select(np.arange(80) % 3, k=2, run="refused")
+        (failed,) = [info for info in client.jobs() if info.name == "refused"]
+    assert (failed.status, failed.score) == ("failed", None)
+    assert "3 distinct values" in failed.detail
+
+
 def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Commands list, cancel, resume and fetch jobs on a server, and delete a key."""
     monkeypatch.setenv("FASTOMP_TOKEN", server.token())
@@ -194,15 +240,15 @@ def test_jobs_from_the_shell(server: RunningServer, key: str, capsys: pytest.Cap
 
     sent = printed("select", key, "--k", "4", "--run", "shell.1", "--json")
     assert printed("resume", "shell.1", server.url, "--json") == sent
-    (listed,) = [job for job in json.loads(printed("runs", key, "--json")) if job["job"] == "shell.1"]
-    assert (listed["state"], listed["pool"], listed["key"]) == ("done", "lab", "same")
+    (listed,) = [job for job in json.loads(printed("runs", key, "--json")) if job["name"] == "shell.1"]
+    assert (listed["status"], listed["store"]) == ("finished", f"{server.url}/lab/same")
     with server.connect("/lab") as client:
         assert json.loads(printed("list", f"{server.url}/lab", "--json")) == list(client.list())
     assert "same" in printed("list", f"{server.url}/lab")
     assert "lab" in printed("list", server.url)
     shown = printed("runs", server.url).splitlines()
-    assert "lab/same" in shown
-    assert any("shell.1" in line and "done" in line for line in shown)
+    assert f"{server.url}/lab/same" in shown
+    assert any("shell.1" in line and "finished" in line for line in shown)
     with server.connect("/lab/same") as client:
         many = client.submit(k=40, algorithm="sds_omp", run="shell.2")
         printed("cancel", many, server.url)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fastomp_nvm.analysis.grid import grid
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
-from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.cli.output import clean, run_progress
 from fastomp_nvm.cli.results import sharing_in_words
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import RequestError
@@ -59,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Screen()
     table = Table(title=f"{len(found.cells)} selections")
-    for name in (*over, "features", "score", "feasible", "passes alone"):
+    held_out = found.ranked_by == "test_score"
+    for name in (*over, "features", "score", *(["held-out score"] if held_out else []), "feasible", "passes alone"):
         table.add_column(name, justify="right")
     for cell in found.cells:
         selection = cell.selection
@@ -67,13 +68,32 @@ def run(arguments: argparse.Namespace) -> int:
             *(f"{value:g}" if isinstance(value, float) else str(value) for value in cell.settings.values()),
             str(len(selection.indices)),
             f"{selection.score:.6g}",
+            *([_number(selection.test_score)] if held_out else []),
             "yes" if selection.feasible else "no",
             f"{selection.full_passes:.2f}",
         )
     console.print(table)
-    console.print(f"best: {_described(found.best.settings)} with score {found.best.selection.score:.6g}")
+    best = found.best.selection
+    scale = "R^2" if best.objective == "linear" else "mean log-likelihood"
+    settings = _described(found.best.settings)
+    if held_out:
+        rows = f"{best.test_rows:,} observations held out" + (", others for each seed" if "seed" in over else "")
+        console.print(f"best: {settings} with {scale} {_number(best.test_score)} on the {rows}")
+    else:
+        console.print(
+            f"best: {settings} with {scale} {best.score:.6g} on the observations it was fitted on, which favours the largest k: "
+            "--test-fraction 0.25 ranks by observations held out",
+            soft_wrap=True,
+        )
+    if best.objective_reason is not None:
+        console.print(f"objective {best.objective}: {clean(best.objective_reason, None)}", soft_wrap=True)
     console.print(sharing_in_words(found.sharing))
     return 0
+
+
+def _number(score: float | None) -> str:
+    """Return a score as text; one of a constant target is undefined."""
+    return "undefined" if score is None else f"{score:.6g}"
 
 
 def _described(settings: Mapping[str, Any]) -> str:

@@ -157,5 +157,5 @@ def _show(request: PlanRequest, machine: Machine, found: Plan) -> None:
     network = f", network {machine.network_gbps:g} GB/s" if request.nodes > 1 else ""
     console.print(
         f"assumed: {machine.memory_gb:g} GB at {machine.memory_gbps:g} GB/s, {device}, {machine.gflops:g} GFLOP/s{network}; "
-        f"{KINDS[request.data].meaning}"
+        f"{KINDS[request.data].meaning}; a linear objective"
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+import shlex
+from collections.abc import Sequence
+from typing import Literal
 
 from rich.table import Table
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean, human_seconds
 from fastomp_nvm.cli.screen import Screen
-from fastomp_nvm.runs.drive import RunInfo, list_runs
+from fastomp_nvm.runs.drive import list_runs
+from fastomp_nvm.selection.run_info import RunInfo
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,51 +34,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List the runs of this machine, or the jobs on a server."""
     if arguments.store is None:
-        runs = list_runs()
-        found, rows = [info.to_json() for info in runs], map(_row, runs)
+        found: Sequence[RunInfo] = list_runs()
     else:
         with connected(arguments) as client:
-            found = list(client.jobs())
-        rows = map(_job_row, found)
+            found = client.jobs()
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps([info.to_json() for info in found]))
     elif not found:
-        print(f"there are no runs: start one with 'fastomp select {arguments.store or 'STORE'} --run NAME'")
+        print(f"there are no runs: start one with 'fastomp select {shlex.quote(arguments.store or 'STORE')} --k 10 --run NAME'")
     else:
-        _show(rows)
+        _show(found)
     return 0
 
 
-def _row(info: RunInfo) -> tuple[str, ...]:
-    """Return the cells of a run in the table."""
-    if info.status == "damaged":
-        return info.name, info.status, "", "", "", "", "", clean(info.detail, 200)
-    bound = "" if info.k is None else f" of {info.k}"
-    figures = (str(info.rounds), f"{info.selected}{bound}", f"{info.value:.6g}", human_seconds(info.seconds))
-    return info.name, info.status, *figures, info.algorithm, clean(info.store, 200)
-
-
-def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a job on a server in the table."""
-    store = f"{job['pool']}/{job['key']}" + (f": {job['error']['message']}" if job["error"] else "")
-    figures = ("", "", "", "")
-    if job["progress"] and (step := job["progress"][0]):
-        figures = (str(step["round"]), str(step["selected"]), f"{step['value']:.6g}", human_seconds(step["seconds"]))
-    return clean(job["job"], 200), job["state"], *figures, "", clean(store, 200)
-
-
-def _show(rows: Iterable[tuple[str, ...]]) -> None:
+def _show(runs: Sequence[RunInfo]) -> None:
     """Print one table of runs per store: its address is too long for a column."""
-    by_store: dict[str, list[list[str]]] = {}
-    for *figures, store in rows:
-        by_store.setdefault(store, []).append(figures)
+    by_store: dict[str, list[RunInfo]] = {}
+    for info in runs:
+        by_store.setdefault(info.store, []).append(info)
     console = Screen()
     for store, members in by_store.items():
         table = Table()
-        for column in ("run", "status", "rounds", "features", "value", "time", "algorithm"):
-            justify: Literal["left", "right"] = "right" if column in ("rounds", "features", "value", "time") else "left"
+        for column in ("run", "status", "rounds", "features", "score", "time", "algorithm"):
+            justify: Literal["left", "right"] = "right" if column in ("rounds", "features", "score", "time") else "left"
             table.add_column(column, overflow="fold", justify=justify, no_wrap=column != "run")
-        for figures in members:
-            table.add_row(*figures)
-        console.print(store, soft_wrap=True)
+        for info in members:
+            table.add_row(*_cells(info))
+        if store:
+            console.print(clean(store, 200), soft_wrap=True)
         console.print(table)
+        for info in members:
+            if info.detail:
+                console.print(f"{clean(info.name, 200)}: {clean(info.detail, None)}", soft_wrap=True)
+
+
+def _cells(info: RunInfo) -> tuple[str, ...]:
+    """Return the cells of a run in the table; figures that are not there yet are empty."""
+    features = str(info.selected) + ("" if info.k is None else f" of {info.k}")
+    score = "" if info.score is None else f"{info.score:.6g}"
+    figures = (str(info.rounds), features, score, human_seconds(info.seconds)) if info.rounds or info.selected else ("",) * 4
+    return clean(info.name, 200), info.status, *figures, info.algorithm

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import warnings
+from dataclasses import replace
 
 from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.cli.arguments import (
@@ -81,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         show_selection(selection)
         if report is not None:
             show_fairness(report)
+        if arguments.run_name is not None:
+            print(_next_commands(arguments))
     return 0 if selection.feasible or arguments.allow_infeasible else infeasible(selection.violations)
 
 
@@ -97,7 +101,21 @@ def _select(arguments: argparse.Namespace, observer: Observer | None) -> tuple[S
         selection = select(store, values, observer=observer, run=arguments.run_name, **request.reading, **fields)
         if protected is None:
             return selection, None
+        if arguments.protected in fields.get("exclude", ()):
+            note = (
+                f"the protected feature {arguments.protected!r} was not a candidate (--keep-protected makes it one), but other "
+                "features may stand for it: compare the groups of the fairness report"
+            )
+            selection = replace(selection, notes=[*selection.notes, note])
         return selection, fairness_report(selection, store, values, protected, constraint=fields.get("constraint"))
+
+
+def _next_commands(arguments: argparse.Namespace) -> str:
+    """Return what to type to see or use the result of a durable run again."""
+    name = shlex.quote(arguments.run_name)
+    if is_remote(arguments.store):
+        return f"kept on the server: 'fastomp resume {name} {shlex.quote(arguments.store)}' prints it again"
+    return f"kept: 'fastomp resume {name}' prints it again, 'fastomp export {name} {name}.csv' writes the selected columns"
 
 
 def _protected(arguments: argparse.Namespace, store: FeatureStore, fields: RequestFields) -> object:

@@ -52,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     for place, (name, index) in enumerate(zip(found.features[:shown], found.indices[:shown], strict=True)):
         table.add_row(clean(name), f"{found.frequencies[index]:.1%}", "stable" if place < len(found.stable) else "")
     console.print(table)
-    if found.expected_false is not None:
+    if found.objective_reason is not None:
+        console.print(f"objective {found.objective}: {clean(found.objective_reason, None)}", soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    if found.expected_false is not None and not found.notes:
         console.print(f"at most {found.expected_false:.2g} irrelevant features are to be expected among the stable ones")
     console.print(sharing_in_words(found.sharing))
     return 0
