@@ -22,9 +22,10 @@ from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
+from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.request import SelectionRequest, make_request
-from fastomp_nvm.selection.result import DataSize, Selection
+from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = [

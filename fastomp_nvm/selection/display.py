@@ -15,7 +15,7 @@ from fastomp_nvm.selection.text import clean, human_bytes, human_seconds
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fastomp_nvm.selection.result import Selection
+    from fastomp_nvm.selection.answer import Answer
 
 __all__ = ["SCALES", "frame", "html_table", "listed", "score_in_words", "selection_frame", "selection_html", "short_selection"]
 
@@ -26,7 +26,7 @@ SCALES = {"linear": "R^2"}
 _NAMES_WIDTH, _ROWS = 64, 50
 
 
-def short_selection(selection: Selection) -> str:
+def short_selection(selection: Answer) -> str:
     """Return the ``repr`` of a selection: at most three lines."""
     size, total = len(selection.features), selection.store.n_features
     lines = [f"<Selection: {size:,} of {total:,} features, {score_in_words(selection)}"]
@@ -36,7 +36,7 @@ def short_selection(selection: Selection) -> str:
     return "\n".join([*lines, f"  {_costs(selection)}{broken}>"])
 
 
-def score_in_words(selection: Selection) -> str:
+def score_in_words(selection: Answer) -> str:
     """Return objective and score of a selection, and the score on held-out observations where there are some."""
     scale = SCALES.get(selection.objective, "mean log-likelihood")
     held_out = "" if selection.test_score is None else f" ({selection.test_score:.4g} on {selection.test_rows:,} held out)"
@@ -55,7 +55,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def selection_html(selection: Selection) -> str:
+def selection_html(selection: Answer) -> str:
     """Return a selection as HTML: score, features with their coefficients, costs."""
     title = f"{len(selection.features):,} of {selection.store.n_features:,} features, {score_in_words(selection)}"
     rows = []
@@ -67,7 +67,7 @@ def selection_html(selection: Selection) -> str:
     return html_table(title, ("order", "feature", "coefficient"), rows, notes)
 
 
-def selection_frame(selection: Selection) -> pd.DataFrame:
+def selection_frame(selection: Answer) -> pd.DataFrame:
     """Return a selection as a table: one row per selected column."""
     order, features, columns, values = zip(*_columns(selection), strict=True) if len(selection.features) else ((),) * 4
     return frame({"feature": features, "column": columns, "coefficient": values, "order": order})
@@ -95,7 +95,7 @@ def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], n
     return f"<div><div><b>{html.escape(title)}</b></div>{table}{below}</div>"
 
 
-def _columns(selection: Selection) -> list[tuple[int, str, str, float]]:
+def _columns(selection: Answer) -> list[tuple[int, str, str, float]]:
     """Return order, feature, column and coefficient of every selected column."""
     return [
         (order, str(feature), str(column), float(value))
@@ -106,7 +106,7 @@ def _columns(selection: Selection) -> list[tuple[int, str, str, float]]:
     ]
 
 
-def _costs(selection: Selection) -> str:
+def _costs(selection: Answer) -> str:
     """Return algorithm, passes, bytes and time of a selection."""
     passes = f"{selection.full_passes:.2f} passes"
     return f"{selection.algorithm}, {passes}, {human_bytes(selection.bytes_read)} read, {human_seconds(selection.seconds)}"

@@ -19,12 +19,12 @@ from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-    from fastomp_nvm.selection.result import Selection
+    from fastomp_nvm.selection.answer import Answer
 
 __all__ = ["make_pipeline"]
 
 
-def make_pipeline(selection: Selection) -> Pipeline:
+def make_pipeline(selection: Answer) -> Pipeline:
     """Return a fitted ``sklearn.pipeline.Pipeline`` that predicts as ``selection`` does.
 
     Its steps are ``encode`` (a ``ColumnTransformer``) and ``model`` (``LinearRegression``, ``LogisticRegression`` or

@@ -15,7 +15,7 @@ from fastomp_nvm.selection.text import clean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fastomp_nvm.selection.result import Selection
+    from fastomp_nvm.selection.answer import Answer
 
 __all__ = ["plot_coefficients", "plot_groups", "plot_path"]
 
@@ -23,7 +23,7 @@ __all__ = ["plot_coefficients", "plot_groups", "plot_path"]
 _MOST_NAMES, _CHARACTERS, _BAR_INCHES = 40, 32, 0.24
 
 
-def plot_coefficients(selection: Selection, ax: Axes | None = None, most: int = 30) -> Axes:
+def plot_coefficients(selection: Answer, ax: Axes | None = None, most: int = 30) -> Axes:
     """Draw the coefficients of the first ``most`` columns as bars, the first feature at the top."""
     bars = [
         (column, float(value))
@@ -48,7 +48,7 @@ def plot_coefficients(selection: Selection, ax: Axes | None = None, most: int = 
     return ax
 
 
-def plot_path(selection: Selection, ax: Axes | None = None) -> Axes:
+def plot_path(selection: Answer, ax: Axes | None = None) -> Axes:
     """Draw the score after each feature, in the order of selection."""
     if selection.path is None:
         raise DataError(

@@ -31,13 +31,14 @@ from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.notes import notes_on
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
-from fastomp_nvm.selection.result import DataSize, Selection
+from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
 __all__ = ["Prepared", "bind_constraint", "prepare", "select_many", "select_shared"]

@@ -1,0 +1,184 @@
+"""What a selection found and what it cost: the fields of a result, and their JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from fastomp_nvm.algorithms.certificate import Certificate
+from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
+from fastomp_nvm.stores.encoding import TableEncoding
+
+__all__ = ["Answer", "DataSize"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSize:
+    """Size and element type of the matrix that a selection was made from."""
+
+    n_features: int
+    n_columns: int
+    n_obs: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a request. Fields that do not apply are None and are left out of the JSON object.
+
+    Attributes
+    ----------
+    features : sequence of str
+        Names, in order of selection.
+    indices : (s,) int64
+        Feature indices, in order of selection.
+    coef : (s,) float64, or list of (d,) float64
+        Coefficients in original units: one per feature, or one array per feature if a feature has several columns.
+    intercept : float
+    score : float
+        R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
+    path : sequence of float, optional
+        Score of the refit on the first feature, the first two, and so on, in order of selection (linear objective only).
+    columns : sequence of sequence of str
+        Column names of each selected feature; in the JSON object only when a feature has several.
+    column_positions : (c,) int64
+        Positions in the matrix of the columns behind ``coef``, concatenated. Not part of the JSON object.
+    encoding : TableEncoding, optional
+        How columns of a table become the selected columns, so that ``predict`` takes such tables. Not part of the JSON object.
+    pseudo_r2, null_score : float, optional
+        GLMs: McFadden's pseudo R^2, and the mean log-likelihood of the model without features.
+    test_score, test_fraction : float, optional
+        Score on the observations held out (None if undefined, as R^2 of a constant target), and their share.
+    test_rows : int, optional
+        Observations held out whose weight is not zero.
+    objective, algorithm : str
+        The objective is the one used, also where the request said ``auto``.
+    objective_reason : str, optional
+        Why it was chosen, where the request said ``auto``.
+    k, seed : int
+    epsilon : float
+    tau : float or "auto"
+    tau_chosen : float, optional
+        The best threshold ratio of those that ``tau="auto"`` tried.
+    rank : int, optional
+        The paper's r, for algorithms that need it: the rank of the constraint, or an estimate of it.
+    rank_estimated : bool, optional
+        Whether ``rank`` is the size of the largest of a few feasible sets drawn at random.
+    until, polish : str
+    score_unpolished : float
+    skip_weak : bool
+    certificate : Certificate, optional
+        An upper bound on the objective of every feasible set.
+    feasible : bool
+    violations : sequence of str
+        Parts of the constraint, as written, that the selection breaks.
+    gradient_rounds, gradient_calls, independence_rounds, independence_calls : int
+        Adaptivity and number of queries, as the paper counts them.
+    sweeps : int
+    full_passes : float
+        Features visited on any tier, divided by the number of features.
+    bytes_read, bytes_read_tier, bytes_read_exact : int
+        Bytes read from the medium: in all, from the int8 tier, and from the exact matrix.
+    bytes_sent, bytes_received, bytes_received_columns, shard_calls : int, optional
+        Traffic with the shards of a ``cluster://`` store.
+    seconds : float
+        Wall time from request to answer, refit included.
+    medium, durability : str
+    emulated : bool
+    tier, kernel : str
+    verified : bool
+        Whether the checksums of the store were checked first.
+    target : str
+    classes : sequence of str, optional
+        Labels of the classes 0 and 1 (logistic).
+    store : DataSize
+    other_build : sequence of str, optional
+        Differences between the numeric builds that had a part in a durable run.
+    notes : sequence of str
+        One sentence each on what deserves a second look, such as a feature that alone explains the target; see
+        ``fastomp_nvm.selection.notes``. In the JSON object only when there are any.
+    """
+
+    features: Sequence[str]
+    indices: IndexArray
+    coef: Float64Array | Sequence[Float64Array]
+    intercept: float
+    score: float
+    columns: Sequence[Sequence[str]]
+    column_positions: IndexArray
+    encoding: TableEncoding | None = None
+    pseudo_r2: float | None = None
+    null_score: float | None = None
+    test_score: float | None = None
+    test_fraction: float | None = None
+    test_rows: int | None = None
+    objective: str
+    objective_reason: str | None = None
+    algorithm: str
+    k: int
+    seed: int
+    epsilon: float
+    tau: float | str
+    tau_chosen: float | None = None
+    rank: int | None = None
+    rank_estimated: bool | None = None
+    until: str
+    polish: str
+    score_unpolished: float
+    skip_weak: bool = False
+    certificate: Certificate | None = None
+    feasible: bool
+    violations: Sequence[str]
+    gradient_rounds: int
+    gradient_calls: int
+    independence_rounds: int
+    independence_calls: int
+    sweeps: int
+    full_passes: float
+    bytes_read: int
+    bytes_read_tier: int
+    bytes_read_exact: int
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+    bytes_received_columns: int | None = None
+    shard_calls: int | None = None
+    seconds: float
+    medium: str
+    durability: str
+    emulated: bool
+    tier: str
+    kernel: str
+    verified: bool = False
+    target: str
+    classes: Sequence[str] | None = None
+    store: DataSize
+    other_build: Sequence[str] | None = None
+    path: Sequence[float] | None = None
+    notes: Sequence[str] = ()
+
+    def to_json(self) -> JSONObject:
+        """Return the object that ``select --json`` prints."""
+        out: JSONObject = {}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None or (name == "test_score" and self.test_fraction is not None):
+                out[name] = asdict(value) if name in ("certificate", "store") else value
+        out["features"] = list(self.features)
+        out["indices"] = self.indices.tolist()
+        parts = [np.atleast_1d(part) for part in self.coef]
+        out["coef"] = [part.tolist() if len(part) > 1 else float(part[0]) for part in parts]
+        del out["column_positions"]
+        out.pop("encoding", None)
+        if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
+            del out["columns"]
+        for name in ("skip_weak", "notes"):
+            if not out[name]:
+                del out[name]
+        return out
+
+    @property
+    def column_coef(self) -> Float64Array:
+        """Coefficients of the selected columns (c,), in the order of ``column_positions``."""
+        return np.concatenate([np.empty(0), *(np.atleast_1d(part) for part in self.coef)])
