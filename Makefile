@@ -14,6 +14,8 @@ $(STAMP): pyproject.toml $(wildcard fastomp_nvm/*.[ch] fastomp_nvm/*/*.[ch] fast
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
+	if $${CC:-cc} --version >/dev/null 2>&1; then \
+	  $(BIN)/python -c 'from fastomp_nvm.native import extension; assert extension, "there is a compiler, and the extension was not built"'; fi
 	touch $@
 
 demo: install

@@ -47,7 +47,7 @@ def lasso(problem: Problem) -> Algorithm:
     if not isinstance(objective, (Linear, Logistic)):
         raise RequestError(f"lasso supports the objectives linear and logistic, not {type(objective).__name__.lower()}")
     offsets = problem.design.standardisation.subset(usable).offsets
-    needed = 8 * int(offsets[-1]) * problem.design.n_obs
+    needed = 8 * int(offsets[-1]) * problem.design.matrix.shape[1]
     if needed > problem.pool.budget:
         raise RequestError(
             f"lasso needs the standardised matrix in memory, {needed:,} bytes, and gather_bytes allows {problem.pool.budget:,}: "

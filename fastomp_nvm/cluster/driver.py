@@ -95,7 +95,7 @@ class ShardedRows(Rows):
         super().__init__(shape, dtype)
         self.network = Network()  # shared by all views of the same rows
         self.addresses = tuple(addresses)
-        self._features = np.array([0, *(address.features[1] for address in addresses)], dtype=np.int64)
+        self.first_features = np.array([0, *(address.features[1] for address in addresses)], dtype=np.int64)
         self._columns = np.array([0, *(address.columns[1] for address in addresses)], dtype=np.int64)
         self.connection = _Connection(connect)
         self.connection.views[self] = View("plain")
@@ -111,22 +111,14 @@ class ShardedRows(Rows):
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper | None = None) -> None:
         """Copy the rows ``columns``, in their order, into ``out``."""
         step = max(GATHER_BYTES // max(self.shape[1] * self.itemsize, 1), 1)
-        waiting = [
-            (shard, here[first : first + step]) for shard, here in self._owned(columns) for first in range(0, len(here), step)
-        ]
-        while waiting:
-            now: dict[int, IndexArray] = {}
-            later = []
-            for shard, here in waiting:
-                if shard in now:
-                    later.append((shard, here))
-                else:
-                    now[shard] = here
+        owners = np.searchsorted(self._columns, columns, side="right") - 1
+        owned = {int(shard): np.flatnonzero(owners == shard) for shard in np.unique(owners)}
+        for first in range(0, max(map(len, owned.values()), default=0), step):
+            now = {shard: here[first : first + step] for shard, here in owned.items() if first < len(here)}
             wanted = {shard: (columns[here] - self._columns[shard],) for shard, here in now.items()}
             for shard, rows in self._call("rows", wanted).items():
                 out[now[shard]] = rows
-                self.network.received_columns += rows.nbytes
-            waiting = later
+                self.network.bytes_received_columns += rows.nbytes
 
     def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:
         """Compute the standardisation under each of ``weights`` in one pass over all shards."""
@@ -200,11 +192,7 @@ class ShardedRows(Rows):
 
     def masks(self, features: BoolArray) -> list[Bits]:
         """Split a mask of all features by shard."""
-        return [np.packbits(part) for part in np.split(features, self._features[1:-1])]
-
-    def first_feature(self, shard: int) -> int:
-        """Return the first feature of a shard."""
-        return int(self._features[shard])
+        return [np.packbits(part) for part in np.split(features, self.first_features[1:-1])]
 
     def sidecars(self, shards: Sequence[int]) -> dict[int, Sidecars]:
         """Return everything except the matrix of some shards."""
@@ -230,30 +218,25 @@ class ShardedRows(Rows):
             width = group.columns.shape[1]
             matrices = []
             for shard in sorted(parts):
-                mine = widths[self._features[shard] : self._features[shard + 1]]
+                mine = widths[self.first_features[shard] : self.first_features[shard + 1]]
                 kinds = np.unique(mine[mine > 1]).tolist()
                 if width in kinds:
                     matrices.append(parts[shard][place][2][kinds.index(width)])
             whole.append(Whitener(group.features, group.columns, np.concatenate(matrices)))
         return tuple(whole)
 
-    def _owned(self, columns: IndexArray) -> list[tuple[int, IndexArray]]:
-        """Return, per shard that has some of ``columns``, their positions."""
-        owners = np.searchsorted(self._columns, columns, side="right") - 1
-        return [(int(shard), np.flatnonzero(owners == shard)) for shard in np.unique(owners)]
-
     def _share(self, value: Any) -> Any:
         """Share a value, counted once per shard; a value sent with the calls instead is counted there."""
         shared = self.connection.transport.share(value)
-        self.network.sent += payload_bytes(value) * len(self.addresses) if shared is not value else 0
+        self.network.bytes_sent += payload_bytes(value) * len(self.addresses) if shared is not value else 0
         return shared
 
     def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call shards, counted."""
         results = self.connection.transport.call(method, arguments)
-        self.network.calls += 1
-        self.network.sent += sum(map(payload_bytes, arguments.values()))
-        self.network.received += sum(map(payload_bytes, results.values()))
+        self.network.shard_calls += 1
+        self.network.bytes_sent += sum(map(payload_bytes, arguments.values()))
+        self.network.bytes_received += sum(map(payload_bytes, results.values()))
         return results
 
 
@@ -380,7 +363,7 @@ class _ShardedGradients(Gradients):
             self._reaching = self._decide("at_least", threshold)
         answers = self._reaching
         features = np.concatenate(
-            [_NOTHING, *(found.features + self._rows.first_feature(shard) for shard, found in answers.items())]
+            [_NOTHING, *(found.features + self._rows.first_features[shard] for shard, found in answers.items())]
         )
         gradient = np.concatenate([np.empty(0), *(found.numbers for found in answers.values())])
         standardisation = self._pool.design.standardisation.subset(features)
@@ -394,14 +377,14 @@ class _ShardedGradients(Gradients):
         answers = self._decide("argmax", None)
         # Shards come in the order of their features, so the first of equals is the one with the lowest index.
         best = max(answers, key=lambda shard: float(answers[shard].numbers[0]))
-        return int(answers[best].features[0]) + self._rows.first_feature(best)
+        return int(answers[best].features[0]) + int(self._rows.first_features[best])
 
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
         if self._known is not None and np.array_equal(self._known[0], features):
             return self._known[1]
         ascending = np.unique(features)
-        members = np.zeros(self._pool.design.n_features, dtype=np.bool_)
+        members = np.zeros(self._pool.design.standardisation.n_features, dtype=np.bool_)
         members[ascending] = True
         wanted = {shard: packed(part) for shard, part in enumerate(self._rows.masks(members)) if part.any()}
         answers = self._rows.decide(self._request, self._place, self._candidates, "of", wanted, self._pool)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
@@ -105,10 +105,11 @@ class Run:
     place: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Engine:
     """Runs algorithms over one matrix.
 
-    Parameters
+    Attributes
     ----------
     matrix : Rows
     sweeper : Sweeper
@@ -120,35 +121,23 @@ class Engine:
         Called at every round of a run with its position; True ends this run alone, without an outcome.
     ended : callable, optional
         Called with the position of a run that was dropped or has its outcome, while the others go on.
-
-    Attributes
-    ----------
     traffic : Traffic
         Sweeps of this engine.
     saved : Traffic
         Sweeps that runs shared instead of repeating: the sum of the runs' own counters exceeds the real traffic by this.
     """
 
-    def __init__(
-        self,
-        matrix: Rows,
-        sweeper: Sweeper,
-        observer: Observer | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        dropped: Callable[[int], bool] | None = None,
-        ended: Callable[[int], None] | None = None,
-    ) -> None:
-        self.traffic = Traffic()
-        self.saved = Traffic()
-        self._matrix = matrix
-        self._sweeper = sweeper
-        self._observer = observer
-        self._cancelled = cancelled
-        self._dropped = dropped
-        self._ended = ended
-        self._started = time.perf_counter()
-        self._runs: Sequence[Run] = ()
-        self._latest: Progress | None = None
+    matrix: Rows
+    sweeper: Sweeper
+    observer: Observer | None = None
+    cancelled: Callable[[], bool] | None = None
+    dropped: Callable[[int], bool] | None = None
+    ended: Callable[[int], None] | None = None
+    traffic: Traffic = field(default_factory=Traffic, init=False)
+    saved: Traffic = field(default_factory=Traffic, init=False)
+    _started: float = field(default_factory=time.perf_counter, init=False)
+    _runs: Sequence[Run] = field(default=(), init=False)
+    _latest: Progress | None = field(default=None, init=False)
 
     def drive(self, runs: Sequence[Run], deadline: Callable[[], bool] | None = None) -> bool:
         """Drive every run to its outcome, except runs that are dropped.
@@ -166,21 +155,21 @@ class Engine:
             True when every run has ended; False when the deadline came first, in which case runs still waiting have no outcome.
         """
         self._runs = runs
-        self._matrix.watch(self._report_sweep)
+        self.matrix.watch(self._report_sweep)
         try:
             for place, run in enumerate(runs):
                 run.place = place
                 self._advance(run, None)
                 if run.journal is not None:
                     self._replay(run, run.journal)
-                if run.query is None and self._ended is not None:
-                    self._ended(place)
+                if run.query is None and self.ended is not None:
+                    self.ended(place)
             while self._answer(runs):
                 if deadline is not None and deadline() and any(run.query is not None for run in runs):
                     return False
             return True
         finally:
-            self._matrix.watch(None)
+            self.matrix.watch(None)
             for run in runs:
                 run.algorithm.close()
 
@@ -191,18 +180,18 @@ class Engine:
             while True:
                 step = run.algorithm.send(answers)
                 run.rounds += 1
-                if self._cancelled is not None and self._cancelled():
+                if self.cancelled is not None and self.cancelled():
                     raise CancelledError("the selection was cancelled")
-                if self._dropped is not None and self._dropped(run.place):
+                if self.dropped is not None and self.dropped(run.place):
                     run.algorithm.close()
                     return
-                if self._observer is not None:
+                if self.observer is not None:
                     # Counters are those of separate runs; only the bytes that merged sweeps really took are reported.
                     taken = sum(other.problem.pool.traffic.bytes_read for other in self._runs) - self.saved.bytes_read
                     seconds = time.perf_counter() - self._started
                     rank = run.problem.constraint.rank
                     self._latest = Progress(run.place, run.rounds, step.selected, rank, step.value, taken, seconds)
-                    self._observer(self._latest)
+                    self.observer(self._latest)
                 if isinstance(step, Query):
                     run.query = step
                     return
@@ -212,10 +201,10 @@ class Engine:
 
     def _report_sweep(self, shares: Sequence[float]) -> None:
         """Report the share of a sweep that each shard has done."""
-        if self._cancelled is not None and self._cancelled():
+        if self.cancelled is not None and self.cancelled():
             raise CancelledError("the selection was cancelled")
-        if self._observer is not None and self._latest is not None:
-            self._observer(replace(self._latest, shards=tuple(shares), seconds=time.perf_counter() - self._started))
+        if self.observer is not None and self._latest is not None:
+            self.observer(replace(self._latest, shards=tuple(shares), seconds=time.perf_counter() - self._started))
 
     def _replay(self, run: Run, journal: Journal) -> None:
         """Bring a run back to the end of its journal."""
@@ -255,7 +244,7 @@ class Engine:
         if tier is not None:
             swept.bytes_read = swept.bytes_read_tier = tier.codes.nbytes
         self.traffic.include(swept)
-        sweep = rows.sweep(self._sweeper, vectors, wide, tier)
+        sweep = rows.sweep(self.sweeper, vectors, wide, tier)
         first = 0
         for run, query in batch:
             cost, pool = replace(swept), run.problem.pool
@@ -275,6 +264,6 @@ class Engine:
                 run.account.settle(cost)
             if run.journal is not None:
                 run.journal.commit()
-            if run.query is None and self._ended is not None:
-                self._ended(run.place)
+            if run.query is None and self.ended is not None:
+                self.ended(run.place)
         return True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 
 __all__ = ["ColumnStatistics", "gram", "moments"]
@@ -51,6 +52,10 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         Exact for a constant column (norm 0); not finite where the values are too large for float64 sums.
     """
     n_columns, n_obs = columns.shape
+    if native.extension and columns.dtype in (np.float32, np.float64) and columns.strides[1] == columns.itemsize:
+        found = np.empty((4, n_columns))
+        native.extension.moments(columns, None if weights is None else np.ascontiguousarray(weights), found)
+        return ColumnStatistics(*found)
     counted: BoolArray | bool = True if weights is None else weights > 0
     minimum = columns.min(axis=1, where=counted, initial=np.inf).astype(np.float64)
     maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)
@@ -73,7 +78,8 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         for first in range(0, n_obs, _STEP):
             some = columns[:, first : first + _STEP]
             piece = buffer[: some.size].reshape(some.shape)
-            np.subtract(some, mean[:, np.newaxis], out=piece, dtype=np.float64)
+            piece[...] = some
+            piece -= mean[:, np.newaxis]
             piece *= scale[:, np.newaxis]
             np.multiply(piece, piece, out=piece)
             if weights is not None:

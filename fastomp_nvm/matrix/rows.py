@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
 
-#: Columns whose moments are computed at a time; the result does not depend on it.
-_MOMENT_COLUMNS = 256
-
 #: Rows copied at a time: their checksum is computed while they are in the cache.
 _COPIED_ROWS = 64
 
@@ -42,37 +39,28 @@ Use: TypeAlias = Callable[[AnyArray, int, int], None]
 
 @dataclass(slots=True)
 class Network:
-    """Payload bytes that crossed the network.
+    """Payload bytes that crossed the network, by the names that results use.
 
     Attributes
     ----------
-    sent : int
+    bytes_sent : int
         Bytes to the shards; a value given to all shards counts once per shard.
-    received : int
+    bytes_received : int
         Bytes from the shards, gathered columns included.
-    received_columns : int
+    bytes_received_columns : int
         Bytes of gathered columns.
-    calls : int
+    shard_calls : int
         Rounds of calls to the shards.
     """
 
-    sent: int = 0
-    received: int = 0
-    received_columns: int = 0
-    calls: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_received_columns: int = 0
+    shard_calls: int = 0
 
     def restart(self) -> None:
         """Set all counts to zero."""
-        self.sent = self.received = self.received_columns = self.calls = 0
-
-    def figures(self) -> dict[str, int]:
-        """Return the counts by the names that results use."""
-        return {
-            "bytes_sent": self.sent,
-            "bytes_received": self.received,
-            "bytes_received_columns": self.received_columns,
-            "shard_calls": self.calls,
-        }
+        self.bytes_sent = self.bytes_received = self.bytes_received_columns = self.shard_calls = 0
 
 
 class Rows(ABC):
@@ -171,6 +159,10 @@ class LocalRows(Rows):
             Whether there will be more visits, for which pages of a file are worth keeping in memory.
         """
 
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
+        whole: AnyArray = self.arrays[0] if len(self.arrays) == 1 else np.concatenate(self.arrays)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
     def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> ExactSweep | CertifiedSweep:
         """Multiply all rows, or those of the tier, with ``vectors``."""
         if tier is None:
@@ -179,15 +171,16 @@ class LocalRows(Rows):
 
     def moments(self, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:
         """Return the moments of every column under each of ``weights``; a block is read once for all of them."""
+        from fastomp_nvm.matrix.sweeper import Sweeper
+
         found = np.empty((len(weights), 4, self.shape[0]))
-        done = 0
-        for array in self.arrays:
-            for first in range(0, len(array), _MOMENT_COLUMNS):
-                block = array[first : first + _MOMENT_COLUMNS]
-                for place, each in enumerate(weights):
-                    part = moments(block, each)
-                    found[place, :, done : done + len(block)] = part.mean, part.norm, part.minimum, part.maximum
-                done += len(block)
+
+        def fill(block: AnyArray, first: int, last: int) -> None:
+            for place, each in enumerate(weights):
+                part = moments(block, each)
+                found[place, :, first:last] = part.mean, part.norm, part.minimum, part.maximum
+
+        self.visit(Sweeper(), fill, 4 * len(weights))
         return list(starmap(ColumnStatistics, found))
 
     def standardisations(self, weights: Sequence[Float64Array], plain: Standardisation) -> list[Standardisation]:
@@ -257,9 +250,6 @@ class ArrayRows(LocalRows):
         found: AnyArray = self.array[index]
         return found
 
-    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
-        return self.array if dtype is None else self.array.astype(dtype, copy=False)
-
 
 class PiecedRows(LocalRows):
     """Rows in several arrays, one below the other: for media whose values are limited in size.
@@ -308,10 +298,6 @@ class PiecedRows(LocalRows):
             out[here] = piece[local]
         return out
 
-    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
-        whole: AnyArray = np.concatenate(self.arrays)
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
     def _located(self, columns: IndexArray) -> Iterator[tuple[IndexArray, AnyArray, IndexArray]]:
         """Yield, for each piece with some of ``columns``, their positions, the piece, and their rows in it."""
         owners = np.searchsorted(self._starts, columns, side="right") - 1
@@ -339,13 +325,3 @@ class Design:
 
     matrix: Rows
     standardisation: Standardisation
-
-    @property
-    def n_obs(self) -> int:
-        """Number of observations."""
-        return self.matrix.shape[1]
-
-    @property
-    def n_features(self) -> int:
-        """Number of features."""
-        return self.standardisation.n_features

@@ -185,15 +185,7 @@ class Standardisation:
         sums, wide_sums : (m,) float64
             Sum of each vector as the kernel saw it: rounded for the fast columns, in float64 for the wide ones.
         """
-        # Elementwise only: the bits of a product do not depend on the others.
-        if native.extension and products.flags.c_contiguous:
-            native.extension.standardise(products, self.mean, self.scale, self.wide, sums, wide_sums)
-        else:
-            shift = np.multiply.outer(self.mean, sums)
-            if self.wide.any():
-                shift[self.wide] = np.multiply.outer(self.mean[self.wide], wide_sums)
-            products -= shift
-            products *= self.scale[:, None]
+        self._standardise(products, sums, wide_sums)
         for group in self.whiteners:
             for vector in range(len(sums)):
                 raw = products[group.columns, vector]
@@ -202,6 +194,17 @@ class Standardisation:
                     white += group.matrices[:, :, inner] * raw[:, inner : inner + 1]
                 products[group.columns, vector] = white
         return products
+
+    def _standardise(self, products: Float64Array, sums: Float64Array, wide_sums: Float64Array) -> None:
+        """Subtract the share of the mean and scale, in place; elementwise, so that no bit depends on other products."""
+        if native.extension and products.flags.c_contiguous:
+            native.extension.standardise(products, self.mean, self.scale, self.wide, sums, wide_sums)
+            return
+        shift = np.multiply.outer(self.mean, sums)
+        if self.wide.any():
+            shift[self.wide] = np.multiply.outer(self.mean[self.wide], wide_sums)
+        products -= shift
+        products *= self.scale[:, None]
 
     def scores(self, gradients: Float64Array) -> Float64Array:
         """Return (n_features, m): the sum of squares over each feature's columns of ``gradients`` (n_columns, m)."""
@@ -231,8 +234,8 @@ class Standardisation:
         """
         wide = out if out.dtype == np.float64 else np.empty(out.shape)
         wide[...] = rows[index]
-        wide -= self.mean[:, None]
-        wide *= self.scale[:, None]
+        ones = np.ones(rows.shape[1])  # entries are products with unit vectors
+        self._standardise(wide, ones, ones)
         if factors is not None:
             wide *= factors
         if wide is not out:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from fastomp_nvm.matrix.checksum import Seal, SealCheck
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.rows import ArrayRows, LocalRows, Rows, Use, local_rows
-from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.threads import ranges, together, unless_others_fail
 
 __all__ = ["Sweeper", "Vectors"]
@@ -75,19 +75,6 @@ class Sweeper:
         self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
         self.kernel = implementation if implementation is not None else kernel()
 
-    def products(self, rows: AnyArray | Rows, standardisation: Standardisation, vectors: Float64Array) -> Float64Array:
-        """Return (n_columns, m) float64: standardised, whitened ``rows`` times ``vectors``.
-
-        Parameters
-        ----------
-        rows : (n_columns, n_obs)
-            Raw rows, of the features of ``standardisation`` exactly.
-        vectors : (n_obs, m) float64
-        """
-        prepared = Vectors(vectors, rows.dtype)
-        raw = self.dots(local_rows(rows), prepared, standardisation.wide)
-        return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
-
     def dots(self, rows: LocalRows, vectors: Vectors, wide: BoolArray) -> Float64Array:
         """Return (n_columns, m) float64: raw dot products.
 
@@ -100,19 +87,7 @@ class Sweeper:
             Columns to accumulate in float64.
         """
         out = np.empty((rows.shape[0], len(vectors.fast)))
-        exact = np.flatnonzero(wide) if rows.dtype != np.float64 else _NONE
-
-        def fill(block: AnyArray, first: int, last: int) -> None:
-            low, high = np.searchsorted(exact, (first, last)) if exact.size else (0, 0)
-            if high - low < last - first:
-                self.kernel.dots(block, vectors.fast, out[first:last])
-            if high > low:
-                columns = exact[low:high]
-                precise = np.empty((len(columns), out.shape[1]))
-                self.kernel.dots(block if high - low == last - first else block[columns - first], vectors.wide, precise)
-                out[columns] = precise
-
-        rows.visit(self, fill, out.shape[1])
+        rows.visit(self, _filling(self.kernel.dots, out, vectors, wide, rows.dtype), out.shape[1])
         return out
 
     def dots_at(self, rows: AnyArray, index: IndexArray, vectors: Vectors, wide: BoolArray) -> Float64Array:
@@ -127,18 +102,7 @@ class Sweeper:
             Which of the rows picked to accumulate in float64.
         """
         out = np.empty((len(index), len(vectors.fast)))
-        exact = np.flatnonzero(wide) if rows.dtype != np.float64 else _NONE
-
-        def fill(picked: AnyArray, first: int, last: int) -> None:
-            low, high = np.searchsorted(exact, (first, last)) if exact.size else (0, 0)
-            if high - low < last - first:
-                self.kernel.dots_at(rows, picked, vectors.fast, out[first:last])
-            if high > low:
-                columns = exact[low:high]
-                precise = np.empty((len(columns), out.shape[1]))
-                self.kernel.dots_at(rows, index[columns], vectors.wide, precise)
-                out[columns] = precise
-
+        fill = _filling(partial(self.kernel.dots_at, rows), out, vectors, wide, rows.dtype)
         self.share(index, rows.shape[1] * rows.itemsize, rows.shape[1] * out.shape[1], fill)
         return out
 
@@ -206,3 +170,22 @@ class Sweeper:
                 task()
 
         together(work, min(self.threads, len(tasks)) - 1)
+
+
+def _filling(
+    multiply: Callable[[AnyArray, AnyArray, Float64Array], None], out: Float64Array, vectors: Vectors, wide: BoolArray, dtype: DType
+) -> Use:
+    """Return a function that fills ranges of ``out`` with the products of a block of rows, in float64 for the rows in ``wide``."""
+    exact = np.flatnonzero(wide) if dtype != np.float64 else _NONE
+
+    def fill(block: AnyArray, first: int, last: int) -> None:
+        low, high = np.searchsorted(exact, (first, last)) if exact.size else (0, 0)
+        if high - low < last - first:
+            multiply(block, vectors.fast, out[first:last])
+        if high > low:
+            columns = exact[low:high]
+            precise = np.empty((len(columns), out.shape[1]))
+            multiply(block if high - low == last - first else block[columns - first], vectors.wide, precise)
+            out[columns] = precise
+
+    return fill

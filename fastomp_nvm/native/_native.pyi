@@ -23,6 +23,9 @@ def read_columns(
     /,
 ) -> None: ...
 
+# moments.c
+def moments(rows: AnyArray, weights: Float64Array | None, out: Float64Array, /) -> None: ...
+
 # standardise.c
 def standardise(
     products: Float64Array,
@@ -56,6 +59,19 @@ def best(gradient: Float64Array, pivot: Float64Array, smallest: Float64Array, op
 def follow(
     gram: Float64Array, directions: Float64Array, size: int, column: int, gradient: Float64Array, pivot: Float64Array, /
 ) -> float: ...
+def grow(
+    gram: Float64Array,
+    directions: Float64Array,
+    size: int,
+    gradient: Float64Array,
+    pivot: Float64Array,
+    smallest: Float64Array,
+    open: BoolArray,
+    value: float,
+    count: int,
+    least: float,
+    /,
+) -> tuple[list[tuple[int, float]], int, float]: ...
 def glm_rounds(
     fit: FitArrays, has_factor: bool, columns: ColumnArrays, gradient: Float64Array, in_model: BoolArray, rounds: Rounds, /
 ) -> tuple[int, int, int, int]: ...

@@ -233,3 +233,36 @@ PyObject *follow(struct arguments *a, PyObject *given)
     require(a, size >= 0 && size < rows && column >= 0 && column < n, "size or column is out of range");
     return a->failed ? NULL : PyFloat_FromDouble(follow_column(n, products, l, size, column, g, d));
 }
+
+/* Adds the best open column up to `count` times, while it gains more than `least`; returns the columns with their gains, the directions
+ * in use, and `value` with the gains added. */
+PyObject *grow(struct arguments *a, PyObject *given)
+{
+    PyObject *gram, *directions, *gradient, *pivot, *smallest, *open;
+    int size, count;
+    double value, least;
+    if (!PyArg_ParseTuple(given, "OOiOOOOdid", &gram, &directions, &size, &gradient, &pivot, &smallest, &open, &value, &count, &least))
+        return NULL;
+    const int n = length_of(a, gradient), rows = length_of(a, directions);
+    const double *products = DOUBLES(a, gram, (Py_ssize_t)n * n, READ), *dependent = DOUBLES(a, smallest, n, READ);
+    double *l = DOUBLES(a, directions, (Py_ssize_t)rows * n, WRITE), *g = DOUBLES(a, gradient, n, WRITE);
+    double *d = DOUBLES(a, pivot, n, WRITE), *gains = space(a, (size_t)n, sizeof(double));
+    char *may = BOOLS(a, open, n, WRITE);
+    require(a, size >= 0 && count >= 0 && size <= rows - count, "directions has no room for count more");
+    PyObject *taken = a->failed ? NULL : PyList_New(0);
+    while (taken != NULL && count-- > 0) {
+        const int place = best_of(n, g, d, dependent, may, gains);
+        if (place < 0 || gains[place] <= least)
+            break;
+        PyObject *addition = Py_BuildValue("id", place, gains[place]);
+        if (addition == NULL || PyList_Append(taken, addition) < 0)
+            Py_CLEAR(taken);
+        Py_XDECREF(addition);
+        if (d[place] > dependent[place]) {
+            const double move = follow_column(n, products + (size_t)place * (size_t)n, l, size++, place, g, d);
+            value += move * move;
+        }
+        may[place] = 0;
+    }
+    return taken == NULL ? NULL : Py_BuildValue("Nid", taken, size, value);
+}

@@ -289,7 +289,7 @@ static void judge(struct greedy *x, const struct problem *p, const struct room *
 
 /* Adds the best candidates to a fit of p->d coefficients and refits. Stops early where the next candidate may be one that the quadratic
  * model does not have, or the columns are nearly dependent: the caller continues from there. Returns a status code. */
-static int grow(struct greedy *x, struct problem *p, int has_factor, const struct room *r)
+static int enlarge(struct greedy *x, struct problem *p, int has_factor, const struct room *r)
 {
     x->total = 0, x->ahead = x->by.first;
     x->reached = likelihood_at(p, p->eta, 0.0, r->mean);
@@ -407,7 +407,7 @@ PyObject *greedy(struct arguments *a, PyObject *given)
     if (a->failed)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = grow(&x, &p, has_factor, &r);
+    status = enlarge(&x, &p, has_factor, &r);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("iiid", x.total, x.ahead, status, x.reached);
 }

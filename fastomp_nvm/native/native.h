@@ -19,11 +19,13 @@
     X(gradients, "columns, vectors, out, /")                                                                                       \
     X(gram_rounds, "gram, gradient, lengths, offsets, in_model, ridge, tolerance, rounds, /")                                      \
     X(greedy, "fit, has_factor, columns, open, taken, gains, tolerances, schedule, /")                                             \
+    X(grow, "gram, directions, size, gradient, pivot, smallest, open, value, count, least, /")                                     \
     X(guard, "address, length, /")                                                                                                 \
     X(install_guard, "")                                                                                                           \
     X(likelihood, "family, eta, response, weights, coef, ridge, /")                                                                \
     X(lost, "address, length, /")                                                                                                  \
     X(maximise, "fit, known, settled, /")                                                                                          \
+    X(moments, "rows, weights, out, /")                                                                                            \
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
     X(roots, "family, eta, weights, out, /")                                                                                       \
     X(standardise, "products, mean, scale, wide, sums, wide_sums, /")                                                              \
@@ -70,6 +72,9 @@ void require(struct arguments *a, int fits, const char *what);
 
 /* Chooses the instruction set of the sweep kernels and adds their ids. Returns 0, or -1 with an exception set. */
 int prepare_sweeps(PyObject *module);
+
+/* Returns 1 where sweeps use AVX2, else 0; after prepare_sweeps. */
+int has_avx2(void);
 
 /* Finds the routines of BLAS and LAPACK. Returns 0, or -1 with ImportError set. */
 int find_blas(void);

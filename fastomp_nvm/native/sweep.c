@@ -235,6 +235,11 @@ static int detect_avx2(void)
 /* Set once by prepare_sweeps: cpuid traps to the hypervisor in a virtual machine, which is too slow for every call. */
 static int with_avx2;
 
+int has_avx2(void)
+{
+    return with_avx2;
+}
+
 /* Element types of rows, residuals and out, as format letters, and the tiles: plain C, then the best of this build. */
 struct pairing {
     char row, residual, out;

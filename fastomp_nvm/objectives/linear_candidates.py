@@ -147,7 +147,8 @@ class FewLinearCandidates(LinearCandidates):
         self._model.hand_over(self._known.rows, self._places[column_index(offsets, rounds.added[:total])], gain)
         if iterations:
             self._places, self.features = self._places[column_index(offsets, kept)], self.features[kept]
-            self._standardisation = self._standardisation.subset(kept)
+            if self._standardisation.whiteners:  # features of one column need nothing of it but that
+                self._standardisation = self._standardisation.subset(kept)
             self._gram = self._gram.reshape(-1)[: columns * columns].reshape(columns, columns)
             self._gradient, self._offsets, self.in_model = self._gradient[:columns], self._offsets[: left + 1], self.in_model[:left]
             self._lengths = None if self._lengths is None else self._lengths[:columns]

@@ -127,10 +127,7 @@ class FollowedGains:
         """Add ``column``, whose products with all columns are ``gram`` (n_columns,), unless it is dependent."""
         if self._pivot[column] <= self._smallest[column]:
             return
-        if self._size == len(self._directions):
-            grown = np.empty((2 * self._size + 16, len(self._gradient)))
-            grown[: self._size] = self._directions
-            self._directions = grown
+        self._make_room(1)
         direction: Float64Array = self._directions[self._size]
         if native.extension:
             move = native.extension.follow(gram, self._directions, self._size, column, self._gradient, self._pivot)
@@ -147,6 +144,13 @@ class FollowedGains:
             pivots -= part[:, :, None] * part[:, None, :]
         self.value += move * move
         self._size += 1
+
+    def _make_room(self, count: int) -> None:
+        """Provide room for ``count`` more directions."""
+        if self._size + count > len(self._directions):
+            grown = np.empty((2 * self._size + max(count, 16), len(self._gradient)))
+            grown[: self._size] = self._directions[: self._size]
+            self._directions = grown
 
     def among(self, positions: IndexArray) -> FollowedGains:
         """Return an independent copy for the features at ``positions``, ascending."""
@@ -182,6 +186,17 @@ class LinearGains(FollowedGains, GainTracker):
             gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
         pivot, groups = objective.remainders(columns.standardisation, columns)
         super().__init__(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
+
+    def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
+        """Add the best open candidate ``count`` times, in one compiled call where the Gram matrix is known."""
+        if self._whole is None or self._groups or not native.extension:
+            return super().grow(open_, count, least, last)
+        self._make_room(count)
+        arrays = self._gradient, self._pivot, self._smallest, open_
+        taken, self._size, self.value = native.extension.grow(
+            self._whole, self._directions, self._size, *arrays, self.value, count, least
+        )
+        return taken
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""

@@ -53,7 +53,9 @@ def registered(name: str, file: str, data: bytes) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, partial, ignore_errors=True)
         # Registrations take turns: a directory that is made and not yet locked looks abandoned to another registration.
-        with _turn(parent), device_errors(f"register the run {name!r}"):
+        with device_errors(f"register the run {name!r}"), opened_directory(parent) as turn:
+            with device_errors(f"lock {parent}"):
+                lock(turn, wait=True)
             for leftover in (*parent.glob(f".{name}.partial-*"), *parent.glob(f".{name}.retired-*")):
                 remove_abandoned(leftover)
             os.mkdir(partial, 0o700)
@@ -111,15 +113,6 @@ def _parent() -> Path:
     with device_errors(f"make {directory}"):
         directory.mkdir(mode=0o700, exist_ok=True)
     return directory
-
-
-@contextlib.contextmanager
-def _turn(parent: Path) -> Iterator[None]:
-    """Keep other registrations waiting for the duration of a ``with`` block."""
-    with contextlib.ExitStack() as stack:
-        with device_errors(f"lock {parent}"):
-            lock(stack.enter_context(opened_directory(parent)), wait=True)
-        yield
 
 
 def _leads_to(directory: Path, descriptor: int) -> bool:

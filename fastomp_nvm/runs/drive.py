@@ -158,9 +158,6 @@ def start(
             raise RequestError(f"{store.url} ends with this process, so a run on it cannot be durable: use a store in a file")
         dataset = Dataset.of_store(store)
         file = None if constraint_file is None else ConstraintFile.read(constraint_file, dataset)
-        asked = make_request(request)
-        if asked.gather_bytes is None:  # fixed now: counters must not depend on the memory free at resume
-            asked = replace(asked, gather_bytes=automatic_budget(8 * len(dataset.matrix) * dataset.n_obs))
         new = Registration(
             name=name,
             id=secrets.token_hex(16),
@@ -168,7 +165,7 @@ def start(
             store=store.url,
             fingerprint=store.layout.fingerprint,
             targets=target_digest(dataset),
-            request=describe_request(asked),
+            request=describe_request(make_request(request)),
             response=describe_response(y),
             constraint=file,
             load=load,
@@ -409,7 +406,9 @@ def _finish(run: Registration, store: FeatureStore, directory: Path, **options: 
     if others:
         phrases = dict.fromkeys(phrase for other in others for phrase in _differences(run.build, other))
         selection = replace(selection, other_build=list(phrases))
-    run_directory.write(directory / _RESULT, seal("fastomp-result", _result_content(selection, journaled.rounds)))
+    encoded = encode_selection(selection)
+    content = {"rounds": journaled.rounds, "result": encoded.pop("json"), **encoded}  # ``to_json`` leaves columns out
+    run_directory.write(directory / _RESULT, seal("fastomp-result", content))
     with contextlib.suppress(FastompError):  # the result is durable; a log left behind only takes room
         _drop_logs(run, _own_regions(directory), store)
     return selection
@@ -536,12 +535,6 @@ def _read_records(place: RegionPlace, run: Registration) -> list[bytes]:
         with contextlib.suppress(FastompError):  # a slow reader can see both slots half written, or no region
             return list(read_state(place, _region(run), run.run_id).records)
     return list(read_state(place, _region(run), run.run_id).records)
-
-
-def _result_content(selection: Selection, rounds: int) -> dict[str, Json]:
-    """Return a selection as JSON, with the columns that ``to_json`` leaves out."""
-    encoded = encode_selection(selection)
-    return {"rounds": rounds, "result": encoded.pop("json"), **encoded}
 
 
 def _read_result(directory: Path) -> tuple[Selection, int]:

@@ -25,9 +25,9 @@ import math
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -37,9 +37,10 @@ from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import StoreError
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.matrix.traffic import Traffic
+from fastomp_nvm.runs.log import StateLog
 from fastomp_nvm.runs.sealed import Json
 
-__all__ = ["DecisionJournal", "RecordLog", "recorded_identity", "recorded_progress"]
+__all__ = ["DecisionJournal", "recorded_identity", "recorded_progress"]
 
 _ROUND = struct.Struct("<QddII")  # selected, value, seconds, asks, decisions
 _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
@@ -54,24 +55,6 @@ _STRETCH = 512
 
 #: Relative difference of arguments accepted when a run continues with another numeric build.
 _OTHER_BUILD_TOLERANCE = 1e-6
-
-
-class RecordLog(Protocol):
-    """A log of records; see :class:`fastomp_nvm.runs.log.StateLog`."""
-
-    records: list[bytes]
-
-    def write(self, *records: bytes) -> None:
-        """Append ``records``."""
-        ...
-
-    def start(self) -> None:
-        """Begin to persist the written records in the background."""
-        ...
-
-    def persist(self) -> None:
-        """Return once the written records are durable."""
-        ...
 
 
 def recorded_progress(records: Sequence[bytes], run: int = 0) -> Progress:
@@ -102,14 +85,8 @@ def recorded_identity(records: Sequence[bytes]) -> dict[str, Json]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """One decision, encoded: its kind, the answer it was asked of, its argument and its result."""
-
-    kind: int
-    ask: int
-    argument: bytes
-    answer: bytes
+#: One decision, encoded: its kind, the answer it was asked of, its argument and its result.
+_Decision: TypeAlias = tuple[int, int, bytes, bytes]
 
 
 class DecisionJournal:
@@ -117,50 +94,49 @@ class DecisionJournal:
 
     Parameters
     ----------
-    log : RecordLog
+    log : StateLog
     identity : mapping
         Request, data and build that the records must have been made from; ``StoreError`` names the entry that differs.
     other_build : bool
         Accept records of another numeric build: bits of vectors may differ, decisions may not.
+
+    Attributes
+    ----------
+    rounds : int
+        Queries answered so far, replayed ones included.
+    recorded : int
+        Rounds that earlier processes left.
+    seconds_before : float
+        Time that earlier processes spent on this run.
     """
 
-    def __init__(self, log: RecordLog, identity: Mapping[str, Json], *, other_build: bool = False) -> None:
+    def __init__(self, log: StateLog, identity: Mapping[str, Json], *, other_build: bool = False) -> None:
         self._log = log
         self._identity: dict[str, Json] = json.loads(json.dumps(identity))
         self._other_build = other_build
-        self._position = 0  # records replayed
-        self.recorded = max(len(log.records) - 1, 0)  # rounds that earlier processes left
+        self.rounds = 0
+        self.recorded = max(len(log.records) - 1, 0)
         self._asks = 0  # answers given out so far, over all rounds
         self._expected: list[_Decision] = []  # decisions of the round being replayed, the next one last
         self._query: Query | None = None
         self._traffic = Traffic()
         self._asked: list[bytes] = []  # fingerprints of the asks of the query
         self._noted: list[_Decision] = []
-        self._spent = recorded_progress(log.records).seconds
+        self.seconds_before = recorded_progress(log.records).seconds
         self._started = time.perf_counter()
         self._unconfirmed = False  # the last record was written, and its ``persist`` not yet awaited
         if log.records:
             self._check_identity(recorded_identity(log.records))
 
-    @property
-    def rounds(self) -> int:
-        """Queries answered so far, replayed ones included."""
-        return self._position
-
-    @property
-    def seconds_before(self) -> float:
-        """Time that earlier processes spent on this run."""
-        return self._spent
-
     def replay(self, query: Query, traffic: Traffic) -> Sequence[Gradients] | None:
         """Return the recorded answers to ``query`` and add their cost to ``traffic``; None after the last record."""
         if self._expected:
-            raise self._foreign(f"{_NAMES.get(self._expected[-1].kind)} was asked for and is not any more")
-        if self._position + 1 >= len(self._log.records):
+            raise self._foreign(f"{_NAMES.get(self._expected[-1][0])} was asked for and is not any more")
+        if self.rounds + 1 >= len(self._log.records):
             return None
-        self._position += 1
-        record = self._log.records[self._position]
-        self._log.records[self._position] = b""  # may be large, and is not needed again
+        self.rounds += 1
+        record = self._log.records[self.rounds]
+        self._log.records[self.rounds] = b""  # may be large, and is not needed again
         first = self._asks
         cost = self._open_round(record, query)
         traffic.include(cost)
@@ -170,10 +146,10 @@ class DecisionJournal:
     def record(self, query: Query, answers: Sequence[Gradients], traffic: Traffic) -> Sequence[Gradients]:
         """Return ``answers`` wrapped so that every decision is noted; ``traffic`` is their cost."""
         if self._expected:
-            raise self._foreign(f"{_NAMES.get(self._expected[-1].kind)} was asked for and is not any more")
+            raise self._foreign(f"{_NAMES.get(self._expected[-1][0])} was asked for and is not any more")
         self._query, self._traffic, self._noted = query, traffic, []
         # Now: a model may update its residual in place, and the vectors are still in the processor's cache.
-        self._asked = [_ASK.pack(*_fingerprint(ask, self._position)) for ask in query.asks]
+        self._asked = [_ASK.pack(*_fingerprint(ask, self.rounds)) for ask in query.asks]
         noted = [_Noted(self, self._asks + place, answer) for place, answer in enumerate(answers)]
         self._asks += len(answers)
         return noted
@@ -181,15 +157,15 @@ class DecisionJournal:
     def commit(self) -> None:
         """Begin to persist the noted decisions; return once the previous round is durable."""
         assert self._query is not None, "commit follows record"
-        seconds = self._spent + time.perf_counter() - self._started
-        identity = [json.dumps(self._identity).encode("ascii")] if self._position == 0 else []
+        seconds = self.seconds_before + time.perf_counter() - self._started
+        identity = [json.dumps(self._identity).encode("ascii")] if self.rounds == 0 else []
         record = _encode_round(self._query, self._asked, _counts(self._traffic), seconds, self._noted)
         self._confirm()
         self._log.write(*identity, record)
         self._unconfirmed = True
         self._log.start()
         self._query = None
-        self._position += 1
+        self.rounds += 1
 
     def close(self) -> None:
         """Return once everything committed is durable, or raise the error that prevented it."""
@@ -199,20 +175,18 @@ class DecisionJournal:
         """Add a decision to the record of this round."""
         if self._query is None or ask < self._asks - len(self._query.asks):
             raise StoreError(f"{_NAMES[kind]} was asked of an answer after its round, which a durable run cannot replay")
-        self._noted.append(_Decision(kind, ask, argument, answer))
+        self._noted.append((kind, ask, argument, answer))
 
     def recall(self, kind: int, ask: int, argument: bytes) -> bytes:
         """Return the recorded result of the next decision, which must be this one."""
         if not self._expected:
             raise self._foreign(f"{_NAMES[kind]} is asked for and was not")
-        decision = self._expected.pop()
-        if (decision.kind, decision.ask) != (kind, ask):
-            raise self._foreign(
-                f"{_NAMES[kind]} of ask {ask} is asked for in place of {_NAMES.get(decision.kind)} of ask {decision.ask}"
-            )
-        if decision.argument != argument and not (self._other_build and _close(kind, decision.argument, argument)):
+        was, asked, recorded, answer = self._expected.pop()
+        if (was, asked) != (kind, ask):
+            raise self._foreign(f"{_NAMES[kind]} of ask {ask} is asked for in place of {_NAMES.get(was)} of ask {asked}")
+        if recorded != argument and not (self._other_build and _close(kind, recorded, argument)):
             raise self._foreign(f"{_NAMES[kind]} is asked for with another argument")
-        return decision.answer
+        return answer
 
     def _confirm(self) -> None:
         """Return once the last record is durable."""
@@ -230,7 +204,7 @@ class DecisionJournal:
         for ask in query.asks:
             vector, *candidates = _ASK.unpack_from(_long_enough(_ASK, record, position), position)
             position += _ASK.size
-            vector_now, *candidates_now = _fingerprint(ask, self._position - 1)
+            vector_now, *candidates_now = _fingerprint(ask, self.rounds - 1)
             if candidates != candidates_now:
                 raise self._foreign("the candidates are others")
             if vector != vector_now and not self._other_build:
@@ -241,7 +215,7 @@ class DecisionJournal:
             middle, end = position + lengths[0], position + sum(lengths)
             if end > len(record):
                 raise StoreError("a record of this run ends too early: it was not written by this program")
-            self._expected.append(_Decision(kind, number, record[position:middle], record[middle:end]))
+            self._expected.append((kind, number, record[position:middle], record[middle:end]))
             position = end
         self._expected.reverse()
         return cost
@@ -259,7 +233,7 @@ class DecisionJournal:
     def _foreign(self, difference: str) -> StoreError:
         """Return the error for a record that differs from the replay."""
         advice = "start a new run" if self._other_build else "resume it with the release that made it, or start a new run"
-        return StoreError(f"the record of this run does not belong to this code: at round {self._position} {difference}; {advice}")
+        return StoreError(f"the record of this run does not belong to this code: at round {self.rounds} {difference}; {advice}")
 
 
 class _Noted(Gradients):
@@ -321,9 +295,8 @@ def _encode_round(
 ) -> bytes:
     """Return the record of an answered query; ``asked`` are its encoded asks."""
     parts = [_ROUND.pack(query.selected, query.value, seconds, len(query.asks), len(decisions)), _COST.pack(*cost), *asked]
-    for decision in decisions:
-        parts.append(_DECISION.pack(decision.kind, decision.ask, len(decision.argument), len(decision.answer)))
-        parts += [decision.argument, decision.answer]
+    for kind, ask, argument, answer in decisions:
+        parts += [_DECISION.pack(kind, ask, len(argument), len(answer)), argument, answer]
     return b"".join(parts)
 
 

@@ -105,6 +105,11 @@ class StateLog:
     run_id : (16,) bytes
     capacity : int
         Bytes of the first region.
+
+    Attributes
+    ----------
+    sequence : int
+        Number of the last state.
     """
 
     def __init__(self, place: RegionPlace, name: str, run_id: bytes, capacity: int = 64 * PAGE) -> None:
@@ -114,7 +119,7 @@ class StateLog:
         self._failed = False
         self._outgrown: DurableRegion | None = None  # holds the previous state until the new one is persisted
         self._generation, state = _latest(place, name, run_id)
-        self._sequence, self._length, self._checksum = state.sequence, state.length, state.checksum
+        self.sequence, self._length, self._checksum = state.sequence, state.length, state.checksum
         self.records = list(state.records)
         if state.sequence:
             self._region = place.region(f"{name}.{self._generation}")
@@ -126,11 +131,6 @@ class StateLog:
                 place.drop_region(f"{name}.{generation}")
         if not state.sequence:
             self._region = place.region(f"{name}.{self._generation}", capacity)
-
-    @property
-    def sequence(self) -> int:
-        """Number of the last state."""
-        return self._sequence
 
     def append(self, *records: bytes) -> None:
         """Return once the state with ``records`` at its end is durable."""
@@ -145,7 +145,7 @@ class StateLog:
         new = b"".join(_framed(record) for record in records)
         self._outgrown = self._make_room(self._length + len(new))
         self._region.write(_BODY + self._length, new)
-        self._sequence += 1
+        self.sequence += 1
         self._length += len(new)
         self._checksum = crc32(new, self._checksum)
         self._write_slot()
@@ -176,13 +176,13 @@ class StateLog:
 
     def _unconfirmed(self) -> tuple[int, int]:
         """Return offset and length of the bytes from the slot of the current state to the end of its body."""
-        first = PAGE * _slot_of(self._sequence)
+        first = PAGE * _slot_of(self.sequence)
         return first, _BODY + self._length - first
 
     def _write_slot(self) -> None:
         """Write the slot of the current state."""
-        slot = _SLOT.pack(_MAGIC, self._run_id, self._sequence, self._length, FORMAT)
-        self._region.write(PAGE * _slot_of(self._sequence), slot + _CRC.pack(_seal(slot, self._checksum)))
+        slot = _SLOT.pack(_MAGIC, self._run_id, self.sequence, self._length, FORMAT)
+        self._region.write(PAGE * _slot_of(self.sequence), slot + _CRC.pack(_seal(slot, self._checksum)))
 
     def _make_room(self, length: int) -> DurableRegion | None:
         """Move to a larger region when a body of ``length`` bytes does not fit; return the old one, which stays valid."""

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_re
 from fastomp_nvm.selection.request import SelectionRequest
 
 __all__ = ["ConstraintFile", "Registration", "describe_request", "describe_response"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +175,11 @@ class Registration:
         try:
             constraint, load, verify = found["constraint"], found["load"], found["verify"]
             registration = cls(
-                **{name: _text(found[name]) for name in ("name", "id", "created", "store", "fingerprint", "targets")},
-                request=_mapping(found["request"]),
+                **{name: _typed(found[name], str) for name in ("name", "id", "created", "store", "fingerprint", "targets")},
+                request=_typed(found["request"], dict),
                 response=found["response"],
                 constraint=None if constraint is None else ConstraintFile(**_texts(constraint)),
-                load=None if load is None else _text(load),
+                load=None if load is None else _typed(load, str),
                 verify=bool(verify),
                 build=_texts(found["build"]),
             )
@@ -224,23 +227,16 @@ def _without_shape(vector: Mapping[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in vector.items() if name != "shape"}
 
 
-def _text(value: Json) -> str:
-    """Return a value that must be text."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, not a {type(value).__name__}")
-    return value
-
-
-def _mapping(value: Json) -> dict[str, Json]:
-    """Return a value that must be an object."""
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, not a {type(value).__name__}")
+def _typed(value: Json, kind: type[_T]) -> _T:
+    """Return a value that must be of a type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"expected a {kind.__name__}, not a {type(value).__name__}")
     return value
 
 
 def _texts(value: Json) -> dict[str, str]:
     """Return a value that must be an object of texts."""
-    return {name: _text(each) for name, each in _mapping(value).items()}
+    return {name: _typed(each, str) for name, each in _typed(value, dict).items()}
 
 
 def _digest(value: object) -> str:

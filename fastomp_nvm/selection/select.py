@@ -7,7 +7,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def select_shared(
         sweeper = Sweeper(threads)
         wanted: list[tuple[SelectionRequest, Float64Array | None]] = []
         weighted: list[Float64Array] = []
+        pools = 0  # whose size is left to us
         for each in requests:
             request = each if isinstance(each, SelectionRequest) else make_request(each)
             weights = request.weights
@@ -122,12 +124,13 @@ def select_shared(
             if request.test_fraction is not None:
                 weights, _ = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
             wanted.append((request, weights))
+            pools += request.gather_bytes is None
             if weights is not None and request.standardize:
                 weighted.append(weights)
         if len(weighted) > 1:
             dataset = dataset.knowing(weighted)
-        budget = None
-        if not dataset.resident:
+        budget = LARGEST_BUDGET
+        if pools and not dataset.resident:
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
         prepared: list[Prepared] = []
         runs: list[Run] = []
@@ -137,9 +140,11 @@ def select_shared(
             if journals:
                 runs[place].journal = journals[place]
 
+        finish = partial(_finish, dataset, sweeper, started)
+
         def hand_over(place: int) -> None:
             assert ended is not None
-            ended(place, None if runs[place].outcome is None else _finish(dataset, prepared[place], sweeper, started))
+            ended(place, None if runs[place].outcome is None else finish(prepared[place]))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
         driven = engine.drive(runs, deadline)
@@ -150,7 +155,7 @@ def select_shared(
         traffic.include(engine.saved, -1)
         if len(weighted) > 1:
             traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
-        return [] if ended is not None or not driven else [_finish(dataset, each, sweeper, started) for each in prepared], traffic
+        return [] if ended is not None or not driven else list(map(finish, prepared)), traffic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,13 +173,12 @@ def prepare(
     y: object,
     weights: Float64Array | None,
     sweeper: Sweeper,
-    budget: int | None = None,
+    budget: int = LARGEST_BUDGET,
 ) -> Prepared:
     """Bind a request to the data.
 
     ``weights`` (n_obs,) are the observation weights of the request, zero for the observations held out; None without either.
-    ``budget`` is the memory in bytes for gathered columns where the request names none; None for a matrix that is in memory as a
-    whole, so that gathering takes no more.
+    ``budget`` is the memory in bytes for gathered columns where the request names none.
     """
     counters = Counters()
     response = resolve_response(dataset, request, y)
@@ -206,8 +210,7 @@ def prepare(
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(request.objective)(response.values, weights, centred=request.standardize, **ridge)
-    memory = request.gather_bytes or budget or LARGEST_BUDGET
-    pool = ColumnPool(design, sweeper, counters.traffic, memory, resident=budget is None)
+    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
@@ -250,7 +253,7 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
-def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: float) -> Selection:
+def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
     request, response, run = prepared.request, prepared.response, prepared.run
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
@@ -273,16 +276,17 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
-    offsets, positions = columns.standardisation.offsets, column_index(dataset.offsets, indices)
+    spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
+    positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
-    network = dataset.matrix.network.figures() if dataset.matrix.network is not None else {}
+    network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=list(map(dataset.names.__getitem__, indices.tolist())),
         indices=indices,
-        coef=coef if len(coef) == len(indices) else np.split(coef, offsets[1:])[:-1],  # what follows the last column is empty
+        coef=coef if len(coef) == len(indices) else list(map(coef.__getitem__, spans)),
         intercept=fit.intercept + shift,
         score=fit.score,
-        columns=list(map(column_names.__getitem__, starmap(slice, pairwise(offsets.tolist())))),
+        columns=list(map(column_names.__getitem__, spans)),
         column_positions=positions,
         encoding=resolved_encoding(dataset.encoding, column_names, dataset.statistics.mean[positions]),
         pseudo_r2=fit.summary.get("pseudo_r2"),
@@ -315,10 +319,7 @@ def _finish(dataset: Dataset, prepared: Prepared, sweeper: Sweeper, started: flo
         bytes_read=traffic.bytes_read,
         bytes_read_tier=traffic.bytes_read_tier,
         bytes_read_exact=traffic.bytes_read - traffic.bytes_read_tier,
-        bytes_sent=network.get("bytes_sent"),
-        bytes_received=network.get("bytes_received"),
-        bytes_received_columns=network.get("bytes_received_columns"),
-        shard_calls=network.get("shard_calls"),
+        **network,
         seconds=time.perf_counter() - started,
         medium=dataset.traits.medium,
         durability=dataset.traits.durability,

@@ -8,7 +8,7 @@ __all__ = ["MemoryLog"]
 
 
 class MemoryLog:
-    """The :class:`fastomp_nvm.runs.journal.RecordLog` in memory.
+    """What a journal needs of :class:`fastomp_nvm.runs.log.StateLog`, in memory.
 
     Parameters
     ----------

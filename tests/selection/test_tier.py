@@ -22,6 +22,7 @@ from fastomp_nvm.matrix.gradients import ExactGradients, TierGradients
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, available, kernel
 from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.rows import local_rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.tier import Tier, TierAccount, TierSweep, kernel_error, quantise, quantise_vectors, worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
@@ -55,7 +56,9 @@ class Bench:
 
     def exact_products(self, vectors: np.ndarray) -> np.ndarray:
         """Return what the exact sweep finds."""
-        return self.sweeper.products(self.design.matrix, self.design.standardisation, vectors)
+        matrix, standardisation = local_rows(self.design.matrix), self.design.standardisation
+        prepared = Vectors(vectors, matrix.dtype)
+        return standardisation.apply(self.sweeper.dots(matrix, prepared, standardisation.wide), prepared.sums, prepared.wide_sums)
 
     def both(self, vector: np.ndarray) -> tuple[ExactGradients, TierGradients, Traffic]:
         """Return the exact answer, the tier's, and the traffic behind the latter."""

@@ -7,8 +7,6 @@ because its bits change with width, position and threads. Sums of integers are e
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, DType, Float64Array, IndexArray
@@ -39,7 +37,11 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
         Products and the sums of a chunk have this precision; chunks are added in float64.
     out : (c, m) float64
     """
-    _check_dots(rows, residuals, out)
+    if (rows.dtype, residuals.dtype) not in _PAIRINGS:
+        raise DataError(
+            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected native floats at least as wide as rows"
+        )
+    _check_layout(rows, residuals, out, np.dtype(np.float64))
     out[...] = 0.0
     n_obs = rows.shape[1]
     work = np.zeros((_TILE_ROWS, _CHUNK), dtype=residuals.dtype)
@@ -47,7 +49,7 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
         height = min(_TILE_ROWS, len(rows) - top)
         for begin in range(0, n_obs, _CHUNK):
             length = min(_CHUNK, n_obs - begin)
-            tile = _widened(rows[top : top + height, begin : begin + length])
+            tile = rows[top : top + height, begin : begin + length]
             for j, residual in enumerate(residuals[:, begin : begin + length]):
                 np.multiply(tile, residual, out=work[:height, :length])
                 # All rows of the tile, also unused ones: the loop order of the reduction must not depend on their number.
@@ -76,7 +78,11 @@ def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
     residuals : (m, n_obs) int16, at most ``INT8_RESIDUAL_LIMIT`` in absolute value
     out : (c, m) int64
     """
-    _check_dots_int8(rows, residuals, out)
+    if rows.dtype != np.int8 or residuals.dtype != np.int16:
+        raise DataError(f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected int8 and int16")
+    _check_layout(rows, residuals, out, np.dtype(np.int64))
+    if residuals.size and max(int(residuals.max()), -int(residuals.min())) > INT8_RESIDUAL_LIMIT:
+        raise DataError(f"an int16 residual exceeds {INT8_RESIDUAL_LIMIT} in size: rescale the residuals")
     # float64 sums of integers below 2**20 are exact up to 2**33 observations.
     factors = np.ascontiguousarray(residuals.T, dtype=np.float64)
     for top in range(0, len(rows), _TILE_ROWS):
@@ -104,33 +110,6 @@ def gather(rows: AnyArray, index: IndexArray, out: AnyArray) -> None:
         out[position] = rows[row]
 
 
-def _check_dots(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
-    """Raise ``DataError`` unless the arguments of :func:`dots` fit each other."""
-    if (rows.dtype, residuals.dtype) not in _PAIRINGS:
-        raise DataError(
-            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected native floats at least as wide as rows"
-        )
-    _check_layout(rows, residuals, out, np.dtype(np.float64))
-
-
-def _check_dots_int8(rows: AnyArray, residuals: AnyArray, out: AnyArray) -> None:
-    """Raise ``DataError`` unless the arguments of :func:`dots_int8` fit each other."""
-    if rows.dtype != np.int8 or residuals.dtype != np.int16:
-        raise DataError(f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected int8 and int16")
-    _check_layout(rows, residuals, out, np.dtype(np.int64))
-    if residuals.size and max(int(residuals.max()), -int(residuals.min())) > INT8_RESIDUAL_LIMIT:
-        raise DataError(f"an int16 residual exceeds {INT8_RESIDUAL_LIMIT} in size: rescale the residuals")
-
-
-@functools.cache
-def _half_table() -> AnyArray:
-    """Return the (65536,) float32 values of all float16 bit patterns: NumPy's conversion is an order of magnitude slower."""
-    with np.errstate(invalid="ignore"):
-        table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    table.flags.writeable = False
-    return table
-
-
 def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: DType) -> None:
     """Check shapes, strides and the type of ``out``."""
     if rows.ndim != 2 or residuals.ndim != 2 or rows.shape[1] != residuals.shape[1]:
@@ -143,8 +122,3 @@ def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: DT
         raise DataError(f"out is not an aligned writable C-contiguous {result} array")
     if out.shape != (len(rows), len(residuals)):
         raise DataError(f"out is {out.shape}: expected {(len(rows), len(residuals))}, rows by residuals")
-
-
-def _widened(tile: AnyArray) -> AnyArray:
-    """Return float16 as float32, other types unchanged."""
-    return _half_table()[tile.view(np.uint16)] if tile.dtype == np.float16 else tile
