@@ -78,9 +78,9 @@ def columns_of(store: FeatureStore, pattern: str = "*") -> Iterator[ColumnReport
         width = max(1, len(labels))
         constant = bool((store.statistics.norm[first : first + width] == 0).all())
         group = "" if name == feature else f", in the group {feature!r}"
-        assumed = {"category": f"{width} indicator column{'s' * (width > 1)}", "date": "days since 1970-01-01"}.get(
-            kind, "as it is"
-        )
+        assumed = str(table.get("assumed", {}).get(name, "as it is"))
+        if kind != "number":
+            assumed = f"{width} indicator column{'s' * (width > 1)}" if labels else "days since 1970-01-01"
         examples = tuple(labels[:_EXAMPLES]) if labels else _examples(store, first, kind)
         yield ColumnReport(
             name,

@@ -102,7 +102,8 @@ class IngestReport:
     classes : tuple of int
         Number of classes of each target; 0 for numbers.
     columns : tuple of ColumnReport
-        Every column of the source, in its order.
+        Every column of the source, in its order; of a table with more than 5000 columns a dry run lists all, an ingest those that
+        are not plain numbers and the first others of note.
     problems : tuple of str
         Why an ingest would be refused; only after a dry run.
     """

@@ -7,7 +7,8 @@ complete; nothing is left behind when the ingest fails. A dry run reads in the s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
@@ -25,7 +26,7 @@ from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.column_schema import read_schema, write_schema
 from storage_backends.build.layout import Layout, rows_with_targets
 from storage_backends.build.plan import Plan, assigned, make_plan
-from storage_backends.build.profile import Profile, refusal, types_of
+from storage_backends.build.profile import LENIENT, Profile, refusal
 from storage_backends.opened import already_exists
 from storage_backends.readers.base import Reader, ReaderOptions, RowsOf, Scan
 from storage_backends.readers.cells import CellRules
@@ -144,7 +145,7 @@ class _Ingest:
             column = int(plan.columns[position])
             problem = refusal(reader, reader.names[column], categories, scan.n_obs, explicit=column in plan.rules)
             if problem:
-                joint = "is " if problem.startswith("almost") else "holds " if problem.startswith("more") else ""
+                joint = "is " if problem.startswith(("almost", "mixed")) else "holds " if problem.startswith("more") else ""
                 refused.append(f"{reader.label}: column {reader.names[column]!r} {joint}{problem}")
         if refused:
             raise DataError(refused[0], problems=refused[1:])
@@ -166,8 +167,12 @@ class _Ingest:
                 profile.add(chunk)
                 layout.write(builder, chunk)
             responses = layout.responses()
-            columns = profile.reports(reader, plan, scan, ids, Problems())
-            built = builder.finish(responses, self._provenance(columns))
+            columns = profile.reports(reader, plan, scan, ids, Problems(), every=False)
+            left_out = np.ones(len(reader.names), dtype=bool)
+            left_out[plan.columns] = False
+            dropped = [reader.names[column] for column in np.flatnonzero(left_out).tolist() if column != plan.id_column]
+            provenance = self._provenance(columns, profile.missing_cells(reader, plan, scan), dropped)
+            built = builder.finish(responses, provenance)
         if asked.schema_out is not None:
             write_schema(asked.schema_out, reader, plan, scan, asked)
         return IngestReport(
@@ -181,7 +186,7 @@ class _Ingest:
             targets=tuple(responses),
             notes=tuple(reader.notes),
             fingerprint=built.fingerprint,
-            types=types_of(columns),
+            types=profile.types(columns, len(reader.names)),
             classes=tuple(len(target.classes) for target in responses.values()),
             columns=columns,
         )
@@ -206,9 +211,14 @@ class _Ingest:
         used = [column for column in columns if column.type not in ("identifier", "dropped")]
         features = [column for column in used if column.type != "target"]
         problems = [f"column {column.name!r}: {column.problem}" for column in used if column.problem]
+        empty = [column.name for column in features if column.missing == scan.n_obs]
+        if empty and asked.missing != "drop-feature":
+            word = shlex.quote(empty[0])
+            problems.append(f"columns without any value ({first_names(empty)}): leave them out with --drop {word}")
         gaps = [column.name for column in features if column.missing > 0]
         if gaps and asked.missing == "error":
-            problems.append(f"{len(gaps)} columns have missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")
+            count = f"{len(gaps):,} column{'s' * (len(gaps) > 1)}"
+            problems.append(f"{count} with missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")
         gaps = [column.name for column in used if column.type == "target" and column.missing > 0]
         if gaps and not asked.drop_missing_target:
             problems.append(f"the target {gaps[0]!r} has missing cells: leave such rows out with --drop-missing-target")
@@ -223,7 +233,7 @@ class _Ingest:
             targets=tuple(source.name for source in plan.targets),
             notes=tuple(reader.notes),
             fingerprint="",
-            types=types_of(columns),
+            types=profile.types(columns, len(reader.names)),
             classes=tuple(_classes(columns, source.name) for source in plan.targets),
             columns=columns,
             problems=(*problems, *found.lines(_CELLS_SHOWN)),
@@ -248,11 +258,11 @@ class _Ingest:
         reader.notes.append(f"column {name!r} is kept as identifiers of the observations{again}")
         return ids, keep
 
-    def _provenance(self, columns: Sequence[ColumnReport]) -> dict[str, Any]:
+    def _provenance(self, columns: Sequence[ColumnReport], missing: Mapping[str, int], dropped: Sequence[str]) -> dict[str, Any]:
         """Return where the data came from and what was understood of its columns, as JSON data."""
         asked = self._options
         names = [os.path.basename(path) for path in self._paths]
-        special = [column for column in columns if column.type not in ("number", "category", "date", "constant", "target")]
+        identifiers = [column for column in columns if column.type == "identifier"]
         advised = {column.name: column.advice for column in columns if column.advice}
         return {
             "source": names[0],
@@ -261,8 +271,12 @@ class _Ingest:
             "rows": asked.rows,
             "missing": asked.missing,
             "table": {
-                "missing": {column.name: column.missing for column in columns if column.missing > 0},
-                "left_out": [[column.name, column.type, column.assumed] for column in special],
+                "missing": dict(missing),
+                "left_out": [
+                    *([column.name, column.type, column.assumed] for column in identifiers),
+                    *([name, "dropped", "left out as asked"] for name in dropped),
+                ],
+                "assumed": {column.name: column.assumed for column in columns if column.assumed == LENIENT},
                 "advice": dict(list(advised.items())[:_MOST_KEPT]),
                 "advised": len(advised),
             },

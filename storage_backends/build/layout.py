@@ -111,7 +111,15 @@ class Layout:
         """Return each feature with its columns, and note where the columns begin; a group stands where its first column does."""
         names, first, done = self._reader.names, 0, set[str]()
         features: list[tuple[str, Sequence[str]]] = []
+        plain = np.ones(len(columns), dtype=bool)
+        plain[self._special] = False
         for position, column in enumerate(columns.tolist()):
+            if plain[position]:
+                name = names[column]
+                features.append((name, (name,)))
+                self._first_column[position] = first
+                first += 1
+                continue
             group = grouped.get(position)
             if position in self._target_values or group in done:
                 continue

@@ -20,7 +20,17 @@ from storage_backends.readers.cells import Shape, advice, looks_like_dates, shap
 from storage_backends.readers.problems import Problems
 from storage_backends.readers.text import shorten
 
-__all__ = ["Profile", "refusal", "types_of"]
+__all__ = ["LENIENT", "MOST_REPORTED", "Profile", "refusal"]
+
+#: Columns of a table that are all reported when a store is built.
+MOST_REPORTED = 5000
+
+#: What is assumed of a column that was asked for as numbers.
+LENIENT = "signs and units dropped, as asked"
+
+#: What is assumed of a target that is no column of the source.
+OUTSIDE = "not a column"
+
 
 _EXAMPLES = 3
 # Rows of the first chunk in which the most frequent value of a column is looked for.
@@ -105,7 +115,14 @@ class Profile:
         return bool(self._counts[position]) and self._n_obs >= _FEWEST_NUMBERS
 
     def reports(
-        self, reader: Reader, plan: Plan, scan: Scan, ids: Sequence[str] | None, problems: Problems
+        self,
+        reader: Reader,
+        plan: Plan,
+        scan: Scan,
+        ids: Sequence[str] | None,
+        problems: Problems,
+        *,
+        every: bool = True,
     ) -> tuple[ColumnReport, ...]:
         """Return a report of every column of the source, in its order, and of targets from elsewhere.
 
@@ -118,13 +135,17 @@ class Profile:
             Identifiers of the observations.
         problems : Problems
             Cells that could not be read.
+        every : bool
+            Report all columns of a very wide table, too, not only those that are not plain numbers and the first others of note.
         """
         position_of = {column: position for position, column in enumerate(plan.columns.tolist())}
         targets = set(plan.target_columns)
         group_of = {column: name for name, members in plan.groups.items() for column in members}
         found = []
-        for column, name in enumerate(reader.names):
-            position = position_of.get(column)
+        names = reader.names
+        wanted = range(len(names)) if every or len(names) <= MOST_REPORTED else self._notable(plan, scan)
+        for column in wanted:
+            name, position = names[column], position_of.get(column)
             if column == plan.id_column:
                 repeated = 0 if ids is None else len(ids) - len(set(ids))
                 kept = f"kept as identifiers{f', {repeated:,} of them repeated' if repeated else ''}"
@@ -143,10 +164,32 @@ class Profile:
                     assumed = f"{report.assumed}, in the group {group_of[column]!r}"
                     report = ColumnReport(name, report.type, report.missing, report.categories, report.examples, assumed)
                 found.append(report)
-        found.extend(
-            ColumnReport(source.name, "target", assumed="not a column") for source in plan.targets if source.load is not None
-        )
+        found.extend(ColumnReport(source.name, "target", assumed=OUTSIDE) for source in plan.targets if source.load is not None)
         return tuple(found)
+
+    def types(self, reports: Sequence[ColumnReport], n_columns: int) -> Mapping[str, int]:
+        """Return the number of columns of each type; those of ``n_columns`` that have no report are numbers."""
+        found = Counter(report.type for report in reports)
+        silent = n_columns - sum(report.assumed != OUTSIDE for report in reports)
+        if silent > 0:
+            constant = int(((self._others == 0) & (self.missing < self._n_obs)).sum())
+            constant = max(0, min(silent, constant - found["constant"]))
+            found += Counter(constant=constant, number=silent - constant)
+        return dict(found.most_common())
+
+    def missing_cells(self, reader: Reader, plan: Plan, scan: Scan) -> dict[str, int]:
+        """Return the number of missing cells of each column that has some."""
+        counts = self.missing.copy()
+        for position, categories in scan.categories.items():
+            counts[position] = categories.missing
+        return {reader.names[int(plan.columns[at])]: int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def _notable(self, plan: Plan, scan: Scan) -> list[int]:
+        """Return the columns that are not plain numbers, and the first ones with missing cells or an odd look."""
+        odd = (self.missing > 0) | (self._others <= _OTHERS * self._n_obs) | self._counts
+        chosen = {*plan.columns[np.flatnonzero(odd)[:MOST_REPORTED]].tolist(), *plan.target_columns, *plan.rules}
+        chosen.update(int(plan.columns[position]) for position in scan.categories)
+        return sorted(chosen | ({plan.id_column} if plan.id_column is not None else set()))
 
     def _report(self, reader: Reader, plan: Plan, scan: Scan, column: int, position: int, problems: Problems) -> ColumnReport:
         """Return the report of a feature or a target."""
@@ -185,7 +228,7 @@ class Profile:
             hint = f"is nearly constant: {share:.2%} of its values are {as_text(self.usual(position))}; --drop {word} leaves it out"
         elif self.is_row_number(position):
             hint = f"looks like a row number: --id {word} keeps it as identifier, --drop {word} leaves it out"
-        assumed = "signs and units dropped, as asked" if rule is not None and rule.lenient else "as it is"
+        assumed = LENIENT if rule is not None and rule.lenient else "as it is"
         kind = "constant" if share == 1 else "number"
         return ColumnReport(name, kind, missing, None, tuple(map(as_text, values)), assumed, hint, problem)
 
@@ -209,11 +252,12 @@ def refusal(reader: Reader, name: str, categories: Categories, n_obs: int, *, ex
             count = sum(categories.counts[labels.index(label)] for label in resembling)
             counted = "its cells" if categories.overflow else f"{count:,} of {n_obs - categories.missing:,} cells"
             others = [label for label in labels if label not in resembling]
+            options = advice([*resembling, *others[:1]], name, rules)
+            if count < _ALMOST * (n_obs - categories.missing) and not categories.overflow:
+                text = f"the others text ({some_cells(others)})"
+                return f"mixed: {counted} are numbers ({some_cells(resembling)}), {text}: use {options}"
             rest = f", besides {some_cells(others, 2)}" if others else ""
-            return (
-                f"almost numeric: {counted} are like {some_cells(resembling)}{rest}: "
-                f"use {advice([*resembling, *others[:1]], name, rules)}"
-            )
+            return f"almost numeric: {counted} are like {some_cells(resembling)}{rest}: use {options}"
     if not categories.overflow:
         return ""
     if looks_like_dates(labels):
@@ -264,8 +308,3 @@ def _label_advice(name: str, categories: Categories, n_obs: int, reader: Reader)
         usual = labels[categories.counts.index(most)]
         return f"is nearly constant: {most / present:.2%} of its labels are {shorten(usual, 24)}; --drop {word} leaves it out"
     return ""
-
-
-def types_of(columns: Sequence[ColumnReport]) -> Mapping[str, int]:
-    """Return the number of columns of each type."""
-    return dict(Counter(column.type for column in columns).most_common())

@@ -32,6 +32,8 @@ _K = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.usage = "fastomp ingest [options] SRC... STORE"
+    _allow_options_between(parser)
     add = parser.add_argument
     add(
         "paths",
@@ -100,6 +102,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1)")
     add("--json", action="store_true", help="print one JSON object")
     add_connection_arguments(parser)
+
+
+def _allow_options_between(parser: argparse.ArgumentParser) -> None:
+    """Let options stand between the paths: argparse gives only the first run of words to an argument of several."""
+    parse = parser.parse_known_args
+
+    def parse_known_args(words: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, left = parse(words, namespace)
+        found.paths += [word for word in left if word == "-" or not word.startswith("-")]
+        return found, [word for word in left if word != "-" and word.startswith("-")]
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -185,7 +199,7 @@ def _show(report: IngestReport, sources: list[str], arguments: argparse.Namespac
         if not report.problems:
             words = [word for word in sys.argv[1:] if word != "--dry-run"] if sys.argv[1:2] == ["ingest"] else ["ingest", *sources]
             print(f"next: fastomp {shlex.join(words)}{'' if len(_places(arguments)[1]) else ' STORE'}")
-    for line in report.problems:
+    for line in () if arguments.json else report.problems:
         print(f"refused: {clean(line, longest=None)}", file=sys.stderr)
     return 2 if report.problems else 0
 

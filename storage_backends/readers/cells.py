@@ -196,7 +196,7 @@ def advice(cells: Iterable[str], column: str, rules: CellRules) -> str:
         options.append(f"--numeric {name} (drops signs and units: 12% is 12, <5 is 5)")
     if "text" in found:
         options.append(f"--na-values {shlex.quote(found['text'])}")
-    return ", ".join([*options, f"--categorical {name} or --drop {name}"])
+    return " or ".join([*options, f"--categorical {name}", f"--drop {name}"])
 
 
 def some_cells(cells: Iterable[str], most: int = 3) -> str:

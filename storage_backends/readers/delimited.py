@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -28,6 +29,7 @@ from storage_backends.readers.records import (
     RecordBlock,
     arrow_texts,
     cell_rows,
+    column_cells,
     first_record,
     parse_arrow,
     parse_cells,
@@ -152,7 +154,7 @@ class DelimitedReader(Reader):
         source = int(self._sources[column])
         found: list[str] = []
         for block in self._blocks():
-            found.extend(cells[source].strip() for _, _, cells in cell_rows(self._dialect, block, self.problems))
+            found.extend(column_cells(self._dialect, block, source, self.problems))
         return found
 
     def collect(self, problems: Problems) -> None:
@@ -175,8 +177,18 @@ class DelimitedReader(Reader):
         return found.error(
             error,
             lambda problem: names[problem.column - 1],
-            lambda column: advice(found.examples[column], column, self.options.rules),
+            lambda column: self._advice(found, column),
         )
+
+    def _advice(self, found: Problems, column: str) -> str:
+        """Return the options that help with a column."""
+        rule = self._source_rules.get(self._dialect.names.index(column))
+        if rule is None or rule.kind == "number":
+            return advice(found.examples[column], column, self.options.rules)
+        name = shlex.quote(column)
+        if rule.kind == "date":
+            return f"--date {name}:FORMAT (such as %d.%m.%Y), --na-values or --drop {name}"
+        return f"a schema with all labels, --na-values or --drop {name}"
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""

@@ -17,6 +17,9 @@ MOST_PROBLEMS = 100
 # Different cells of a column kept as examples.
 _EXAMPLES = 20
 
+# Missing cells of a column that are listed one by one; they have one remedy.
+_MISSING = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -51,15 +54,24 @@ class Problems:
 
     first: list[Problem] = field(default_factory=list)
     total: int = 0
+    #: Line of the last record that is malformed as a whole.
+    malformed: int = 0
     #: Cells that are not what their column needs, by name of the column.
     cells: Counter[str] = field(default_factory=Counter)
     examples: dict[str, dict[str, None]] = field(default_factory=dict)
+    #: Missing cells where none is allowed, by name of the column.
+    missing: Counter[str] = field(default_factory=Counter)
 
     def add(self, problem: Problem) -> None:
         """Add a problem."""
         self.total += 1
         if len(self.first) < MOST_PROBLEMS:
             self.first.append(problem)
+
+    def add_line(self, problem: Problem) -> None:
+        """Add a record that is malformed as a whole."""
+        self.add(problem)
+        self.malformed = problem.line
 
     def add_cell(self, problem: Problem, column: str, cell: str) -> None:
         """Add a cell that is not what its column needs."""
@@ -69,11 +81,20 @@ class Problems:
         if len(kept) < _EXAMPLES:
             kept[cell] = None
 
+    def add_missing(self, problem: Problem, column: str) -> None:
+        """Add a cell that must not be missing."""
+        self.missing[column] += 1
+        if self.missing[column] <= _MISSING:
+            self.add(problem)
+
     def lines(self, most: int = MOST_PROBLEMS) -> tuple[str, ...]:
         """Return the list of problems, one per line, and the number of those that are not listed."""
         shown = self.first[:most]
         more = self.total - len(shown)
-        return (*map(str, shown), *((f"and {more:,} more",) if more else ()))
+        gaps = [
+            f"column {column!r} has {count:,} missing cells in all" for column, count in self.missing.items() if count > _MISSING
+        ]
+        return (*map(str, shown), *((f"and {more:,} more",) if more else ()), *gaps[:most])
 
     def error(self, raised: DataError, column_of: Callable[[Problem], str], options: Callable[[str], str]) -> DataError:
         """Return an error in place of ``raised`` that counts and lists all problems.
@@ -94,4 +115,4 @@ class Problems:
             others, cells = self.cells[column] - 1, some_cells(self.examples[column])
             more = f", and {others:,} more of its cells do not fit ({cells})" if others else ""
             sentence = f"{found.message}{more}: correct {'them' if others else 'it'} or use {options(column)}"
-        return DataError(sentence, problems=self.lines() if self.total > 1 else ())
+        return DataError(sentence, problems=() if found is not None and self.total == 1 else self.lines())

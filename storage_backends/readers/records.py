@@ -29,6 +29,7 @@ __all__ = [
     "RecordBlock",
     "arrow_texts",
     "cell_rows",
+    "column_cells",
     "first_record",
     "parse_arrow",
     "parse_cells",
@@ -218,6 +219,18 @@ def arrow_texts(dialect: Dialect, block: RecordBlock, texts: Sequence[int]) -> d
     return found
 
 
+def column_cells(dialect: Dialect, block: RecordBlock, column: int, problems: Problems | None = None) -> list[str]:
+    """Return the stripped cells of a column; ``problems`` as for ``cell_rows``."""
+    table = _arrow_table(dialect, block, np.empty(0, dtype=np.int64), [column])
+    if table is None:
+        return [cells[column].strip() for _, _, cells in cell_rows(dialect, block, problems)]
+    found: list[str] = []
+    for array in table.column(str(column)).chunks:
+        texts = [cell.strip() for cell in array.dictionary.to_pylist()]
+        found.extend(texts[index] for index in array.indices.to_numpy().tolist())
+    return found
+
+
 def parse_loadtxt(dialect: Dialect, block: RecordBlock, columns: IndexArray) -> Float64Array | None:
     """Parse a run whose ``columns`` are numbers without missing cells; return None for any other."""
     if b'"' in block.data or not dialect.rules.plain or not _is_regular(dialect, block):
@@ -259,7 +272,7 @@ def cell_rows(dialect: Dialect, block: RecordBlock, problems: Problems | None = 
             what = f"line {line} (row {row + 1}) is not well quoted: {error}"
             if problems is None:
                 raise DataError(f"{dialect.label}: {what}") from error
-            problems.add(Problem(dialect.label, line, 0, f"not well quoted: {error}", f"{dialect.label}: {what}"))
+            problems.add_line(Problem(dialect.label, line, 0, f"not well quoted: {error}", f"{dialect.label}: {what}"))
             cells = [""] * dialect.width
         if cells is None:
             break
@@ -270,7 +283,7 @@ def cell_rows(dialect: Dialect, block: RecordBlock, problems: Problems | None = 
             message = f"{dialect.label}: line {line} (row {row + 1}) has {what}"
             if problems is None:
                 raise DataError(message)
-            problems.add(Problem(dialect.label, line, 0, what, message))
+            problems.add_line(Problem(dialect.label, line, 0, what, message))
             cells = (cells + [""] * dialect.width)[: dialect.width]
         if row < last:
             yield row, line, cells
@@ -281,6 +294,7 @@ def cell_rows(dialect: Dialect, block: RecordBlock, problems: Problems | None = 
         if problems is None:
             raise DataError(message)
         problems.add(Problem(dialect.label, block.first_line, 0, f"a cell from here to line {line} {what}", message))
+        problems.malformed = line
         for missing in range(row, last):
             yield missing, line, [""] * dialect.width
 
@@ -354,10 +368,11 @@ def parse_cells(
                     raise DataError(f"{problem.message}: {hint}")
                 problems.add_cell(problem, dialect.names[column], cell)
                 number = np.nan
-            elif problems is not None and column in complete and number != number:
+            elif problems is not None and column in complete and number != number and line != problems.malformed:
                 name = dialect.names[column]
                 message = f"{dialect.label}: row {row + 1} (line {line}), column {name!r} is missing"
-                problems.add(Problem(dialect.label, line, column + 1, f"column {name!r} is missing", message))
+                found = Problem(dialect.label, line, column + 1, f"column {name!r} is missing", message)
+                problems.add_missing(found, name)
             target[position] = number
     return values
 

@@ -73,25 +73,27 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
     X, y = small_data()
     table, costs, limits = tmp_path / "data.csv", tmp_path / "costs.csv", tmp_path / "limits.yaml"
     town = np.random.default_rng(0).choice(["Bern", "Oslo"], 80)
-    lines = [",".join([*(f"f{column}" for column in range(60)), "town", "y"])]
+    lines = [",".join([*(f"f{column}" for column in range(60)), "town", "y", "key"])]
     lines += [
-        ",".join([*map(repr, row.tolist()), where, repr(value)]) for row, where, value in zip(X, town, y.tolist(), strict=True)
+        ",".join([*map(repr, row.tolist()), where, repr(value), f"p{int(10 * value)}"])
+        for row, where, value in zip(X, town, y.tolist(), strict=True)
     ]
     table.write_text("\n".join(lines))
     costs.write_text("feature,cost\n" + "\n".join(f"f{column},{1 + column % 3}" for column in range(60)))
     limits.write_text("all:\n  - knapsack: {costs: costs.csv, budget: 9, default: 1}\n  - cardinality: 6\n")
     remote, here = f"{server.url}/lab/cli", str(tmp_path / "store")
     for store in (remote, here):
-        assert main(["ingest", str(table), store, "--target", "y", "--replace", "--json"]) == 0
+        assert main(["ingest", str(table), store, "--target", "y", "--id", "key", "--replace", "--json"]) == 0
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert reports[0] == reports[1]
     facts = []
     for store in (remote, here):
-        assert main(["info", store, "--json"]) == 0
+        assert main(["info", store, "--columns", "[ty]*", "--json"]) == 0
         facts.append(json.loads(capsys.readouterr().out))
-    assert {name: facts[0][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")} == {
-        name: facts[1][name] for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets")
-    }
+    for name in ("n_features", "n_columns", "n_obs", "fingerprint", "targets", "identifiers", "columns", "names_shown"):
+        assert facts[0][name] == facts[1][name]
+    assert [(column["name"], column["type"]) for column in facts[0]["columns"]] == [("town", "category"), ("y", "target")]
+    assert facts[0]["identifiers"]["column"] == "key"
     for words in (["--k", "5"], ["--constraint", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
         found = []
         for store in (remote, here):
