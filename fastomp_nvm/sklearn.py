@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -383,6 +384,7 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise DataError("the target holds one class only: a classifier needs two classes")
         super()._select(data, codes, codes, sample_weight, n_obs, names)
+        self.selection_ = replace(self.selection_, classes=[str(label) for label in self.classes_])
         self.coef_ = _dense_coefficients(self)[np.newaxis]
         self.intercept_ = np.array([self.selection_.intercept])
 

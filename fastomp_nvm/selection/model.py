@@ -56,9 +56,9 @@ def resolved_encoding(encoding: TableEncoding | None, columns: Sequence[str], me
     if encoding is None:
         return None
     kept = encoding.restricted(columns)
-    indicators, found = kept.indicators(), dict(kept.columns)
+    found = dict(kept.columns)
     for name, mean in zip(columns, means.tolist(), strict=True):
-        if name not in indicators:
+        if kept.indicator(name) is None:
             plain = found.setdefault(name, ColumnEncoding())
             if encoding.missing == "mean" and plain.fill is None:
                 found[name] = replace(plain, fill=mean)
@@ -106,10 +106,10 @@ class ModelColumns:
 
     def _sources(self) -> dict[str, list[tuple[int, int | None]]]:
         """Return, by column of the table, the places of its columns in the model, each with the position of its label."""
-        indicators = {} if self.encoding is None else self.encoding.indicators()
+        encoding = self.encoding or TableEncoding()
         sources: dict[str, list[tuple[int, int | None]]] = {}
         for place, name in enumerate(self.names):
-            source, label = indicators.get(name, (name, None))
+            source, label = encoding.indicator(name) or (name, None)
             sources.setdefault(source, []).append((place, label))
         return sources
 
@@ -192,15 +192,14 @@ def is_remote(data: object) -> bool:
 
 def _labelled_columns(store: FeatureStore) -> dict[tuple[str, str | None], int]:
     """Return the position of each column of a store by column of the table and label, None for numbers."""
-    encoding = store.encoding
-    indicators = {} if encoding is None else encoding.indicators()
+    encoding = store.encoding or TableEncoding()
     offsets = store.layout.offsets.tolist()
     found: dict[tuple[str, str | None], int] = {}
     for feature, (name, first, last) in enumerate(zip(store.names, offsets, offsets[1:], strict=False)):
         for position in range(first, last):
             column = store.column_names[position]
-            if column in indicators and encoding is not None:
-                source, label = indicators[column]
+            if (indicator := encoding.indicator(column)) is not None:
+                source, label = indicator
                 found[source, encoding.columns[source].labels[label]] = position
             elif last - first > 1 and column.startswith(f"{name}="):  # a store of a release that kept no encoding
                 found[store.names[feature], column.removeprefix(f"{name}=")] = position

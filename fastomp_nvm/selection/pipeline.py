@@ -42,10 +42,9 @@ def make_pipeline(selection: Answer) -> Pipeline:
     if not len(selection.features):
         raise RequestError("the model has no features: there is nothing to make a pipeline of")
     encoding = selection.encoding or TableEncoding()
-    indicators = encoding.indicators()
     names = [name for part in selection.columns for name in part]
     coefs = dict(zip(names, selection.column_coef.tolist(), strict=True))
-    sources = list(dict.fromkeys(indicators[name][0] if name in indicators else name for name in names))
+    sources = list(dict.fromkeys((encoding.indicator(name) or (name, 0))[0] for name in names))
     steps: list[tuple[str, object, list[str]]] = []
     rows: dict[str, list[object]] = {}  # one row per label: what the encoders are fitted to
     length = max([1, *(len(encoding.columns[name].labels) for name in sources if name in encoding.columns)])

@@ -68,23 +68,24 @@ class TableEncoding:
     thousands: str = ""
     decimal: str = "."
 
-    def indicators(self) -> dict[str, tuple[str, int]]:
-        """Return, by name of an indicator column of the store, the column of the table and the position of the label in it."""
-        found = {}
-        for name, each in self.columns.items():
-            for position, label in enumerate(each.labels):
-                found[f"{name}={label}"] = name, position
-            if len(each.labels) == 1:  # the only column of a feature has the name of the feature
-                found[name] = name, 0
-        return found
+    def indicator(self, column: str) -> tuple[str, int] | None:
+        """Return the column of the table and the position of the label behind an indicator column of the store; None for others."""
+        if column in self.columns and len(self.columns[column].labels) == 1:  # the only column of a feature has its name
+            return column, 0
+        end = column.find("=")
+        while end >= 0:
+            name, label = column[:end], column[end + 1 :]
+            if name in self.columns and label in self.columns[name].labels:
+                return name, self.columns[name].labels.index(label)
+            end = column.find("=", end + 1)
+        return None
 
     def restricted(self, columns: Iterable[str]) -> TableEncoding:
         """Return the encoding of those columns of the table from which these ``columns`` of the store were made."""
         if not self.columns:
             return self
-        indicators = self.indicators()
-        sources = {indicators[name][0] if name in indicators else name for name in columns}
-        return replace(self, columns={name: each for name, each in self.columns.items() if name in sources})
+        sources = dict.fromkeys((self.indicator(name) or (name, 0))[0] for name in columns)
+        return replace(self, columns={name: self.columns[name] for name in sources if name in self.columns})
 
     def to_json(self) -> dict[str, Any]:
         """Return the encoding in JSON terms."""

@@ -354,6 +354,7 @@ def test_estimators_take_tables_with_text() -> None:
     classifier = make_pipeline(fo.FastOMPClassifier(k=2)).fit(table, np.where(response > 4, "rich", "poor"))
     assert set(classifier.predict(new)) <= {"rich", "poor"}
     assert classifier.predict_proba(new).shape == (100, 2)
+    assert classifier[0].selection_.classes == ["poor", "rich"]
     with pytest.raises(ValueError, match="requires y"):
         fo.FastOMPSelector().fit(table)
 

@@ -106,7 +106,7 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
         body = {**put_plan(), "request": {"k": 2}, "requests": [{"k": 2}], "job": "j", "upload": "u", "tiles": 0, "crc": 0}
         for field in ("pool", "key", "job"):
             if operation in ("ping", "commit", "abort") or (field == "job") == (
-                operation in ("info", "delete", "put", "list", "jobs")
+                operation in ("info", "delete", "put", "list", "jobs", "predict")
             ):
                 continue
             if operation in ("progress", "result", "cancel", "resume") and field != "job":
