@@ -32,7 +32,7 @@ _K = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "fastomp ingest [options] SRC... STORE"
+    parser.usage = "fastomp ingest SRC... STORE [options]"
     _allow_options_between(parser)
     add = parser.add_argument
     add(
@@ -48,58 +48,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COL|FILE",
-        help="column (name or index) or file with the response; repeatable; ./FILE forces a file",
+        help="column (name or index) or file with the response; repeatable; ./FILE forces a file (default: none)",
     )
-    add("--id", metavar="COL", help="column of identifiers, kept with the store; not a feature")
-    add("--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable")
+    add("--id", metavar="COL", help="column of identifiers, kept with the store; not a feature (default: none)")
+    add("--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable (default: none)")
     types = parser.add_argument_group("types of columns (names or patterns; repeatable; several with commas)")
-    types.add_argument("--categorical", action="append", default=[], metavar="COL", help="one indicator per label, also of numbers")
+    types.add_argument(
+        "--categorical",
+        action="append",
+        default=[],
+        metavar="COL",
+        help="one indicator per label, also of numbers (default: columns of text)",
+    )
     types.add_argument(
         "--numeric",
         action="append",
         default=[],
         metavar="COL",
-        help="numbers; signs and units around them are dropped: 12%% is 12, <5 is 5, 3.5 kg is 3.5",
+        help="numbers; signs and units around them are dropped: 12%% is 12, <5 is 5, 3.5 kg is 3.5 (default: none)",
     )
     types.add_argument(
         "--date",
         action="append",
         default=[],
         metavar="COL[:FORMAT]",
-        help="days since 1970-01-01; ISO 8601 unless there is a format such as when:%%d.%%m.%%Y",
+        help="days since 1970-01-01; ISO 8601 unless there is a format such as when:%%d.%%m.%%Y (default: none)",
     )
     types.add_argument(
         "--group",
         action="append",
         default=[],
         metavar="NAME=COL,COL",
-        help="columns (or a pattern) that are selected as one feature, such as indicators in the source",
+        help="columns (or a pattern) that are selected as one feature, such as indicators in the source (default: none)",
     )
-    types.add_argument("--schema", metavar="FILE.yaml", help="read the type of every column from a file")
-    types.add_argument("--schema-out", metavar="FILE.yaml", help="write the type of every column to a file for --schema")
+    types.add_argument("--schema", metavar="FILE.yaml", help="read the type of every column from a file (default: none)")
+    types.add_argument(
+        "--schema-out", metavar="FILE.yaml", help="write the type of every column to a file for --schema (default: none)"
+    )
     cells = parser.add_argument_group("cells of text files")
     cells.add_argument(
         "--na-values",
         action="append",
         default=[],
         metavar="A,B",
-        help="cells that are missing, besides NA, null, ?, -, . and the like",
+        help="cells that are missing, besides NA, null, ?, -, . and the like (default: none)",
     )
-    cells.add_argument("--thousands", metavar="C", help="separator of thousands, such as a comma; currency signs are dropped, too")
+    cells.add_argument(
+        "--thousands", metavar="C", help="separator of thousands, such as a comma; currency signs are dropped, too (default: none)"
+    )
     cells.add_argument("--decimal", metavar="C", help="decimal separator (default .)")
     cells.add_argument("--encoding", metavar="NAME", help="encoding of the text, such as latin-1 (default utf-8)")
     formats = [extension[1:] for extension in READERS]
     cells.add_argument(
-        "--format", choices=formats, metavar="NAME", help=f"format in place of the extension: {', '.join(formats)} (- is csv)"
+        "--format",
+        choices=formats,
+        metavar="NAME",
+        help=f"format in place of the extension: {', '.join(formats)} (default: by extension; - is csv)",
     )
     add("--missing", choices=MISSING_POLICIES, default="error", help="how to treat missing values (default error)")
     add("--drop-missing-target", action="store_true", help="leave out rows with a missing target")
     add("--rows", choices=("observations", "features"), default="observations", help="what a row of SRC is (default observations)")
     add("--dtype", choices=STORE_DTYPES, default="float32", help="element type of the exact matrix (default float32)")
     add("--tier", choices=TIERS, default="int8", help="keep an int8 copy that makes passes cheaper (default), or none")
-    add("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file")
+    add("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file (default: X, or the only matrix)")
     add("--replace", action="store_true", help="replace a store that exists")
-    add("--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1)")
+    add(
+        "--shards",
+        metavar="N",
+        help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1; default: no shards)",
+    )
     add("--json", action="store_true", help="print one JSON object")
     add_connection_arguments(parser)
 

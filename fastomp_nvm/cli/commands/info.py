@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="*",
         metavar="PATTERN",
-        help="list the columns of the table (those that match a pattern): type, missing cells, labels, values",
+        help="list the columns of the table (those that match a pattern): type, missing cells, labels, values (default: a summary)",
     )
     add_ray_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
