@@ -32,7 +32,7 @@ _K = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "fastomp ingest [options] SRC... STORE"
+    parser.usage = "fastomp ingest SRC... STORE [options]"
     _allow_options_between(parser)
     add = parser.add_argument
     add(

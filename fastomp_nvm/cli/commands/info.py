@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="*",
         metavar="PATTERN",
-        help="list the columns of the table (those that match a pattern; default: all): type, missing cells, labels, values",
+        help="list the columns of the table (those that match a pattern): type, missing cells, labels, values (default: a summary)",
     )
     add_ray_argument(parser)
     add_json_argument(parser)
