@@ -20,10 +20,13 @@
     │   └── CallFailedError      a call of an MCAS server failed and its session was closed: retry
     └── CancelledError           the caller cancelled the work
 
-A message is one sentence: the fault, the expectation, the remedy.
+A message is one sentence: the fault, the expectation, the remedy. :func:`near` and :func:`how_to_install` write usual parts of it.
 """
 
 from __future__ import annotations
+
+import string
+from collections.abc import Collection, Iterable, Iterator
 
 __all__ = [
     "CallFailedError",
@@ -43,7 +46,26 @@ __all__ = [
     "UnreachableError",
     "UntrustedError",
     "UploadLostError",
+    "how_to_install",
+    "near",
 ]
+
+#: Optional libraries by their import name, as pip wants them.
+_LIBRARIES = {
+    "h5py": "h5py>=3.8",
+    "matplotlib": "matplotlib>=3.7",
+    "pandas": "pandas>=2.0",
+    "pyarrow": "pyarrow>=14",
+    "ray": "ray>=2.52",
+    "shtab": "shtab>=1.10",
+    "sklearn": "scikit-learn>=1.3",
+}
+
+#: Names that difflib compares; a million take minutes.
+_MOST_COMPARED = 5_000
+#: Names that are looked at all; ten times as many take seconds.
+_MOST_KNOWN = 5_000_000
+_CHARACTERS = string.ascii_letters + string.digits + "_-. =:/"
 
 
 class FastompError(Exception):
@@ -118,3 +140,72 @@ class CallFailedError(ServerError):
 
 class CancelledError(FastompError):
     """The caller cancelled the work."""
+
+
+def how_to_install(module: str) -> str:
+    """Return the command that installs an optional library, given the name under which it is imported.
+
+    Parameters
+    ----------
+    module : str
+
+    Returns
+    -------
+    str
+    """
+    library = _LIBRARIES.get(module.partition(".")[0], module.partition(".")[0])
+    return f"pip install '{library}'" if ">" in library else f"pip install {library}"
+
+
+def near(name: str, options: Collection[str]) -> str:
+    """Return a hint such as ``" (did you mean 'age'?)"`` that lists the options similar to ``name``, or an empty string.
+
+    Among many options those one typing mistake away are looked up, and only some of the rest are compared.
+
+    Parameters
+    ----------
+    name : str
+    options : collection of str
+
+    Returns
+    -------
+    str
+    """
+    folded = name.casefold()
+    if len(options) <= _MOST_COMPARED:
+        found = _similar(folded, options)
+    elif len(options) > _MOST_KNOWN:
+        return ""
+    else:
+        known = set(options)
+        found = sorted(known.intersection(_typed_wrongly(name)))[:3]
+        if not found:
+            half = max(len(name) // 2, 1)
+            alike = (each for each in options if each[:half] == name[:half] or each[-half:] == name[-half:])
+            found = _similar(folded, [each for each, _ in zip(alike, range(_MOST_COMPARED), strict=False)])
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+
+
+def _similar(folded: str, options: Iterable[str]) -> list[str]:
+    """Return at most three options that begin so, or else similar ones, the most similar first, whatever their case."""
+    import difflib
+
+    by_folded = {option.casefold(): option for option in options}
+    if folded in by_folded:
+        return [by_folded[folded]]
+    found = difflib.get_close_matches(folded, by_folded, n=3)
+    found = found[:1] + difflib.get_close_matches(folded, found[1:], n=2, cutoff=0.8)
+    begun = [option for option in by_folded if option.startswith(folded)] if len(folded) > 1 else []
+    return [by_folded[match] for match in begun[:3] or found]
+
+
+def _typed_wrongly(name: str) -> Iterator[str]:
+    """Yield the texts that differ from ``name`` by one character left out, added, replaced or swapped, or by their case."""
+    yield from (name.lower(), name.upper(), name.capitalize())
+    for place in range(len(name) + 1):
+        before, after = name[:place], name[place:]
+        yield before + after[1:]
+        yield before + after[1:2] + after[:1] + after[2:]
+        for character in _CHARACTERS:
+            yield before + character + after
+            yield before + character + after[1:]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from fastomp_nvm.errors import RequestError, UnavailableError
+from fastomp_nvm.errors import RequestError, UnavailableError, how_to_install, near
 
 __all__ = ["Lazy", "Table"]
 
@@ -38,7 +38,9 @@ class Lazy(Generic[T]):
         try:
             return cast("T", getattr(importlib.import_module(module), name))
         except ModuleNotFoundError as error:
-            raise UnavailableError(f"{module} needs the package {error.name!r}, which is not installed here") from error
+            missing = (error.name or module).partition(".")[0]
+            remedy = "install fastomp again" if missing == module.partition(".")[0] else how_to_install(missing)
+            raise UnavailableError(f"this needs the package {missing!r}, which is not installed here: {remedy}") from error
         except ImportError as error:  # an installed package is broken or built for another release of a dependency
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise UnavailableError(
@@ -66,7 +68,8 @@ class Table(dict[str, str], Generic[T]):
     def check(self, name: object) -> None:
         """Raise ``RequestError`` with the known names when ``name`` is unknown."""
         if name not in self:
-            raise RequestError(f"unknown {self.kind} {name!r}: expected one of {', '.join(self)}")
+            hint = near(name, self) if isinstance(name, str) else ""
+            raise RequestError(f"unknown {self.kind} {name!r}{hint}: expected one of {', '.join(self)}")
 
     def load(self, name: str) -> T:
         """Import and return the object called ``name``."""

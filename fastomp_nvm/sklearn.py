@@ -11,8 +11,8 @@ selected columns only. Only this module imports scikit-learn; ``fastomp_nvm`` im
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -23,13 +23,25 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.engine.engine import Observer
+from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.request import RequestFields
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
+
+try:
+    from sklearn.callback import CallbackSupportMixin, with_callbacks
+except ImportError:  # scikit-learn before 1.9 has no callbacks
+
+    class CallbackSupportMixin:  # type: ignore[no-redef]
+        """Stands for the class of later releases."""
+
+    def with_callbacks(method: Any) -> Any:
+        """Return the method as it is."""
+        return method
+
 
 __all__ = ["FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"]
 
@@ -44,8 +56,11 @@ def _opened(source: str | FeatureStore) -> AbstractContextManager[FeatureStore]:
     return open_store(source) if isinstance(source, str) else nullcontext(source)
 
 
-class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Select features by FAST_OMP, or another algorithm of this package.
+
+    With scikit-learn 1.9 or later ``set_callbacks`` takes its callbacks, such as ``sklearn.callback.ProgressBar``: a fit is a task,
+    and every round of it a subtask.
 
     Parameters
     ----------
@@ -134,6 +149,7 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self.threads = threads
         self.observer = observer
 
+    @with_callbacks  # type: ignore[untyped-decorator]
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> FastOMPSelector:
         """Select features and refit a model on them.
 
@@ -199,9 +215,32 @@ class FastOMPSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]  # sc
         if isinstance(data, FeatureStore) and y is None:
             fields["target"] = self.target
         request = {**fields, "objective": self.objective_, "weights": weights}
-        self.selection_: Selection = select(data, y, threads=self.threads, names=names, observer=self.observer, **request)
-        self.support_ = np.zeros(self.n_features_in_, dtype=np.bool_)
-        self.support_[self.selection_.column_positions] = True
+        with self._called_back(data, y) as observer:
+            self.selection_: Selection = select(data, y, threads=self.threads, names=names, observer=observer, **request)
+            self.support_ = np.zeros(self.n_features_in_, dtype=np.bool_)
+            self.support_[self.selection_.column_positions] = True
+
+    @contextmanager
+    def _called_back(self, data: Any, y: Any) -> Iterator[Observer | None]:
+        """Yield the observer of a selection: it calls scikit-learn's callbacks too, where its release has them."""
+        if not hasattr(self, "_init_callback_context"):
+            yield self.observer
+            return
+        context = self._init_callback_context(max_subtasks=None)
+        given = {"X": None if isinstance(data, FeatureStore) else data, "y": y}
+
+        def observe(step: Progress) -> None:
+            if self.observer is not None:
+                self.observer(step)
+            if not step.share and not step.ended:
+                task = context.subcontext(task_name="round")
+                task.call_on_fit_task_begin(estimator=self)
+                task.call_on_fit_task_end(estimator=self)  # a selection has no state to stop at
+
+        context.call_on_fit_task_begin(estimator=self, **given)
+        yield observe if getattr(self, "_skl_callbacks", None) else self.observer
+        fitted = {name: value for name, value in vars(self).items() if name.endswith("_") and not name.startswith("_")}
+        context.call_on_fit_task_end(estimator=self, reconstruction_attributes=fitted, **given)
 
     def _resolve_objective(self, y: Any) -> str:
         """Return the objective for a target."""

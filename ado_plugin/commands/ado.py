@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ado_plugin.mcas import admin
+from fastomp_nvm.cli.arguments import add_json_argument
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.errors import InputError
 
@@ -17,17 +18,27 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    actions = parser.add_subparsers(dest="action", metavar="config|install|check", required=True)
-    config = actions.add_parser("config", help="write a server configuration from a YAML file", description="Write it as JSON.")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, help="what to do:")
+    config = actions.add_parser(
+        "config", help="write a server configuration from a YAML file", description="Write a server configuration as JSON."
+    )
     config.add_argument("description", type=Path, metavar="FILE.yaml", help="ado_path, provider, shards; see deploy/MCAS.md")
-    config.add_argument("--out", type=Path, metavar="F", help="where to write it; otherwise standard output")
-    install = actions.add_parser("install", help="make the plugin importable in the server's Python", description="Install it.")
+    config.add_argument("--out", type=Path, metavar="F", help="where to write it (default: standard output)")
+    install = actions.add_parser(
+        "install",
+        help="make the plugin importable in the server's Python",
+        description="Make the plugin importable in the server's Python.",
+    )
     install.add_argument("--python", required=True, metavar="EXE", help="the interpreter that the server embeds")
     install.add_argument("--method", choices=("pth", "pip"), default="pth", help="a path file (default), or pip")
-    check = actions.add_parser("check", help="try put, invoke, resume and delete on a live server", description="Check it.")
+    check = actions.add_parser(
+        "check",
+        help="try put, invoke, resume and delete on a live server",
+        description="Try put, invoke, resume and delete on a live server.",
+    )
     check.add_argument("url", metavar="mcas://HOST:PORT/POOL", help="a store fastomp_check is put there and deleted again")
-    check.add_argument("--timeout", type=float, default=45.0, metavar="S", help="seconds per call (default 45)")
-    check.add_argument("--json", action="store_true", help="print one object per step")
+    check.add_argument("--timeout", type=float, default=45.0, metavar="S", help="seconds to wait for an answer (default 45)")
+    add_json_argument(check)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ import psutil
 
 from ado_plugin.service.jobs import JobLimits
 from ado_plugin.service.logs import log_to_stderr
+from fastomp_nvm.cli.arguments import add_threads_argument
 from fastomp_nvm.errors import InputError
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.remote.address import split_host_port
@@ -30,14 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pools", required=True, metavar="DIR|URL", help="place of the pools: a directory, mmap:///DIR or pmem:///DIR"
     )
-    parser.add_argument("--listen", default="127.0.0.1:7010", metavar="HOST:PORT", help="default 127.0.0.1:7010; port 0 takes any")
-    parser.add_argument("--token-file", type=Path, metavar="F", help="one admin token, or a YAML list of name, sha256, role, pools")
-    parser.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain, PEM")
-    parser.add_argument("--tls-key", type=Path, metavar="F", help="its key, PEM")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:7010",
+        metavar="HOST:PORT",
+        help="address to serve at (default 127.0.0.1:7010); port 0 takes any",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="F",
+        help="one admin token, or a YAML list of name, sha256, role, pools (default: a token for users of this machine)",
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain, PEM (default: no TLS)")
+    parser.add_argument("--tls-key", type=Path, metavar="F", help="key of --tls-cert, PEM (default: no TLS)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics for Prometheus and /health there; off by default")
     parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
-    parser.add_argument("--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep")
+    parser.add_argument(
+        "--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB (default: no limit)"
+    )
+    add_threads_argument(parser)
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="most jobs waiting or running (default 256)")
     parser.add_argument(
         "--job-memory", type=_size, metavar="SIZE", help="most memory of jobs run together (default half of this machine's)"

@@ -116,4 +116,6 @@ def _sentence(error: Exception) -> str:
     text = text.rpartition("error, with message: ")[2]
     for tail in (". gRPC client debug context", ". Client context", ". Detail: "):
         text = text.partition(tail)[0]
+    if "failed to connect to all addresses" in text:
+        text = text.rpartition(": ")[2]  # the reason, after the addresses that were tried
     return text[:300]

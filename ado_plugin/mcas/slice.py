@@ -30,6 +30,7 @@ from fastomp_nvm.runs.journal import recorded_progress
 from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_error, encode_message, encode_selection
 from fastomp_nvm.stores.describe import describe
+from fastomp_nvm.stores.listing import list_names
 from fastomp_nvm.version import __version__
 from storage_backends.media.mcas import RoomNeededError, RunRegions, open_pool_store, read_json
 
@@ -108,6 +109,8 @@ def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
         facts = describe(store)
         if isinstance(name := sent.get("name"), str):
             facts["has_name"] = name in store.targets or name in store.names
+        if sent.get("names") is not None:
+            facts["names"] = list_names(store, sent["names"])
         return facts
 
 

@@ -135,7 +135,9 @@ class McasTransport:
         """Describe a store."""
         pool, key = self._open(body), check_name(body.get("key"), "key")
         self._manifest(pool, key)
-        facts = self.invoke(pool, f"fo/{key}", {"operation": "info", "key": key, "name": body.get("name")})
+        facts = self.invoke(
+            pool, f"fo/{key}", {"operation": "info", "key": key, **{part: body.get(part) for part in ("name", "names")}}
+        )
         yield {**facts, "url": f"{pool}/{key}"}
 
     def _delete(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -436,12 +436,18 @@ class Jobs:
 
         def observe(step: Progress) -> None:
             job, place = positions[step.run]
-            job.progress[place] = replace(step, run=place)
+            job.progress[place] = replace(step, run=place, runs=len(job.progress))
             now = time.monotonic()
-            if now - job.notified >= _NOTICE_SECONDS:
-                job.notified = now
-                with self._changed:
-                    self._notify(job)
+            for other in batch if step.share else [job]:  # a pass in flight is one of all jobs
+                first = other.progress[0] if other.progress else None
+                if other is not job and first is not None:
+                    other.progress[0] = replace(
+                        first, share=step.share, sweep=step.sweep, bytes_read=step.bytes_read, seconds=step.seconds
+                    )
+                if now - other.notified >= _NOTICE_SECONDS:
+                    other.notified = now
+                    with self._changed:
+                        self._notify(other)
 
         def dropped(job: Job) -> bool:
             return job.cancelled or job.state != "running"

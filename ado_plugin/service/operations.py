@@ -29,6 +29,7 @@ from fastomp_nvm.selection.codec import decode_message, decode_request, decode_v
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.describe import describe
+from fastomp_nvm.stores.listing import list_names
 from fastomp_nvm.version import __version__
 
 __all__ = ["OPERATIONS", "Caller", "Operations"]
@@ -149,13 +150,15 @@ class Operations:
         yield {"pool": pool, "keys": keys}
 
     def _info(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Describe a store; with ``name`` also return whether it has a target or feature of that name."""
+        """Describe a store; with ``name`` tell whether a target or feature is called so, with ``names`` list features."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         with self._pools.open(pool, key) as store:
             facts = describe(store)
             facts["url"] = f"{pool}/{key}"
             if isinstance(name := body.get("name"), str):
                 facts["has_name"] = name in store.targets or name in store.names
+            if "names" in body:
+                facts["names"] = list_names(store, body["names"])
             yield facts
 
     def _delete(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

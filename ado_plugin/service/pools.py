@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fastomp_nvm.durable_files import check_name, device_errors, is_unlocked, lock_path
-from fastomp_nvm.errors import ServerError, StoreError, StoreURLError
+from fastomp_nvm.errors import ServerError, StoreError, StoreURLError, near
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 from fastomp_nvm.stores.url import StoreURL
@@ -131,7 +131,9 @@ class Pools:
         with self._lock:  # two builds must not count on the same free bytes
             _refuse_link(path)
             if not settings["replace"] and self.has(pool, key):
-                raise StoreURLError(f"the key {key!r} exists already in the pool {pool!r}: choose another, or ask to replace it")
+                raise StoreURLError(
+                    f"the key {key!r} exists already in the pool {pool!r}: choose another, or ask to replace it (--replace)"
+                )
             _refuse_link(path / key)
             itemsize = {"float16": 2, "float32": 4}.get(settings["dtype"], 8) + (settings["tier"] == "int8")
             needed = schema.n_columns * schema.n_obs * itemsize
@@ -176,7 +178,8 @@ class Pools:
         path = self._pool(pool) / check_name(key, "key")
         _refuse_link(path)
         if not path.is_dir():
-            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}: 'list' shows its keys")
+            hint = near(key, self.keys(pool))
+            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}{hint}: 'list' shows its keys")
         for folder, folders, files in os.walk(path):
             for name in (*folders, *files):
                 _refuse_link(Path(folder) / name)

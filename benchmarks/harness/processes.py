@@ -32,7 +32,8 @@ def run_alone(words: Sequence[str], timeout: float | None) -> subprocess.Complet
     subprocess.TimeoutExpired
         After ``timeout`` seconds.
     """
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, text=True, start_new_session=True, env=_environment()) as child:
         try:
             output, errors = child.communicate(timeout=timeout)
         finally:
@@ -40,6 +41,12 @@ def run_alone(words: Sequence[str], timeout: float | None) -> subprocess.Complet
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(words, child.returncode, output, errors)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a child that imports the packages of this tree."""
+    paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def run_cell(
@@ -52,7 +59,7 @@ def run_cell(
     CellError
         When it fails, is killed, or is not done after ``timeout`` seconds.
     """
-    words = [sys.executable, "-m", module, "--cell", json.dumps(cell)]
+    words = [sys.executable, "-P", "-m", module, "--cell", json.dumps(cell)]
     try:
         done = run_alone(words if group is None else group.command(words), timeout)
     except subprocess.TimeoutExpired as error:
@@ -68,8 +75,9 @@ def run_cell(
 @contextlib.contextmanager
 def server(*words: str) -> Iterator[tuple[int, int]]:
     """Run ``python -m WORDS``, a server that prints its address on loopback; yield its process id and port."""
-    command = [sys.executable, "-m", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    command = [sys.executable, "-P", "-m", *words]  # -P: packages of the working directory are not searched
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes, text=True, env=_environment()) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"grpc://127\.0\.0\.1:(\d+)", process.stdout.readline())

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.harness.machine import describe, fingerprint
 from benchmarks.harness.timing import Ratio
-from fastomp_nvm.errors import RequestError, UnavailableError
+from fastomp_nvm.errors import RequestError, UnavailableError, how_to_install
 
 __all__ = ["RESULTS", "Bar", "Report", "argument_parser", "at_least"]
 
@@ -178,7 +178,7 @@ class Report:
 
             mpl.use("Agg")
         except ImportError as error:
-            raise UnavailableError("the figures need matplotlib: pip install 'fastomp-nvm[report]'") from error
+            raise UnavailableError(f"the figures need matplotlib: {how_to_install('matplotlib')}") from error
         draw(self._options.out / f"{name}.png")
         self._html.append(f"<img src={name}.png alt='{html.escape(name)}'>")
 

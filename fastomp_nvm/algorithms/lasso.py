@@ -21,7 +21,7 @@ import numpy as np
 from fastomp_nvm.algorithms.cardinality_only import only_cardinality
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Round
 from fastomp_nvm.arrays import Float64Array, IndexArray
-from fastomp_nvm.errors import RequestError, UnavailableError
+from fastomp_nvm.errors import RequestError, UnavailableError, how_to_install
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.logistic import Logistic
 
@@ -121,7 +121,7 @@ def _scikit_learn() -> ModuleType:
     try:
         from sklearn import linear_model
     except ModuleNotFoundError as error:
-        raise UnavailableError("lasso needs scikit-learn, which is not installed: pip install 'fastomp-nvm[sklearn]'") from error
+        raise UnavailableError(f"lasso needs scikit-learn, which is not installed: {how_to_install('sklearn')}") from error
     found: ModuleType = linear_model
     return found
 

@@ -9,24 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.analysis.splits import checked_request, draw_folds
-from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["CrossValidation", "cross_validate"]
 
@@ -70,6 +75,44 @@ class CrossValidation:
     fold_selections: Sequence[Sequence[Selection]]
     sharing: Sharing
 
+    def __repr__(self) -> str:
+        place = int(np.flatnonzero(self.ks == self.k)[0])
+        score = f"{self.mean[place]:.4g} (standard error {self.standard_error[place]:.2g})"
+        return (
+            f"<CrossValidation: k = {self.k} of {len(self.ks)} tried, mean score {score} over {self.scores.shape[1]} folds\n"
+            f"  {listed(self.selection.features)}\n  {self.sharing.in_words()}>"
+        )
+
+    def _repr_html_(self) -> str:
+        marks = {self.one_standard_error_k: "within one standard error", self.best_k: "best"}
+        rows = [
+            (str(k), f"{mean:.6g}", f"{error:.2g}", marks.get(k, ""))
+            for k, mean, error in zip(self.ks.tolist(), self.mean, self.standard_error, strict=True)
+        ]
+        title = f"k = {self.k} by {self.scores.shape[1]} folds; on all observations: {score_in_words(self.selection)}"
+        return html_table(
+            title, ("k", "mean", "standard error", ""), rows, [listed(self.selection.features), self.sharing.in_words()]
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per k: means, standard errors and the score of every fold."""
+        splits = {f"fold_{fold}": self.scores[:, fold] for fold in range(self.scores.shape[1])}
+        return frame({"k": self.ks, "mean": self.mean, "standard_error": self.standard_error, **splits})
+
+    @property
+    def cv_results_(self) -> dict[str, AnyArray]:
+        """The scores as scikit-learn's searches name them: ``param_k``, ``split0_test_score``, ..., ``mean_test_score``, ..."""
+        ranks = 1 + (self.mean[:, None] < self.mean).sum(axis=1)
+        splits = {f"split{fold}_test_score": self.scores[:, fold] for fold in range(self.scores.shape[1])}
+        return {
+            "param_k": self.ks,
+            "params": np.array([{"k": k} for k in self.ks.tolist()], dtype=object),
+            **splits,
+            "mean_test_score": self.mean,
+            "std_test_score": self.scores.std(axis=1),
+            "rank_test_score": ranks.astype(np.int32),
+        }
+
     def to_json(self) -> JSONObject:
         """Return the object that ``cv --json`` prints."""
         return {
@@ -97,6 +140,7 @@ def cross_validate(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -111,7 +155,7 @@ def cross_validate(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     folds : int or (n_obs,) int64
         How many, drawn by the request's ``seed`` with classes spread evenly; or the fold of each observation, from 0.
@@ -145,7 +189,8 @@ def cross_validate(
             raise RequestError("a fold holds no observation with weight, or all of them: choose fewer folds")
         requests = [make_request({**request, "k": k, "weights": weights}) for k in tried for weights in training]
         requests += [make_request({**request, "k": k}) for k in tried]
-        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        with watched(observer, progress, "cv") as watching:
+            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         objective = OBJECTIVES.load(response.objective)(response.values, common.weights, centred=common.standardize)
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
         scoring = Traffic()
@@ -181,7 +226,7 @@ def cross_validate(
 def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
     """Return the sizes to try, ascending, each once."""
     if (ks is None) == (k_max is None):
-        raise RequestError("give either ks, a list of sizes to try, or k_max")
+        raise RequestError("give either a list of sizes to try (ks; in the shell --k 1,2,5) or the largest of them (--k-max 20)")
     given = list(ks) if ks is not None else list(range(1, (k_max or 0) + 1))
     if not given:
         raise RequestError("there is no size to try: expected at least one k")

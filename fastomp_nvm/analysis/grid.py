@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.arrays import JSONObject
@@ -15,10 +15,15 @@ from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import intersect, parts_of
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
-from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
+from fastomp_nvm.selection.progress import watched
+from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import bind_constraint, select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Cell", "Grid", "grid"]
 
@@ -65,6 +70,37 @@ class Grid:
 
         return max(feasible, key=rank)
 
+    def __repr__(self) -> str:
+        best = self.best
+        return (
+            f"<Grid: {len(self.cells)} selections, best {_settings(best.settings)}: {score_in_words(best.selection)}\n"
+            f"  {listed(best.selection.features)}\n  {self.sharing.in_words()}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                *(f"{value:g}" if isinstance(value, float) else str(value) for value in cell.settings.values()),
+                str(len(cell.selection.features)),
+                f"{cell.selection.score:.6g}",
+                "" if cell.selection.test_score is None else f"{cell.selection.test_score:.6g}",
+                "yes" if cell.selection.feasible else "no",
+            )
+            for cell in self.cells
+        ]
+        head = (*self.cells[0].settings, "features", "score", "score held out", "feasible")
+        return html_table(f"{len(rows)} selections, best {_settings(self.best.settings)}", head, rows, [self.sharing.in_words()])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per selection: its settings, size, scores and features."""
+        selections = [cell.selection for cell in self.cells]
+        columns: dict[str, object] = {name: [cell.settings[name] for cell in self.cells] for name in self.cells[0].settings}
+        columns |= {"n_selected": [len(each.features) for each in selections], "score": [each.score for each in selections]}
+        if any(each.test_score is not None for each in selections):
+            columns["test_score"] = [each.test_score for each in selections]
+        columns |= {"feasible": [each.feasible for each in selections], "features": [list(each.features) for each in selections]}
+        return frame(columns)
+
     def to_json(self) -> JSONObject:
         """Return the object that ``grid --json`` prints."""
         best = next(place for place, cell in enumerate(self.cells) if cell is self.best)
@@ -80,6 +116,7 @@ def grid(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -90,7 +127,7 @@ def grid(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     over : mapping of str to sequence
         Fields of ``SelectionRequest`` and the values each takes: ``{"tau": [0.3, 0.5], "k": [5, 10]}``. ``lambda`` replaces the
@@ -108,7 +145,7 @@ def grid(
     with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
         limits = {}
         if "lambda" in over:
-            given = request.get("constraint")
+            given = named_file(request.get("constraint"))
             if given is None:
                 raise ConstraintError("a grid over lambda needs a constraint with a fairness part: give one")
             usable = dataset.design(request.get("standardize", True)).standardisation.usable()
@@ -119,7 +156,8 @@ def grid(
         for each in settings:
             fields = {**request, **{field: value for field, value in each.items() if field != "lambda"}}
             requests.append(make_request({**fields, "constraint": limits[each["lambda"]]} if limits else fields))
-        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        with watched(observer, progress, "grid") as watching:
+            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         cells = [Cell(each, selection) for each, selection in zip(settings, selections, strict=True)]
         return Grid(cells, Sharing.of(traffic, selections, dataset.n_features))
 
@@ -130,3 +168,8 @@ def _with_limit(constraint: Constraint, limit: float) -> Constraint:
     if not any(isinstance(part, Fairness) for part in parts):
         raise ConstraintError("a grid over lambda needs a fairness part, and the constraint has none: add one or leave lambda out")
     return intersect([part.with_limit(limit) if isinstance(part, Fairness) else part for part in parts])
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    """Return the settings of a cell of a grid in words."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "the only one"

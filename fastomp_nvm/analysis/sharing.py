@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.selection.text import human_bytes
 
 __all__ = ["Sharing"]
 
@@ -36,3 +37,7 @@ class Sharing:
             full_passes=traffic.features_visited / n_features,
             full_passes_alone=sum(selection.full_passes for selection in selections) + extra.features_visited / n_features,
         )
+
+    def in_words(self) -> str:
+        """Return the traffic as text."""
+        return f"{self.full_passes:.1f} passes, {human_bytes(self.bytes_read)} read"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -16,10 +16,16 @@ from fastomp_nvm.analysis.splits import checked_request, draw_subsample
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.selection.display import frame, html_table, listed
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
+from fastomp_nvm.selection.text import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Stability", "stability"]
 
@@ -79,6 +85,27 @@ class Stability:
             f"{len(self.stable)} stable ones and says nothing about them: a higher threshold or a smaller k sharpens it",
         )
 
+    def __repr__(self) -> str:
+        stable = f"\n  {listed(self.stable)}" if self.stable else ""
+        return (
+            f"<Stability: {len(self.stable)} features in at least {self.threshold:.0%} of {self.subsamples} subsamples{stable}\n"
+            f"  {self.sharing.in_words()}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (clean(name, 100), f"{self.frequencies[index]:.1%}", "stable" if place < len(self.stable) else "")
+            for place, (name, index) in enumerate(zip(self.features, self.indices.tolist(), strict=True))
+        ]
+        title = f"{len(self.stable)} features in at least {self.threshold:.0%} of {self.subsamples} subsamples"
+        return html_table(title, ("feature", "selected in", ""), rows, [self.sharing.in_words()])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per feature that was selected at least once, the most frequent first."""
+        frequencies = self.frequencies[self.indices]
+        stable = np.arange(len(self.indices)) < len(self.stable)
+        return frame({"feature": list(self.features), "index": self.indices, "frequency": frequencies, "stable": stable})
+
     def to_json(self) -> JSONObject:
         """Return the object that ``stability --json`` prints; features that were never selected are left out."""
         return {
@@ -108,6 +135,7 @@ def stability(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -118,7 +146,7 @@ def stability(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     subsamples : int
         How many, drawn by the request's ``seed`` without replacement, classes in proportion.
@@ -147,7 +175,8 @@ def stability(
         if not all(every[rows].any() for rows in drawn):
             raise RequestError(f"a subsample of {fraction:g} of the observations holds none with weight: take a larger fraction")
         requests = [make_request({**request, "weights": np.where(rows, every, 0.0)}) for rows in drawn]
-        selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=observer, cancelled=cancelled)
+        with watched(observer, progress, "stability") as watching:
+            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         sharing = Sharing.of(traffic, selections, dataset.n_features)
         counts = np.bincount(np.concatenate([found.indices for found in selections]), minlength=dataset.n_features)
         indices = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.cli.output import add_progress_argument
 from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.matrix.reader import WAYS
 from fastomp_nvm.objectives.table import OBJECTIVES
@@ -29,10 +30,15 @@ if TYPE_CHECKING:
 __all__ = [
     "LocalRequest",
     "Reading",
+    "add_allow_infeasible_argument",
     "add_connection_arguments",
+    "add_json_argument",
     "add_ray_argument",
+    "add_replace_argument",
     "add_request_arguments",
+    "add_store_argument",
     "add_store_arguments",
+    "add_threads_argument",
     "connected",
     "open_local",
     "opened_request",
@@ -40,6 +46,12 @@ __all__ = [
     "request_fields",
     "shard_counts",
 ]
+
+
+_REQUEST = "what to select"
+
+#: Values of the options that may take several.
+_METAVARS = {"k": "K", "epsilon": "X", "tau": "X|auto", "ridge": "X"}
 
 
 class Reading(TypedDict):
@@ -53,22 +65,52 @@ class Reading(TypedDict):
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the store and how to read it."""
-    parser.add_argument("store", metavar="STORE", help="store URL or path")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
-    parser.add_argument("--load", choices=("dram",), help="copy the store into memory first")
-    parser.add_argument(
+    add_store_argument(parser)
+    add_json_argument(parser)
+    _group(parser, _REQUEST)  # shown first
+    group = _group(parser, "how to read the store")
+    add_threads_argument(group)
+    group.add_argument("--load", choices=("dram",), help="copy the store into memory first (default: read it in place)")
+    group.add_argument(
         "--tier-load",
         metavar="dram|DIR",
-        help="copy the int8 tier alone into memory first, or into a file in DIR that later commands use again",
+        help="copy the int8 tier alone into memory first, or into a file in DIR that later commands use again (default: neither)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--io",
         choices=WAYS,
-        help="how to read files that are not in the page cache: direct (bypassing it), mmap, or auto; the answer is the same",
+        help="way to read files outside the page cache: direct (bypassing it), mmap, or auto (default); the answer is the same",
     )
-    parser.add_argument("--verify", action="store_true", help="check every block against its checksum first")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    add_ray_argument(parser)
+    group.add_argument("--verify", action="store_true", help="check every block against its checksum first")
+    add_ray_argument(group)
+    add_progress_argument(parser)
+
+
+def add_store_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the store."""
+    parser.add_argument("store", metavar="STORE", help="store URL or path")
+
+
+def add_json_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def add_threads_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--threads``."""
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it (default: as many as cores)"
+    )
+
+
+def add_replace_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--replace``."""
+    parser.add_argument("--replace", action="store_true", help="replace a store that exists")
+
+
+def add_allow_infeasible_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--allow-infeasible``."""
+    parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")
 
 
 def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[str] = ()) -> None:
@@ -76,31 +118,41 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     kinds: dict[str, Callable[[str], Any]] = {"k": int, "epsilon": float, "tau": _tau, "ridge": float}
     for name in several:
         kinds[name] = _listed(kinds[name])
-    add = parser.add_argument
-    most = "most features to select (may be left out if the constraint bounds it)"
-    many = "numbers of features to try, separated by commas, as 5,10,20"
-    add("--k", type=kinds["k"], metavar="K,..." if "k" in several else "K", help=many if "k" in several else most)
-    add("--algorithm", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
-    add("--objective", help=f"one of {', '.join(OBJECTIVES)}, or auto: logistic for two classes, else linear (default auto)")
-    add("--constraint", type=Path, metavar="FILE.yaml", help="constraint file; see the published schema")
-    add("--target", metavar="NAME|FILE", help="target, feature or file that is the response; ./FILE forces a file")
-    add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves an observation out")
-    add("--exclude", action="append", metavar="NAME", help="feature never to select; may be repeated")
-    add("--epsilon", type=kinds["epsilon"], help="accuracy: about 1/epsilon passes (default 0.1)")
+    metavars = {name: f"{metavar},..." if name in several else metavar for name, metavar in _METAVARS.items()}
+    add = _group(parser, _REQUEST).add_argument
+    sizes = "most features to select, several numbers with commas" if "k" in several else "most features to select"
+    add("--k", type=kinds["k"], metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
+    add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
+    add("--objective", metavar="NAME", help=f"one of {', '.join(OBJECTIVES)}, or auto: by the target (default auto)")
+    add("--constraint", type=Path, metavar="FILE.yaml", help="constraint file; see 'fastomp help constraints' (default: --k alone)")
+    add(
+        "--target",
+        metavar="NAME|FILE",
+        help="target, feature or file that is the response; ./FILE forces a file (default: the store's first target)",
+    )
+    add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves one out (default: all 1)")
+    add("--exclude", action="append", metavar="NAME", help="feature never to select; may be repeated (default: none)")
+    add("--epsilon", type=kinds["epsilon"], metavar=metavars["epsilon"], help="accuracy: about 1/epsilon passes (default 0.1)")
     add(
         "--tau",
         type=kinds["tau"],
+        metavar=metavars["tau"],
         help="the m/M of the threshold: higher is choosier (default 0.5); auto tries several in the same sweeps, keeps the best",
     )
-    add("--seed", type=int, help="seed of the random sequences (default 0)")
-    add("--until", help="paper: at most ceil(1/epsilon) outer iterations (default); full: until maximal")
-    add("--polish", help="pool: exact greedy over the gathered columns, better set kept (default); none")
+    add("--seed", type=int, metavar="N", help="seed of all random choices (default 0)")
+    add("--until", metavar="paper|full", help="paper: at most ceil(1/epsilon) outer iterations (default); full: until maximal")
+    add("--polish", metavar="pool|none", help="pool: exact greedy over the gathered columns, better set kept (default); none")
     add("--skip-weak", action="store_true", help="skip sequence elements that fell below the threshold (variant)")
     add("--certificate", action="store_true", help="bound the distance from the optimum by one more pass")
-    add("--lambda-min", type=float, metavar="X", help="smallest eigenvalue that the certificate may assume")
-    add("--ridge", type=kinds["ridge"], help="penalty on squared standardised coefficients (default linear 0, GLMs 1e-4)")
-    add("--test-fraction", type=float, metavar="F", help="hold out this share of observations and score on them")
-    add("--tier", help="what full passes read: int8, exact, or auto (default); the answer is the same")
+    add("--lambda-min", type=float, metavar="X", help="smallest eigenvalue that the certificate may assume (default: none assumed)")
+    add(
+        "--ridge",
+        type=kinds["ridge"],
+        metavar=metavars["ridge"],
+        help="penalty on squared standardised coefficients (default linear 0, GLMs 1e-4)",
+    )
+    add("--test-fraction", type=float, metavar="F", help="hold out this share of observations and score on them (default: none)")
+    add("--tier", metavar="auto|int8|exact", help="what full passes read: int8, exact, or auto (default); the answer is the same")
     add(
         "--gather-bytes", type=int, metavar="N", help="memory for gathered columns (default half of what is free, at most 2.75 GiB)"
     )
@@ -114,20 +166,25 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of a connection to a server."""
     group = parser.add_argument_group("stores on a server (grpc://host:port/pool/key, grpc+tls://..., mcas://...)")
-    group.add_argument("--token-file", type=Path, metavar="F", help="file with the token; otherwise FASTOMP_TOKEN")
     group.add_argument(
-        "--tls-ca", type=Path, metavar="F", help="authority of the server's certificate, PEM; otherwise FASTOMP_TLS_CA"
+        "--token-file", type=Path, metavar="F", help="file with the token (default: FASTOMP_TOKEN, or that of a local server)"
+    )
+    group.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="F",
+        help="authority of the server's certificate, PEM (default: FASTOMP_TLS_CA, or the system's)",
     )
     group.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for an answer (default 30)")
     group.add_argument("--insecure", action="store_true", help="send the token in clear to another machine")
 
 
-def add_ray_argument(parser: argparse.ArgumentParser) -> None:
+def add_ray_argument(parser: argparse._ActionsContainer) -> None:
     """Declare the Ray cluster of a ``cluster://`` store."""
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="Ray cluster of the shards of a cluster:// store (HOST:PORT, or auto); otherwise Ray is started on this machine",
+        help="Ray cluster of the shards of a cluster:// store (HOST:PORT, or auto; default: Ray is started on this machine)",
     )
 
 
@@ -142,7 +199,8 @@ def connected(arguments: argparse.Namespace) -> Client:
         try:
             token = arguments.token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"the token file {arguments.token_file} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+            raise InputError(f"the token file {arguments.token_file} cannot be read ({reason}): check its path") from error
     return connect(arguments.store, token=token, tls_ca=arguments.tls_ca, timeout=arguments.timeout, insecure=arguments.insecure)
 
 
@@ -218,6 +276,8 @@ def request_fields(
         if getattr(arguments, name) is not None:
             fields[name] = getattr(arguments, name)  # type: ignore[literal-required]
     if arguments.weights is not None:
+        if not os.path.isfile(arguments.weights):
+            raise InputError(f"there is no file {arguments.weights} to take weights from (--weights)")
         fields["weights"] = READ_TARGET.load()(arguments.weights, n_obs())[1]
     target = arguments.target
     if target is not None and os.path.isfile(target) and not has_name(target):
@@ -232,6 +292,11 @@ def shard_counts(text: str) -> int | list[float]:
         return [float(part) for part in text.split(",")] if "," in text else int(text)
     except ValueError as error:
         raise RequestError(f"{text!r} does not say how many shards to make: expected a number, or shares such as 2,1,1") from error
+
+
+def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Return the group of options with this title, a new one unless it exists."""
+    return next((group for group in parser._action_groups if group.title == title), None) or parser.add_argument_group(title)
 
 
 def _tau(text: str) -> float | str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.algorithms.certificate import certificate_in_words
 from fastomp_nvm.analysis.group_fairness import FairnessReport
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import InfeasibleError
 from fastomp_nvm.selection.result import Selection
 
@@ -26,7 +26,7 @@ def infeasible(violations: Sequence[str]) -> int:
 
 def show_selection(selection: Selection) -> None:
     """Print a selection for a person."""
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     table = Table(title=f"{len(selection.features)} features selected")
     table.add_column("#", justify="right")
     table.add_column("feature", overflow="fold")
@@ -66,7 +66,7 @@ def show_selection(selection: Selection) -> None:
 
 def show_fairness(report: FairnessReport) -> None:
     """Print a fairness report for a person."""
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     observations = {"test": "observations held out", "all": "all observations", "given": "given observations"}
     table = Table(title=f"groups of the protected attribute, {observations[report.evaluated_on]}")
     table.add_column("group", overflow="fold")

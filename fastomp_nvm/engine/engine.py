@@ -29,7 +29,7 @@ PRODUCT_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run, reported at every round.
+    """Progress of a run, reported at every round, at its end, and about every 100 ms during a pass.
 
     Attributes
     ----------
@@ -42,11 +42,19 @@ class Progress:
     value : float
         f of the features so far.
     bytes_read : int
-        Bytes read from the medium so far, by all runs together.
+        Bytes read from the medium so far, by all runs together, those of the pass in flight included.
     seconds : float
         Since the runs started.
     shards : tuple of float
         Share of the current sweep that each shard of a cluster has done; reported during a sweep, empty at a round.
+    runs : int
+        Runs driven together.
+    ended : bool
+        Whether this run has its outcome.
+    sweep : int
+        Passes begun, by all runs together.
+    share : float
+        Share of the pass in flight that is done; 0 between passes.
     """
 
     run: int
@@ -57,13 +65,10 @@ class Progress:
     bytes_read: int
     seconds: float
     shards: tuple[float, ...] = ()
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate from the share of features selected, or None before the first one."""
-        if not self.selected or not self.target:
-            return None
-        return self.seconds * (self.target - self.selected) / self.selected
+    runs: int = 1
+    ended: bool = False
+    sweep: int = 0
+    share: float = 0.0
 
 
 Observer = Callable[[Progress], None]
@@ -114,9 +119,9 @@ class Engine:
     matrix : Rows
     sweeper : Sweeper
     observer : callable, optional
-        Called with a ``Progress`` at every round.
+        Called with a ``Progress`` at every round and during passes, then on any thread but never on two at once.
     cancelled : callable, optional
-        Called at every round; True ends all runs with ``CancelledError``.
+        Called at every round and during passes; True ends all runs with ``CancelledError``.
     dropped : callable, optional
         Called at every round of a run with its position; True ends this run alone, without an outcome.
     ended : callable, optional
@@ -138,6 +143,8 @@ class Engine:
     _started: float = field(default_factory=time.perf_counter, init=False)
     _runs: Sequence[Run] = field(default=(), init=False)
     _latest: Progress | None = field(default=None, init=False)
+    _values: dict[int, float] = field(default_factory=dict, init=False)  # f of each run, as last reported
+    _swept: int = field(default=0, init=False)  # bytes of the sweep in flight
 
     def drive(self, runs: Sequence[Run], deadline: Callable[[], bool] | None = None) -> bool:
         """Drive every run to its outcome, except runs that are dropped.
@@ -155,7 +162,7 @@ class Engine:
             True when every run has ended; False when the deadline came first, in which case runs still waiting have no outcome.
         """
         self._runs = runs
-        self.matrix.watch(self._report_sweep)
+        self.matrix.watch(self._report_shards)
         try:
             for place, run in enumerate(runs):
                 run.place = place
@@ -186,25 +193,47 @@ class Engine:
                     run.algorithm.close()
                     return
                 if self.observer is not None:
-                    # Counters are those of separate runs; only the bytes that merged sweeps really took are reported.
-                    taken = sum(other.problem.pool.traffic.bytes_read for other in self._runs) - self.saved.bytes_read
-                    seconds = time.perf_counter() - self._started
-                    rank = run.problem.constraint.rank
-                    self._latest = Progress(run.place, run.rounds, step.selected, rank, step.value, taken, seconds)
-                    self.observer(self._latest)
+                    self._report(self.observer, run, step.selected, step.value)
                 if isinstance(step, Query):
                     run.query = step
                     return
                 answers = None
         except StopIteration as stop:
             run.outcome = stop.value
+            if self.observer is not None:
+                self._report(self.observer, run, len(stop.value.selected), self._values.get(run.place, 0.0))
 
-    def _report_sweep(self, shares: Sequence[float]) -> None:
+    def _report(self, observer: Observer, run: Run, selected: int, value: float) -> None:
+        """Report a round of a run, or its end."""
+        # Counters are those of separate runs; only the bytes that merged sweeps really took are reported.
+        taken = sum(other.problem.pool.traffic.bytes_read for other in self._runs) - self.saved.bytes_read
+        seconds, rank = time.perf_counter() - self._started, run.problem.constraint.rank
+        self._latest = Progress(
+            run.place,
+            run.rounds,
+            selected,
+            rank,
+            value,
+            taken,
+            seconds,
+            runs=len(self._runs),
+            ended=run.outcome is not None,
+            sweep=self.traffic.sweeps,
+        )
+        self._values[run.place] = value
+        observer(self._latest)
+
+    def _report_shards(self, shares: Sequence[float]) -> None:
         """Report the share of a sweep that each shard has done."""
+        self._report_share(sum(shares) / max(len(shares), 1), tuple(shares))
+
+    def _report_share(self, share: float, shards: tuple[float, ...] = ()) -> None:
+        """Report the share of a sweep that is done."""
         if self.cancelled is not None and self.cancelled():
             raise CancelledError("the selection was cancelled")
-        if self.observer is not None and self._latest is not None:
-            self.observer(replace(self._latest, shards=tuple(shares), seconds=time.perf_counter() - self._started))
+        if self.observer is not None and (now := self._latest) is not None:
+            taken, seconds = now.bytes_read + int(share * self._swept), time.perf_counter() - self._started
+            self.observer(replace(now, shards=shards, share=share, sweep=self.traffic.sweeps, bytes_read=taken, seconds=seconds))
 
     def _replay(self, run: Run, journal: Journal) -> None:
         """Bring a run back to the end of its journal."""
@@ -244,7 +273,12 @@ class Engine:
         if tier is not None:
             swept.bytes_read = swept.bytes_read_tier = tier.codes.nbytes
         self.traffic.include(swept)
-        sweep = rows.sweep(self.sweeper, vectors, wide, tier)
+        self._swept = swept.bytes_read
+        self.sweeper.report = self._report_share if self.observer is not None or self.cancelled is not None else None
+        try:
+            sweep = rows.sweep(self.sweeper, vectors, wide, tier)
+        finally:
+            self.sweeper.report = None
         first = 0
         for run, query in batch:
             cost, pool = replace(swept), run.problem.pool

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -27,6 +29,9 @@ TASK_BYTES = 4 << 20
 
 #: Below this many multiply-adds a sweep is done by the calling thread: waking another costs more.
 INLINE_PRODUCTS = 1 << 23
+
+#: Seconds between two reports of the share of a sweep.
+REPORT_SECONDS = 0.1
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -69,7 +74,14 @@ class Sweeper:
         Worker threads; the cores this process may use when left out. The answer does not depend on it.
     implementation : Kernel, optional
         The best one available when left out.
+
+    Attributes
+    ----------
+    report : callable, optional
+        Called about every 100 ms of a sweep with the share of it that is done, on any of the threads but never on two at once.
     """
+
+    report: Callable[[float], None] | None = None
 
     def __init__(self, threads: int | None = None, implementation: Kernel | None = None) -> None:
         self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
@@ -87,7 +99,8 @@ class Sweeper:
             Columns to accumulate in float64.
         """
         out = np.empty((rows.shape[0], len(vectors.fast)))
-        rows.visit(self, _filling(self.kernel.dots, out, vectors, wide, rows.dtype), out.shape[1])
+        fill = _filling(self.kernel.dots, out, vectors, wide, rows.dtype)
+        rows.visit(self, self._reported(fill, len(rows)), out.shape[1])
         return out
 
     def dots_at(self, rows: AnyArray, index: IndexArray, vectors: Vectors, wide: BoolArray) -> Float64Array:
@@ -119,7 +132,8 @@ class Sweeper:
                 check.look(block, first)
             self.kernel.dots_int8(block, vectors, out[first:last])
 
-        local_rows(rows).visit(self, fill, out.shape[1], edges=None if check is None else check.edges)
+        use = self._reported(fill, len(rows))
+        local_rows(rows).visit(self, use, out.shape[1], edges=None if check is None else check.edges)
         if seal is not None:
             seal.intact = True
         return out
@@ -132,6 +146,26 @@ class Sweeper:
             rows = ArrayRows(rows)
         rows.gather(columns, out, self)
         return out
+
+    def _reported(self, use: Use, count: int) -> Use:
+        """Return ``use`` such that the share of ``count`` rows that is done is reported."""
+        report = self.report
+        if report is None:
+            return use
+        done, due, lock = 0, time.monotonic() + REPORT_SECONDS, threading.Lock()
+
+        def counted(block: AnyArray, first: int, last: int) -> None:
+            nonlocal done, due
+            use(block, first, last)
+            done += last - first  # approximate where threads collide
+            if done < count and time.monotonic() >= due and lock.acquire(blocking=False):
+                try:
+                    report(done / count)
+                    due = time.monotonic() + REPORT_SECONDS
+                finally:
+                    lock.release()
+
+        return counted
 
     def share(
         self,

@@ -180,6 +180,10 @@ class Objective(ABC):
         """
         return self.fit(columns.dense(np.arange(len(columns.features))))
 
+    def path(self, columns: Columns) -> Float64Array | None:
+        """Return (n_features,): the score of the first of ``columns``' features, the first two, ...; None where it costs refits."""
+        return None
+
     def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - optional
         """Remember the ``model`` of ``features``, in this order, as the start of a later refit."""
 

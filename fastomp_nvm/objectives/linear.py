@@ -106,6 +106,31 @@ class Linear(Objective):
         unexplained = max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
+    def path(self, columns: Columns) -> Float64Array:
+        """Return the R^2 of every prefix: the Cholesky factor of a prefix is a corner of that of all columns."""
+        places, ends = self.known.places(columns), columns.standardisation.offsets[1:]
+        if places is None:
+            design = self.weighted(columns.dense(np.arange(len(columns.features))))
+            gram, moves = design.T @ design, design.T @ self.response
+        else:
+            gram, moves = self.known.gram(places, places), self.known.moves[places]
+        if not gram.size:
+            return np.zeros(0)
+        gram.flat[:: len(gram) + 1] += self.ridge
+        factor, failed = lapack.dpotrf(gram, lower=0, clean=1)
+        if failed or factor.diagonal().min() ** 2 < DEPENDENT * max(gram.max(), 1.0):
+            model, values = self.null(), []
+            for place in range(len(ends)):  # leaves dependent columns out
+                model.add(columns.dense(np.array([place])))
+                values.append(model.value)
+            return np.array(values)
+        coordinates = lapack.dtrtrs(factor, moves, trans=1)[0]
+        scores = np.cumsum(coordinates * coordinates)[ends - 1]
+        if self.ridge:  # the coordinates give R^2 less the penalty
+            coefs = (lapack.dtrtrs(factor[:end, :end], coordinates[:end])[0] for end in ends)
+            scores += [self.ridge * float(coef @ coef) for coef in coefs]
+        return np.asarray(scores)
+
     def _solved(self, gram: Float64Array, moves: Float64Array, design: Float64Array | None = None) -> Float64Array | None:
         """Return the coefficients of columns with Gram matrix ``gram``; None where they are dependent.
 

@@ -27,6 +27,7 @@ from fastomp_nvm.remote.address import ServerURL, is_loopback
 from fastomp_nvm.remote.transport import TRANSPORTS, Transport
 from fastomp_nvm.remote.upload import Upload, WireTile
 from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message, encode_request, encode_vector, raise_error
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.run_info import RunInfo
@@ -91,7 +92,7 @@ def connect(
         tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
     if token and not local and address.scheme == "grpc" and not insecure:
         raise InputError(
-            f"the token would be sent to {address.host} in clear: use grpc+tls://, or allow insecure connections on a safe network"
+            f"the token would be sent to {address.host} in clear: use grpc+tls://, or allow it (--insecure) on a safe network"
         )
     try:
         certificates = None if tls_ca is None else Path(tls_ca).read_bytes()
@@ -159,6 +160,16 @@ class Client:
         facts["url"] = f"{self._address.server}/{facts['url']}"
         return facts
 
+    def names(self, pattern: str | None = None, *, key: str | None = None) -> Iterator[tuple[str, int]]:
+        """Yield name and number of columns of the features at ``key`` that match a shell pattern, or part of a name."""
+        first: int | None = 0
+        while first is not None:
+            reply = self.call("info", {**self._place(key), "names": {"pattern": pattern, "first": first}})
+            if "names" not in reply:
+                raise ServerError("the server does not list names: it is of an earlier release")
+            yield from ((str(name), int(columns)) for name, columns in reply["names"]["features"])
+            first = reply["names"]["next"]
+
     def delete(self, key: str | None = None) -> None:
         """Delete the store at ``key``; refused while jobs need it."""
         self.call("delete", self._place(key))
@@ -210,6 +221,7 @@ class Client:
         run: str | None = None,
         verify: bool = False,
         observer: Observer | None = None,
+        progress: bool | None = None,
         **request: Unpack[RequestFields],
     ) -> Selection:
         """Select features next to the data.
@@ -223,8 +235,8 @@ class Client:
             Name of the job, under which ``result`` finds it later.
         verify : bool
             Check the store's checksums first.
-        observer : callable, optional
-            Called with a ``Progress`` at every round.
+        observer, progress
+            As for ``fastomp_nvm.select``.
         **request
             Fields of ``SelectionRequest``; the constraint is a description or a file, not an object.
 
@@ -232,7 +244,8 @@ class Client:
         -------
         Selection
         """
-        return self.result(self.submit(y, key=key, run=run, verify=verify, **request), observer=observer)[0]
+        with watched(observer, progress, "select") as watching:
+            return self.result(self.submit(y, key=key, run=run, verify=verify, **request), observer=watching)[0]
 
     def select_many(
         self,

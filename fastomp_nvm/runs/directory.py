@@ -24,7 +24,7 @@ from fastomp_nvm.durable_files import (
     sync_directory,
     write_atomically,
 )
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.errors import RequestError, near
 from fastomp_nvm.home import home
 
 __all__ = ["existing", "is_locked", "locked", "names", "registered", "remove", "write"]
@@ -41,7 +41,7 @@ def existing(name: str) -> Path:
     """Return the directory of the run ``name``."""
     directory = _parent() / check_name(name, "run")
     if not directory.is_dir():
-        raise RequestError(f"there is no run {name!r}: 'fastomp runs' lists the runs")
+        raise RequestError(f"there is no run {name!r}{near(name, names())}: 'fastomp runs' lists the runs")
     return directory
 
 

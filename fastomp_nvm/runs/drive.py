@@ -44,6 +44,7 @@ from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, drop_log, read_sta
 from fastomp_nvm.runs.registration import ConstraintFile, Registration, describe_request, describe_response
 from fastomp_nvm.runs.sealed import Json, seal, unseal
 from fastomp_nvm.selection.codec import decode_selection, encode_selection
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
@@ -113,7 +114,7 @@ def start(
     """
     check_name(name, "run")
     if not isinstance(data, (str, FeatureStore)):
-        raise RequestError("a durable run needs a store that another process can open: build one with create_store")
+        raise RequestError("a durable run needs a store that another process can open: build one in a file first")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(data)) if isinstance(data, str) else data
         if store.traits.durability == "none":
@@ -150,6 +151,7 @@ def resume(
     other_build: bool = False,
     threads: int | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Selection:
     """Continue a run where it stopped, or return the result of a finished one.
@@ -159,7 +161,7 @@ def resume(
     name : str
     other_build : bool
         Continue although kernel, BLAS, NumPy or block size differ from those of the start; the result lists the differences.
-    threads, observer, cancelled
+    threads, observer, progress, cancelled
         As for ``select``.
 
     Returns
@@ -173,8 +175,8 @@ def resume(
         if (directory / _RESULT).exists():
             return _read_result(directory)
         found = registration(name)
-        with open_store(found.store) as store:
-            options = _Options(other_build=other_build, threads=threads, observer=observer, cancelled=cancelled)
+        with open_store(found.store) as store, watched(observer, progress, "resume") as watching:
+            options = _Options(other_build=other_build, threads=threads, observer=watching, cancelled=cancelled)
             return _finish(found, store, directory, **options)
 
 

@@ -56,7 +56,8 @@ class ConstraintFile:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"the constraint file {path} cannot be read ({error}): check path and encoding") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise RequestError(f"the constraint file {path} cannot be read ({reason}): check path and encoding") from error
         file = cls(text, path.name, str(path.parent.resolve()), "")
         return dataclasses.replace(file, digest=_digest(file._parse(dataset)))
 

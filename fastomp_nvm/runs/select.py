@@ -9,7 +9,8 @@ from typing import Unpack, cast
 
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.selection.request import RequestFields, make_request
+from fastomp_nvm.selection.progress import watched
+from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way
@@ -25,6 +26,7 @@ def select(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -45,7 +47,10 @@ def select(
     names : sequence of str, optional
         Feature names of an array.
     observer : callable, optional
-        Called with a ``Progress`` at every round.
+        Called with a ``Progress`` at every round, at the end of the run, and about every 100 ms of a pass.
+    progress : bool, optional
+        Show a bar in a notebook or a terminal, or a line every 30 seconds elsewhere. By default it is shown in a notebook only, for
+        selections that take longer than two seconds.
     cancelled : callable, optional
         Called at every round; the selection ends with ``CancelledError`` once it returns True.
     verify : bool
@@ -73,35 +78,37 @@ def select(
     [7, 21]
     """
     if run is None:
-        ((selection,), _) = select_shared(
-            data,
-            [make_request(request)],
-            y,
-            threads=threads,
-            names=names,
-            observer=observer,
-            cancelled=cancelled,
-            verify=verify,
-            load=load,
-            io=io,
-        )
+        with watched(observer, progress, "select") as watching:
+            ((selection,), _) = select_shared(
+                data,
+                [make_request(request)],
+                y,
+                threads=threads,
+                names=names,
+                observer=watching,
+                cancelled=cancelled,
+                verify=verify,
+                load=load,
+                io=io,
+            )
         return selection
     if io is not None:
         raise RequestError(f"a durable run reads as io auto does, so that it can be resumed anywhere: leave io {io} out")
     from fastomp_nvm.runs.drive import start
 
-    file = request.get("constraint")
+    file = named_file(request.get("constraint"))
     if isinstance(file, os.PathLike):
         del request["constraint"]  # the run keeps the text of the file
-    return start(
-        run,
-        cast("FeatureStore | str", data),  # checked there
-        y,
-        constraint_file=Path(file) if isinstance(file, os.PathLike) else None,
-        load=load,
-        verify=verify,
-        threads=threads,
-        observer=observer,
-        cancelled=cancelled,
-        **request,
-    )
+    with watched(observer, progress, "select") as watching:
+        return start(
+            run,
+            cast("FeatureStore | str", data),  # checked there
+            y,
+            constraint_file=Path(file) if isinstance(file, os.PathLike) else None,
+            load=load,
+            verify=verify,
+            threads=threads,
+            observer=watching,
+            cancelled=cancelled,
+            **request,
+        )

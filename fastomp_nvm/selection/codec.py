@@ -187,7 +187,7 @@ def decode_request(sent: object) -> SelectionRequest:
     if not isinstance(fields.get("standardize", True), bool):
         raise RequestError(f"standardize is {fields['standardize']!r}: expected true or false")
     try:
-        return make_request(fields)
+        return make_request(fields, files=False)
     except FastompError:
         raise
     except (TypeError, ValueError, OverflowError) as error:

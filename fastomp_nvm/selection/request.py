@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from pathlib import Path
+from typing import Literal, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,13 +15,15 @@ from numpy.typing import ArrayLike
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.errors import RequestError, near
 from fastomp_nvm.objectives.table import OBJECTIVES
 
-__all__ = ["RequestFields", "SelectionRequest", "make_request"]
+__all__ = ["RequestFields", "SelectionRequest", "make_request", "named_file"]
 
 #: More than a million passes are never useful, and much smaller numbers have no inverse.
 _SMALLEST_EPSILON = 1e-6
+T = TypeVar("T")
+
 _WHOLE = (int, np.integer)
 _REAL = (int, float, np.integer, np.floating)
 
@@ -161,13 +164,27 @@ class SelectionRequest:
             object.__setattr__(self, "weights", weights)
 
 
-def make_request(fields: Mapping[str, object]) -> SelectionRequest:
-    """Return the request with these fields; a field that does not exist is named in the error."""
+def make_request(fields: Mapping[str, object], *, files: bool = True) -> SelectionRequest:
+    """Return the request with these fields; a field that does not exist is named in the error.
+
+    ``files`` allows a text to name a constraint file (:func:`named_file`); a server does not allow it.
+    """
     known = SelectionRequest.__dataclass_fields__
     for field in fields:
         if field not in known:
-            raise RequestError(f"a selection has no parameter {field!r}: expected one of {', '.join(known)}")
+            raise RequestError(f"a selection has no parameter {field!r}{near(field, known)}: expected one of {', '.join(known)}")
+    if files and isinstance(fields.get("constraint"), str):
+        fields = {**fields, "constraint": named_file(fields["constraint"])}
     return SelectionRequest(**fields)  # type: ignore[arg-type]  # checked by SelectionRequest
+
+
+def named_file(constraint: T) -> T | Path:
+    """Return the path of a constraint file given as text (one line that ends in .yaml or .yml), and anything else as it is."""
+    if not isinstance(constraint, str) or not constraint.endswith((".yaml", ".yml")) or "\n" in constraint or ": " in constraint:
+        return constraint
+    if not os.path.isfile(constraint):
+        raise RequestError(f"there is no constraint file {constraint}: expected the path of a YAML file, or YAML text")
+    return Path(constraint)
 
 
 def _is(value: object, kinds: tuple[type, ...]) -> bool:

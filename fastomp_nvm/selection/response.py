@@ -8,7 +8,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, first_missing
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.errors import DataError, RequestError, near
 from fastomp_nvm.selection.automatic import choose_objective
 from fastomp_nvm.selection.request import SelectionRequest
 
@@ -50,7 +50,7 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
         values, classes = encode_response(y, request.objective)
     else:
         if request.target is None and not dataset.targets:
-            raise RequestError("the data holds no target: give the response")
+            raise RequestError("the data holds no target: name a feature or a file as the target (--target), or give the response")
         name = next(iter(dataset.targets)) if request.target is None else request.target
         if name in dataset.targets:
             values, classes = dataset.targets[name].values, tuple(dataset.targets[name].classes)
@@ -59,7 +59,8 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
                 feature = list(dataset.names).index(name)
             except ValueError:
                 known = ", ".join(dataset.targets) or "none"
-                raise RequestError(f"no target or feature is called {name!r}; the store's targets: {known}") from None
+                hint = near(name, [*dataset.targets, *dataset.names])
+                raise RequestError(f"no target or feature is called {name!r}{hint}; the store's targets: {known}") from None
             first, last = int(dataset.offsets[feature]), int(dataset.offsets[feature + 1])
             if last - first > 1:
                 raise RequestError(f"the feature {name!r} spans {last - first} columns and cannot be a target")

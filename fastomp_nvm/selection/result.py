@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,11 @@ from numpy.typing import ArrayLike
 from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.selection import display, plots
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = ["DataSize", "Selection", "Table"]
 
@@ -57,6 +62,8 @@ class Selection:
     intercept : float
     score : float
         R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
+    path : sequence of float, optional
+        Score of the refit on the first feature, the first two, and so on, in order of selection (linear objective only).
     columns : sequence of sequence of str
         Column names of each selected feature; in the JSON object only when a feature has several.
     column_positions : (c,) int64
@@ -169,6 +176,25 @@ class Selection:
     store: DataSize
     other_build: Sequence[str] | None = None
     notes: Sequence[str] = ()
+    path: Sequence[float] | None = None
+
+    def __repr__(self) -> str:
+        return display.short_selection(self)
+
+    def _repr_html_(self) -> str:
+        return display.selection_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per selected column: ``feature``, ``column``, ``coefficient``, ``order`` (from 1)."""
+        return display.selection_frame(self)
+
+    def plot_coefficients(self, ax: Axes | None = None, *, most: int = 30) -> Axes:
+        """Draw the coefficients of the first ``most`` columns as bars and return the axes; needs matplotlib."""
+        return plots.plot_coefficients(self, ax, most)
+
+    def plot_path(self, ax: Axes | None = None) -> Axes:
+        """Draw the score after each feature, in order of selection, and return the axes; needs matplotlib."""
+        return plots.plot_path(self, ax)
 
     def to_json(self) -> JSONObject:
         """Return the object that ``select --json`` prints."""

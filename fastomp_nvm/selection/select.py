@@ -23,7 +23,7 @@ from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
-from fastomp_nvm.errors import ConstraintError, DataError, RequestError
+from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
@@ -33,6 +33,7 @@ from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.notes import notes_on
+from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
 from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import DataSize, Selection
@@ -49,6 +50,7 @@ def select_many(
     threads: int | None = None,
     names: Sequence[str] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     cancelled: Callable[[], bool] | None = None,
     verify: bool = False,
     load: Load | None = None,
@@ -60,7 +62,7 @@ def select_many(
 
     Parameters
     ----------
-    data, y, threads, names, observer, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     requests : sequence of SelectionRequest or dict
 
@@ -68,18 +70,19 @@ def select_many(
     -------
     list of Selection
     """
-    return select_shared(
-        data,
-        requests,
-        y,
-        threads=threads,
-        names=names,
-        observer=observer,
-        cancelled=cancelled,
-        verify=verify,
-        load=load,
-        io=io,
-    )[0]
+    with watched(observer, progress, "select") as watching:
+        return select_shared(
+            data,
+            requests,
+            y,
+            threads=threads,
+            names=names,
+            observer=watching,
+            cancelled=cancelled,
+            verify=verify,
+            load=load,
+            io=io,
+        )[0]
 
 
 def select_shared(
@@ -147,14 +150,14 @@ def select_shared(
             ended(place, None if runs[place].outcome is None else finish(prepared[place]))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
+        if len(weighted) > 1:  # one pass of moments serves all of them
+            engine.saved.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), len(weighted) - 1)
         driven = engine.drive(runs, deadline)
         # Merged sweeps and the pass of moments count once, gathers as often as they were made.
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
-        if len(weighted) > 1:
-            traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), 1 - len(weighted))
         return [] if ended is not None or not driven else list(map(finish, prepared)), traffic
 
 
@@ -202,7 +205,7 @@ def prepare(
     elif limit is not None:
         constraint = limit
     else:
-        raise RequestError("give k, or a constraint that bounds how many features may be selected")
+        raise RequestError("k is missing: give it, or a constraint that bounds how many features may be selected")
     parameters = Parameters(
         request.epsilon,
         request.tau,
@@ -234,7 +237,8 @@ def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
     positions = {name: index for index, name in enumerate(dataset.names)}
     for name in names:
         if name not in positions:
-            raise RequestError(f"the feature {name!r} is to be excluded, but the data has none of that name")
+            hint = near(name, positions)
+            raise RequestError(f"the feature {name!r} is to be excluded, but the data has none of that name{hint}")
     return [positions[name] for name in names]
 
 
@@ -337,4 +341,5 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         classes=list(response.classes) if response.objective == "logistic" else None,
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
         notes=notes,
+        path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
     )

@@ -66,7 +66,9 @@ def _of_array(data: object, names: Sequence[str] | None) -> Dataset:
     if columns is not None and names is None:
         names = [str(name) for name in columns]
     if np.ma.is_masked(data):
-        raise DataError("X has masked entries: fill them in, or build a store with create_store(..., missing='mean')")
+        raise DataError(
+            "X has masked entries: fill them in, or build a store of it with missing values replaced (create_store, missing='mean')"
+        )
     try:
         array = np.asarray(data)
         if array.dtype.kind not in "fiubcmM":  # NumPy would drop imaginary parts, and count the nanoseconds of a date

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fastomp_nvm.errors import StoreURLError
+from fastomp_nvm.errors import StoreURLError, near
 from fastomp_nvm.registry import Table
 from fastomp_nvm.stores.contract import FeatureStore, StoreDraft
 from fastomp_nvm.stores.url import REMOTE_SCHEMES, StoreURL
@@ -44,7 +44,9 @@ MEDIA: Table[Medium] = Table(
 def medium_of(url: StoreURL) -> Medium:
     """Return the medium that the scheme of ``url`` names."""
     if url.scheme in REMOTE_SCHEMES:
-        raise StoreURLError(f"{url.scheme}:// names a server, not a store: use connect")
+        raise StoreURLError(
+            f"{url.text} is on a server, and this reads stores of this machine: connect to the server, or run it there"
+        )
     if url.scheme not in MEDIA:
-        raise StoreURLError(f"unknown medium {url.scheme!r}: expected one of {', '.join(MEDIA)}")
+        raise StoreURLError(f"unknown medium {url.scheme!r}{near(url.scheme, MEDIA)}: expected one of {', '.join(MEDIA)}")
     return MEDIA.load(url.scheme)

@@ -6,7 +6,6 @@ store becomes visible once it is complete; nothing is left behind when ingest fa
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 import os
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
-from fastomp_nvm.errors import DataError, InputError, MediumError
+from fastomp_nvm.errors import DataError, InputError, MediumError, near
 from fastomp_nvm.stores.contract import Target
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.names import NumberedNames
@@ -332,5 +331,4 @@ class _Layout:
 
 def _hint(names: Sequence[str], text: str) -> str:
     """Return the end of a message: similar names, or the first names."""
-    close = difflib.get_close_matches(text, names[:10_000], n=3)
-    return f": did you mean {' or '.join(map(repr, close))}?" if close else f": its columns are {first_names(names)}"
+    return near(text, names) or f": its columns are {first_names(names)}"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.cli.output import byte_progress, clean, human_bytes, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.home import home
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.stores.contract import Target
@@ -43,15 +43,15 @@ all:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--features", type=int, default=20_000, help="features of the data set (default 20000)")
-    parser.add_argument("--observations", type=int, default=2_000, help="observations of the data set (default 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data and the selection (default 0)")
-    parser.add_argument("--dir", help="folder for the store (default: demo in FASTOMP_HOME)")
+    parser.add_argument("--features", type=int, default=20_000, metavar="N", help="number of features")
+    parser.add_argument("--observations", type=int, default=2_000, metavar="N", help="number of observations")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default 0)")
+    parser.add_argument("--dir", metavar="DIR", help="folder for the store (default: demo in FASTOMP_HOME)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build the data set, select with both algorithms, print a comparison."""
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     folder = Path(arguments.dir) if arguments.dir else home() / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     url = f"pmem://{folder.resolve() / 'credit'}"

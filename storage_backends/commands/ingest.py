@@ -7,8 +7,8 @@ import json
 import urllib.parse
 from dataclasses import asdict
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, connected, shard_counts
-from fastomp_nvm.cli.output import byte_progress, clean
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, add_replace_argument, connected, shard_counts
+from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import StoreURLError
 from fastomp_nvm.remote.address import is_remote
@@ -28,20 +28,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COL|FILE",
-        help="column (name or index) or file with the response; repeatable; ./FILE forces a file",
+        help="column (name or index) or file with the response; repeatable; ./FILE forces a file (default: no target)",
     )
     parser.add_argument("--rows", choices=("observations", "features"), default="observations", help="what a row of SRC is")
     parser.add_argument("--dtype", choices=STORE_DTYPES, default="float32", help="element type of the exact matrix")
     parser.add_argument("--missing", choices=MISSING_POLICIES, default="error", help="how to treat missing values")
     parser.add_argument("--tier", choices=TIERS, default="int8", help="keep an int8 copy that makes passes cheaper, or none")
-    parser.add_argument("--id", metavar="COL", help="column that names the observations; not a feature")
-    parser.add_argument("--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable")
-    parser.add_argument("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file")
-    parser.add_argument("--replace", action="store_true", help="replace a store that exists")
+    parser.add_argument("--id", metavar="COL", help="column that names the observations; not a feature (default: none)")
     parser.add_argument(
-        "--shards", metavar="N", help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1)"
+        "--drop", action="append", default=[], metavar="COL", help="column (or pattern) to leave out; repeatable (default: none)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--dataset", metavar="NAME", help="which array of an HDF5 or NPZ file (default: the only one, or X)")
+    add_replace_argument(parser)
+    parser.add_argument(
+        "--shards",
+        metavar="N",
+        help="build N shards and their manifest in the directory STORE (or relative sizes: 2,1,1; default: one store)",
+    )
+    add_json_argument(parser)
+    add_progress_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -63,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.store} would not outlive this command: build the store at a path, then use select --load dram"
         )
     place = arguments.store
-    with terminating_cleanly(), byte_progress("ingest") as progress:
+    with terminating_cleanly(), byte_progress("ingest", arguments.progress) as progress:
         if arguments.shards is not None:
             into = shard_counts(arguments.shards)
             report, manifest = ingest_shards(arguments.source, arguments.store, into, progress=progress, **options)

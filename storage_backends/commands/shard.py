@@ -6,8 +6,8 @@ import argparse
 import json
 import urllib.parse
 
-from fastomp_nvm.cli.arguments import shard_counts
-from fastomp_nvm.cli.output import byte_progress
+from fastomp_nvm.cli.arguments import add_json_argument, add_replace_argument, add_store_argument, shard_counts
+from fastomp_nvm.cli.output import add_progress_argument, byte_progress
 from fastomp_nvm.cli.termination import terminating_cleanly
 from storage_backends.build.manifest import read_manifest
 from storage_backends.build.sharding import cut
@@ -17,19 +17,18 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_store_argument(parser)
     parser.add_argument("out", metavar="OUT", help="directory for shards and manifest: a path, mmap:///path or pmem:///path")
     parser.add_argument("--into", required=True, metavar="N", help="number of shards, or their relative sizes: 2,1,1")
-    parser.add_argument(
-        "--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I; see the guide"
-    )
-    parser.add_argument("--replace", action="store_true", help="replace a sharded store that exists")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--pin", action="store_true", help="serve shard I only on machines started with the Ray resource shard-I")
+    add_replace_argument(parser)
+    add_json_argument(parser)
+    add_progress_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Cut the store and print the URL of the shards."""
-    with terminating_cleanly(), byte_progress("shard") as progress:
+    with terminating_cleanly(), byte_progress("shard", arguments.progress) as progress:
         path = cut(
             arguments.store,
             arguments.out,

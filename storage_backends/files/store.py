@@ -125,18 +125,24 @@ class FileMedium:
             try:
                 directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError as error:
-                raise StoreURLError(f"there is no store at {path}: build one with ingest or create_store") from error
+                raise StoreURLError(
+                    f"there is no store at {path}: check the path, or build a store there with 'fastomp ingest'"
+                ) from error
             except NotADirectoryError as error:
-                raise StoreURLError(f"{path} is a file, and a store is a directory: ingest it to make a store of it") from error
+                raise StoreURLError(
+                    f"{path} is a file, and a store is a directory: build a store from it with 'fastomp ingest'"
+                ) from error
             except OSError as error:
                 raise MediumError(f"cannot open the store at {path}: {error.strerror}") from error
             with contextlib.ExitStack() as descriptors:
                 descriptors.callback(os.close, directory)
                 try:
                     return self._open(directory, path, scheme, descriptors)
-                except StoreError:
+                except StoreError as error:
                     # A store replaced while it was being opened has lost its files; the new one is at the same path.
                     if _same_directory(directory, path):
+                        if not {store_format.HEADER, store_format.MATRIX} & set(os.listdir(directory)):
+                            raise StoreURLError(f"{path} is a directory without a store: check the path") from error
                         raise
         raise StoreError(f"the store at {path} was replaced {_OPEN_ATTEMPTS} times while it was being opened: try later")
 
@@ -356,7 +362,9 @@ def _open_folder(path: str) -> int:
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreURLError(f"there is no directory {path} for the tier: create it, or use tier=dram") from None
+            raise StoreURLError(
+                f"there is no directory {path} for the tier: create it, or keep the tier in memory (dram)"
+            ) from None
 
 
 def _path(url: StoreURL) -> str:

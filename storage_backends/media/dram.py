@@ -51,7 +51,9 @@ class DramMedium:
         with self._lock:
             content = self._stores.get(url.path)
         if content is None:
-            raise StoreURLError(f"there is no store {url.text!r} in this process: create it first, or load one from a file")
+            raise StoreURLError(
+                f"there is no store {url.text!r} in this process: one in memory ends with its process; use one in a file"
+            )
         return DramStore(f"dram:{urllib.parse.quote(url.path)}", content)
 
     def draft(self, url: StoreURL, n_columns: int, n_obs: int, dtype: str, *, replace: bool, tier: str = "none") -> StoreDraft:

@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from typing import Any
 
-from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError
+from fastomp_nvm.errors import RequestError, UnavailableError, UnreachableError, how_to_install
 from storage_backends.files.durable import scratch_directory
 
 __all__ = ["RaySession", "session"]
@@ -205,7 +205,7 @@ def _import_ray() -> Any:
             import ray
         except ModuleNotFoundError as error:
             raise UnavailableError(
-                "a selection over shards needs Ray, which is not installed here: pip install 'fastomp-nvm[ray]'"
+                f"a selection over shards needs Ray, which is not installed here: {how_to_install('ray')}"
             ) from error
     return ray
 

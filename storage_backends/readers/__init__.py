@@ -54,12 +54,14 @@ def open_reader(path: str, options: ReaderOptions) -> Reader:
     UnavailableError
         The format needs a library that is not installed.
     """
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a directory: name a file")
     extension = _extension(path)
     _check_file(path)
     try:
         reader = READERS.load(extension)
     except UnavailableError as error:
-        raise UnavailableError(f"{os.path.basename(path)} cannot be read: {error}; pip install fastomp-nvm[formats]") from error
+        raise UnavailableError(f"{os.path.basename(path)} cannot be read: {error}") from error
     return reader(path, options)
 
 
@@ -79,8 +81,6 @@ def _extension(path: str) -> str:
 
 def _check_file(path: str) -> None:
     """Refuse a path that is not a readable, non-empty file."""
-    if os.path.isdir(path):
-        raise InputError(f"{path} is a directory: name a file")
     try:
         with open(path, "rb") as stream:
             empty = not stream.read(1)

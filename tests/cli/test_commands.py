@@ -261,7 +261,7 @@ def test_arguments_are_explained_in_words(store: str, capsys) -> None:
     """A word that is no number is refused in the user's terms, not in those of the code."""
     with pytest.raises(SystemExit):
         main(["select", store, "--k", "2", "--tau", "abc"])
-    assert "invalid number or auto value: 'abc'" in capsys.readouterr().err
+    assert "--tau is 'abc': expected a number or auto\n" in capsys.readouterr().err
 
 
 def test_help_and_version_cost_no_heavy_imports() -> None:

@@ -12,12 +12,12 @@ from fastomp_nvm.cli.main import main
 from fastomp_nvm.cli.output import human_seconds
 from fastomp_nvm.planning.plan import MEDIA, Machine, PlanRequest, plan
 
-SIZE = ["--features", "1e6", "--obs", "1000", "--k", "20"]
+SIZE = ["--features", "1e6", "--observations", "1000", "--k", "20"]
 
 
 def test_json_is_the_plan_of_python(capsys) -> None:
     """One object on stdout with everything the plan holds, of shards too."""
-    words = ["--nodes", "4", "--medium", "optane", "--network-gbps", "10", "--tau", "0.9", "--gather", "0.5", "--json"]
+    words = ["--nodes", "4", "--medium", "optane", "--network-gbps", "10", "--tau", "0.9", "--gather-bytes", "5e8", "--json"]
     assert main(["plan", *SIZE, *words]) == 0
     found = json.loads(capsys.readouterr().out)
     request = PlanRequest(1_000_000, 1000, 20, nodes=4, tau=0.9, gather_bytes=500_000_000)
@@ -32,7 +32,7 @@ def test_json_is_the_plan_of_python(capsys) -> None:
 
 def test_people_read_what_binds_and_what_was_assumed(capsys) -> None:
     """A billion features on a hundred nodes, in words."""
-    assert main(["plan", "--features", "1e9", "--obs", "1e5", "--k", "500", "--nodes", "100", "--medium", "nvme"]) == 0
+    assert main(["plan", "--features", "1e9", "--observations", "1e5", "--k", "500", "--nodes", "100", "--medium", "nvme"]) == 0
     text = capsys.readouterr().out
     assert "500 of 1,000,000,000 features x 100,000 observations" in text
     assert "binds: memory capacity" in text
@@ -76,7 +76,7 @@ def test_a_number_of_features_is_whole(text: str, capsys) -> None:
     assert "--features" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--gather", "--memory-gb", "--device-gbps"])
+@pytest.mark.parametrize("option", ["--gather-bytes", "--memory-gb", "--device-gbps"])
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
 def test_a_constant_is_finite_and_above_0(option: str, text: str, capsys) -> None:
     """The parser refuses everything else."""

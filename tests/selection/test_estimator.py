@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -230,3 +231,40 @@ def test_unusable_input_is_refused_clearly(data) -> None:
         fo.FastOMPClassifier(objective="linear").fit(X, y > 0)
     with pytest.raises(fo.RequestError, match="k is 0"):
         fo.FastOMPSelector(k=0).fit(X, y)
+
+
+def test_callbacks_of_scikit_learn_hear_every_round(data: tuple[Any, Any]) -> None:
+    """A fit is a task with a subtask per round, set up and torn down once; a search hands its callbacks to its estimators."""
+    pytest.importorskip("sklearn.callback", reason="scikit-learn before 1.9 has no callbacks")
+
+    class Listener:
+        max_propagation_depth = None
+
+        def __init__(self) -> None:
+            self.heard: list[tuple[str, str]] = []
+
+        def setup(self, estimator: Any, context: Any) -> None:
+            self.heard.append(("setup", context.task_name))
+
+        def teardown(self, estimator: Any, context: Any) -> None:
+            self.heard.append(("teardown", context.task_name))
+
+        def on_fit_task_begin(self, estimator: Any, context: Any) -> None:
+            self.heard.append(("begin", context.task_name))
+
+        def on_fit_task_end(self, estimator: Any, context: Any, *, fitted_estimator: Any = None) -> None:
+            self.heard.append(("end", context.task_name))
+            if context.task_name == "fit" and isinstance(estimator, fo.FastOMPRegressor):
+                assert fitted_estimator.predict(data[0]).shape == (len(data[0]),)
+
+    listener, rounds = Listener(), []
+    fo.FastOMPRegressor(k=3, observer=lambda step: rounds.append(step.ended)).set_callbacks(listener).fit(*data)
+    one = [("begin", "round"), ("end", "round")]
+    assert listener.heard == [("setup", "fit"), ("begin", "fit"), *one * rounds.count(False), ("end", "fit"), ("teardown", "fit")]
+    listener = Listener()
+    GridSearchCV(fo.FastOMPRegressor(), {"k": [1, 2]}, cv=2).set_callbacks(listener).fit(*data)
+    assert listener.heard.count(("begin", "round")) >= 5
+    assert listener.heard.count(("setup", "fit")) == 1
+    with pytest.raises(fo.RequestError):
+        fo.FastOMPRegressor(k=-1).set_callbacks(failing := Listener()).fit(*data)
+    assert failing.heard[-1] == ("teardown", "fit")

@@ -165,12 +165,13 @@ def test_a_deadline_stops_between_sweeps() -> None:
 
 @pytest.mark.numerics
 def test_a_selection_can_be_watched_and_cancelled() -> None:
-    """Every round is reported, and a cancelled selection ends with CancelledError."""
+    """Every round is reported, then the end of the run, and a cancelled selection ends with CancelledError."""
     design = PaperDesign(100, 300, seed=2)
     X, y = design.matrix().T, design.response()
     seen: list[Any] = []
     fo.select(X, y, k=20, observer=seen.append)
-    assert [step.round for step in seen] == list(range(1, len(seen) + 1))
+    assert [step.round for step in seen[:-1]] == list(range(1, len(seen)))
+    assert [step.ended for step in seen] == [False] * (len(seen) - 1) + [True]
     assert seen[-1].selected <= seen[-1].target == 20
     assert seen[-1].bytes_read >= X.nbytes
     with pytest.raises(fo.CancelledError):

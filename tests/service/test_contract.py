@@ -15,6 +15,7 @@ import pytest
 
 import fastomp_nvm as fo
 from ado_plugin.mcas.session import McasSession
+from fastomp_nvm.stores.listing import PAGE
 from tests.service.running import ROOT, RunningServer, small_data
 
 DOUBLES = ROOT / "tests" / "doubles"
@@ -65,6 +66,17 @@ def plain(selection: fo.Selection) -> dict[str, Any]:
     """Return a selection without the fields that name the medium."""
     found = selection.to_json()
     return {name: value for name, value in found.items() if name not in ("seconds", "medium", "durability", "emulated")}
+
+
+def test_names_in_pages(client: fo.Client) -> None:
+    """The features of a store are listed by pattern, in as many replies as it takes; a bad pattern is refused."""
+    names = [f"gene_{place}" for place in range(PAGE + 900)]
+    client.put(np.random.default_rng(0).normal(size=(8, len(names))), names=names)
+    assert list(client.names()) == [(name, 1) for name in names]
+    assert [name for name, _ in client.names("gene_?")] == names[:10]
+    assert [name for name, _ in client.names("_58")] == [name for name in names if "_58" in name]
+    with pytest.raises(fo.RequestError, match="not a text of at most 1000 characters"):
+        next(client.names("x" * 2000))
 
 
 def test_put_list_info_delete(client: fo.Client) -> None:

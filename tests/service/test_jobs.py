@@ -38,6 +38,7 @@ class Gate:
         self.batches.append([job.name for job in jobs])
         for place in range(sum(len(job.request.requests) for job in jobs)):
             observer(Progress(place, 1, 2, 3, 0.5, 7, 0.1))
+        observer(Progress(0, 1, 2, 3, 0.5, 9, 0.2, runs=9, sweep=2, share=0.25))
         left = list(jobs)
         while left and not self.open.wait(0.01):
             if stopped():
@@ -525,3 +526,15 @@ def test_followers_hear_progress_and_the_end(queue: Jobs, gate: Gate) -> None:
     assert heard[-1]["state"] == "done"
     assert heard[-1]["progress"][0]["selected"] == 2
     assert [standing["version"] for standing in heard] == sorted({standing["version"] for standing in heard})
+
+
+def test_jobs_that_share_a_pass_hear_of_it(queue: Jobs, gate: Gate) -> None:
+    """Every job counts its own requests as runs, and all jobs of a batch see the share of the pass in flight."""
+    gate.open.clear()
+    jobs = [queue.submit("one", request(requests=[{}, {}])), queue.submit("other", request(owner="bob"))]
+    queue.start()
+    while not all(job.progress and job.progress[0] is not None and job.progress[0].share for job in jobs):
+        assert queue._worker.is_alive()
+    assert [[(step.run, step.runs) for step in job.progress if step is not None] for job in jobs] == [[(0, 2), (1, 2)], [(0, 1)]]
+    assert [(job.progress[0].sweep, job.progress[0].bytes_read) for job in jobs] == [(2, 9), (2, 9)]
+    assert gate.batches == [["one", "other"]]

@@ -480,7 +480,7 @@ def test_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytes
 
     (tmp_path / "t.parquet").write_bytes(b"x")
     monkeypatch.setattr("importlib.import_module", absent)
-    with pytest.raises(UnavailableError, match=r"needs the package 'pyarrow'.*; pip install fastomp-nvm\[formats\]"):
+    with pytest.raises(UnavailableError, match=r"needs the package 'pyarrow'.*: pip install 'pyarrow>=14'"):
         open_reader(str(tmp_path / "t.parquet"), ReaderOptions())
 
 

@@ -265,7 +265,7 @@ def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
     for path, kind, text in (
         ("absent", StoreURLError, "no store"),
         ("file.csv", StoreURLError, "is a file"),
-        ("foreign", StoreError, r"no header\.json"),
+        ("foreign", StoreURLError, "without a store"),
         (".s.partial-1-ab", StoreURLError, "interrupted build"),
         ("file.csv/below", StoreURLError, "directory"),
         ("x" * 300, MediumError, "too long"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
-from fastomp_nvm.cli.arguments import add_ray_argument, open_local
+from fastomp_nvm.cli.arguments import add_json_argument, add_ray_argument, add_store_argument, open_local
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.constraints import check_downward_closed
 from fastomp_nvm.engine.dataset import Dataset
@@ -18,18 +19,20 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="constraint file; see the published schema")
-    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    parser.add_argument("file", metavar="FILE", help="constraint file; see 'fastomp help constraints'")
+    add_store_argument(parser)
     add_ray_argument(parser)
     parser.add_argument("--samples", type=int, default=100, metavar="N", help="random chains of sets to test (default 100)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the chains (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default 0)")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check and print."""
     if arguments.samples < 0:
         raise RequestError(f"--samples is {arguments.samples}: expected a whole number of at least 0")
+    if os.path.isdir(arguments.file):
+        raise RequestError(f"{arguments.file} is a directory, expected a constraint file: give the file first, then the store")
     with open_local(arguments.store) as store:
         dataset = Dataset.of_store(store)
         constraint = bind_constraint(Path(arguments.file), dataset, dataset.design().standardisation.usable())

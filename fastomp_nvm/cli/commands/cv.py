@@ -6,13 +6,13 @@ import argparse
 import json
 import warnings
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.analysis.cross_validation import cross_validate
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
 from fastomp_nvm.cli.output import run_progress
 from fastomp_nvm.cli.results import sharing_in_words, show_selection
+from fastomp_nvm.cli.screen import Screen
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,15 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser, several=("k",))
-    parser.add_argument("--k-max", type=int, metavar="K", help="try 1 to K, instead of the values of --k")
+    parser.add_argument("--k-max", type=int, metavar="K", help="try 1 to K, instead of the values of --k (default: only those)")
     parser.add_argument("--folds", type=int, default=5, metavar="N", help="folds, drawn by --seed (default 5)")
-    parser.add_argument("--rule", default="best", help="best, or one-standard-error: the smallest k that is nearly as good")
+    parser.add_argument(
+        "--rule", default="best", metavar="RULE", help="best, or one-standard-error: the smallest k that is nearly as good"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Cross-validate and print."""
     ks, arguments.k = arguments.k, None
-    with opened_request(arguments) as request, run_progress("cv") as observer, warnings.catch_warnings():
+    with opened_request(arguments) as request, run_progress("cv", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = cross_validate(
             request.store,
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found.to_json(), allow_nan=False))
         return 0
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     table = Table(title=f"{found.scores.shape[1]} folds, score on held-out observations")
     for name in ("k", "mean", "standard error", ""):
         table.add_column(name, justify="right")

@@ -17,11 +17,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import scipy
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm import native
+from fastomp_nvm.cli.arguments import add_json_argument
 from fastomp_nvm.cli.output import human_bytes
+from fastomp_nvm.cli.screen import Screen
+from fastomp_nvm.errors import how_to_install
 from fastomp_nvm.matrix import kernels
 
 __all__ = ["Finding", "add_arguments", "examine", "run"]
@@ -41,7 +43,7 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_column(title, overflow="fold")
     for finding in findings:
         table.add_row("yes" if finding.present else "no", finding.name, finding.seen, "" if finding.present else finding.remedy)
-    Console(highlight=False, markup=False).print(table)
+    Screen().print(table)
     return 0
 
 
@@ -71,12 +73,13 @@ def examine() -> list[Finding]:
         *_compiled(),
         _dax(),
         _libpmem(),
-        _package("pyarrow", "Parquet and Feather files, the pool server", "pip install 'fastomp-nvm[formats]'"),
-        _package("h5py", "HDF5 files", "pip install 'fastomp-nvm[formats]'"),
-        _package("pandas", "DataFrames", "pip install 'fastomp-nvm[formats]'"),
-        _package("sklearn", "the estimator and Lasso", "pip install 'fastomp-nvm[sklearn]'"),
-        _package("matplotlib", "plots of the benchmarks", "pip install 'fastomp-nvm[report]'"),
-        _package("ray", "selections over shards on many machines", "pip install 'fastomp-nvm[ray]'"),
+        _package("pyarrow", "Parquet and Feather files, the pool server"),
+        _package("h5py", "HDF5 files"),
+        _package("pandas", "DataFrames"),
+        _package("sklearn", "the estimator and Lasso"),
+        _package("matplotlib", "plots of the benchmarks"),
+        _package("ray", "selections over shards on many machines"),
+        _package("shtab", "completion of commands and options in a shell"),
         _border("pymm", "shelf", "build it from the sources of IBM's pymm; the package of that name on PyPI is another program"),
         _border("mcas", "Session", "build it from the sources of IBM's MCAS; it is not on PyPI"),
     ]
@@ -133,11 +136,11 @@ def _libpmem() -> Finding:
     return Finding("libpmem", name is not None, name or "not found", "Debian: apt-get install libpmem1 (only real DAX needs it)")
 
 
-def _package(module: str, purpose: str, remedy: str) -> Finding:
+def _package(module: str, purpose: str) -> Finding:
     """Look for an importable package without importing it."""
     found = importlib.util.find_spec(module) is not None
     if not found:
-        return Finding(module, False, f"not installed ({purpose})", remedy)
+        return Finding(module, False, f"not installed ({purpose})", how_to_install(module))
     try:
         version = importlib.metadata.version("scikit-learn" if module == "sklearn" else module)
     except importlib.metadata.PackageNotFoundError:

@@ -18,7 +18,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.cli.arguments import add_ray_argument, open_local
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.errors import MediumError, RequestError, UnavailableError
+from fastomp_nvm.errors import MediumError, RequestError, UnavailableError, how_to_install, near
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.runs.drive import list_runs, registration, resume
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run_name", metavar="RUN", help="a finished run, or a file with the output of 'select --json'")
     parser.add_argument("out", metavar="OUT", help=f"file to write: {', '.join(_WRITERS)}")
-    parser.add_argument("--store", metavar="STORE", help="the store of the selection; needed for a file, known for a run")
+    parser.add_argument("--store", metavar="STORE", help="store of the selection; needed for a file (default: that of the run)")
     add_ray_argument(parser)
 
 
@@ -88,7 +88,7 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
             found.decoded_response(),
         )
     if not os.path.isfile(name):
-        raise RequestError(f"{name!r} is neither a run nor a file: 'fastomp runs' lists the runs")
+        raise RequestError(f"{name!r} is neither a run nor a file{near(name, states)}: 'fastomp runs' lists the runs")
     if arguments.store is None:
         raise RequestError(f"the file {name} does not say where its store is: name it with --store")
     try:
@@ -96,7 +96,10 @@ def _source(arguments: argparse.Namespace) -> tuple[str, IndexArray, str, str | 
         target = result["target"]
         return arguments.store, np.array(result["indices"], dtype=np.int64), result["objective"], target, None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise RequestError(f"{name} is not the output of 'select --json' ({error!r})") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise RequestError(
+            f"{name} is not the output of 'fastomp select --json' ({reason}): write one with that command"
+        ) from error
 
 
 def _write_csv(file: Any, values: AnyArray, names: Sequence[str], y: AnyArray, label: str) -> None:
@@ -131,7 +134,7 @@ def _write_parquet(file: Any, values: AnyArray, names: Sequence[str], y: AnyArra
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UnavailableError("Parquet needs pyarrow: pip install 'fastomp-nvm[formats]'") from error
+        raise UnavailableError(f"Parquet needs pyarrow: {how_to_install('pyarrow')}") from error
     columns = [np.ascontiguousarray(values[:, column]) for column in range(len(names))]
     pyarrow.parquet.write_table(pyarrow.table([*columns, y], names=[*names, label]), file)
 

@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.analysis.grid import grid
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
 from fastomp_nvm.cli.output import clean, run_progress
 from fastomp_nvm.cli.results import sharing_in_words
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import RequestError
 
 __all__ = ["add_arguments", "run"]
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
     add_request_arguments(parser, several=SEVERAL)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds to try, from --seed on (default 1)")
-    parser.add_argument("--lambda", dest="limits", metavar="X,...", help="limits to put into the fairness constraints")
+    parser.add_argument(
+        "--lambda", dest="limits", metavar="X,...", help="limits to put into the fairness constraints (default: theirs)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,13 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
         except ValueError:
             raise RequestError(f"--lambda is {arguments.limits!r}: expected comma-separated numbers") from None
         arguments.seed = None
-    with opened_request(arguments) as request, run_progress("grid") as observer, warnings.catch_warnings():
+    with opened_request(arguments) as request, run_progress("grid", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table shows which answers are feasible
         found = grid(request.store, request.response, over=over, observer=observer, **request.reading, **request.fields)
     if arguments.json:
         print(json.dumps(found.to_json(), allow_nan=False))
         return 0
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     table = Table(title=f"{len(found.cells)} selections")
     held_out = found.ranked_by == "test_score"
     for name in (*over, "features", "score", *(["held-out score"] if held_out else []), "feasible", "passes alone"):

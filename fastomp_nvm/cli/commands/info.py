@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, add_ray_argument, add_store_argument, connected
 from fastomp_nvm.cli.output import clean, human_bytes
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.open import open_store
@@ -19,9 +19,9 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_store_argument(parser)
     add_ray_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -61,5 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
         rows[f"shard {place}"] = f"features {first:,} to {last - 1:,} at {clean(shard['url'], 200)}"
     for name, text in rows.items():
         table.add_row(f"{name} ", text)
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+    Screen().print(table, soft_wrap=True)
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean
+from fastomp_nvm.cli.screen import Screen
 
 __all__ = ["add_arguments", "run"]
 
@@ -17,7 +17,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("store", metavar="URL", help="grpc://host:port for its pools, grpc://host:port/pool for the stores there")
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    add_json_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -33,5 +33,5 @@ def run(arguments: argparse.Namespace) -> int:
         table = Table(*found[0])
         for entry in found:
             table.add_row(*(clean("none" if value is None else str(value)) for value in entry.values()))
-        Console(highlight=False, markup=False).print(table)
+        Screen().print(table)
     return 0

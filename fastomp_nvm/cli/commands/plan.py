@@ -8,10 +8,11 @@ import math
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from fastomp_nvm.cli.arguments import add_json_argument
 from fastomp_nvm.cli.output import human_bytes, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.planning.plan import MEDIA, Machine, Plan, PlanRequest, plan, read_machine
 from fastomp_nvm.planning.rehearsal import KINDS
 
@@ -29,9 +30,9 @@ _MACHINE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--features", type=_whole, required=True, metavar="N", help="number of features, as 1000000 or 1e6")
-    parser.add_argument("--obs", type=_whole, required=True, metavar="N", help="number of observations")
-    parser.add_argument("--k", type=_whole, required=True, metavar="K", help="largest number of features to select")
+    parser.add_argument("--features", type=_whole, required=True, metavar="N", help="number of features")
+    parser.add_argument("--observations", type=_whole, required=True, metavar="N", help="number of observations")
+    parser.add_argument("--k", type=_whole, required=True, metavar="K", help="most features to select")
     parser.add_argument("--nodes", type=_whole, default=1, metavar="N", help="nodes with a shard each (default 1)")
     parser.add_argument(
         "--nodes-per-machine",
@@ -45,18 +46,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in _MACHINE.items():
         default = getattr(Machine(), name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=_above_zero, metavar="X", help=f"{meaning} (default {default:g})")
-    parser.add_argument("--machine", type=Path, metavar="FILE", help="YAML or JSON file with memory_gb, memory_gbps, ... as above")
-    parser.add_argument("--dtype", default="float32", choices=("float16", "float32", "float64"), help="of the exact matrix")
+    parser.add_argument(
+        "--machine", type=Path, metavar="FILE", help="YAML or JSON file with memory_gb, memory_gbps, ... (default: as above)"
+    )
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float16", "float32", "float64"), help="element type of the exact matrix"
+    )
     parser.add_argument("--tier", default="int8", choices=("int8", "none"), help="whether passes read an int8 tier (default int8)")
-    parser.add_argument("--algorithm", default="fast_omp", choices=("fast_omp", "sds_omp"))
-    parser.add_argument("--epsilon", type=float, default=0.1, help="as for select (default 0.1)")
-    parser.add_argument("--tau", type=float, default=0.5, help="as for select (default 0.5)")
+    parser.add_argument("--algorithm", default="fast_omp", choices=("fast_omp", "sds_omp"), help="as for select")
+    parser.add_argument("--epsilon", type=float, default=0.1, metavar="X", help="as for select (default 0.1)")
+    parser.add_argument("--tau", type=float, default=0.5, metavar="X", help="as for select (default 0.5)")
     parser.add_argument("--polish", default="pool", choices=("pool", "none"), help="as for select (default pool)")
     parser.add_argument(
         "--data", default="paper", choices=tuple(KINDS), help="; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
     )
-    parser.add_argument("--gather", type=_above_zero, metavar="GB", help="memory for gathered columns in GB (default as select)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--gather-bytes",
+        type=_whole,
+        metavar="N",
+        help="memory for gathered columns (default half of what is free, at most 2.75 GiB)",
+    )
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine = _machine(arguments)
     request = PlanRequest(
         n_features=arguments.features,
-        n_obs=arguments.obs,
+        n_obs=arguments.observations,
         k=arguments.k,
         nodes=arguments.nodes,
         nodes_per_machine=arguments.nodes_per_machine,
@@ -75,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         tau=arguments.tau,
         data=arguments.data,
         polish=arguments.polish == "pool",
-        **({} if arguments.gather is None else {"gather_bytes": int(arguments.gather * 1e9)}),
+        **({} if arguments.gather_bytes is None else {"gather_bytes": arguments.gather_bytes}),
     )
     found = plan(request, machine)
     if arguments.json:
@@ -115,7 +125,7 @@ _whole.__name__, _above_zero.__name__ = "whole number", "number"  # argparse nam
 
 def _show(request: PlanRequest, machine: Machine, found: Plan) -> None:
     """Print for a person."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Screen()
     matrix = request.n_features * request.column_bytes
     console.print(
         f"{request.algorithm}: {request.k:,} of {request.n_features:,} features x {request.n_obs:,} observations, "

@@ -7,8 +7,16 @@ import json
 import warnings
 from collections.abc import Sequence
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected, refuse_sweep_settings
-from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.cli.arguments import (
+    add_allow_infeasible_argument,
+    add_connection_arguments,
+    add_json_argument,
+    add_ray_argument,
+    add_threads_argument,
+    connected,
+    refuse_sweep_settings,
+)
+from fastomp_nvm.cli.output import add_progress_argument, run_progress
 from fastomp_nvm.cli.results import infeasible, show_selection
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError
@@ -21,12 +29,18 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("name", metavar="NAME", help="name given with select --run")
-    parser.add_argument("store", nargs="?", metavar="URL", help="the server it is on: grpc://host:port, mcas://host:port/pool")
+    parser.add_argument(
+        "store",
+        nargs="?",
+        metavar="URL",
+        help="the server it is on: grpc://host:port, mcas://host:port/pool (default: this machine)",
+    )
     add_ray_argument(parser)
     parser.add_argument("--other-build", action="store_true", help="allow another kernel, BLAS or NumPy; the result says so")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of a sweep; the answer does not depend on it")
-    parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")
-    parser.add_argument("--json", action="store_true", help="print one JSON object (of many requests a list) and nothing else")
+    add_threads_argument(parser)
+    add_allow_infeasible_argument(parser)
+    add_json_argument(parser)
+    add_progress_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -34,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Resume and print."""
     if arguments.store is None:
         refuse_sweep_settings(registration(arguments.name).store, arguments)
-    with run_progress("resume") as observer:
+    with run_progress("resume", arguments.progress) as observer:
         if arguments.store is not None:
             selections = _resume_remotely(arguments, observer)
         else:

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 
-from fastomp_nvm.cli.arguments import add_connection_arguments, connected
+from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, connected
 from fastomp_nvm.cli.output import clean, human_seconds
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.runs.drive import list_runs
 from fastomp_nvm.selection.run_info import RunInfo
 
@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "store",
         nargs="?",
         metavar="URL",
-        help="list the jobs there instead: grpc://host:port, or .../pool/key for those on a store",
+        help="list the jobs there instead: grpc://host:port, or .../pool/key for those on a store (default: runs of this machine)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    add_json_argument(parser)
     add_connection_arguments(parser)
 
 
@@ -52,7 +52,7 @@ def _show(runs: Sequence[RunInfo]) -> None:
     by_store: dict[str, list[RunInfo]] = {}
     for info in runs:
         by_store.setdefault(info.store, []).append(info)
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     for store, members in by_store.items():
         table = Table()
         for column in ("run", "status", "rounds", "features", "score", "time", "algorithm"):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.cli.arguments import (
+    add_allow_infeasible_argument,
     add_connection_arguments,
     add_request_arguments,
     add_store_arguments,
@@ -21,7 +22,7 @@ from fastomp_nvm.cli.arguments import (
 from fastomp_nvm.cli.output import run_progress
 from fastomp_nvm.cli.results import infeasible, show_fairness, show_selection
 from fastomp_nvm.engine.engine import Observer
-from fastomp_nvm.errors import InputError, RequestError
+from fastomp_nvm.errors import InputError, RequestError, near
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.request import RequestFields
@@ -49,21 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run",
         dest="run_name",
         metavar="NAME",
-        help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server)",
+        help="make it a durable run, which 'resume NAME' continues ('resume NAME URL' for one on a server; default: not durable)",
     )
     parser.add_argument(
         "--protected",
         metavar="COL|FILE",
-        help="target, feature or file with groups to report fairness for; a feature is then not selected; ./FILE forces a file",
+        help="target, feature (then not selected) or file with groups to report fairness for; ./FILE forces a file (default: none)",
     )
     parser.add_argument("--keep-protected", action="store_true", help="let the feature of --protected be selected")
-    parser.add_argument("--allow-infeasible", action="store_true", help="exit 0 even if the answer breaks the constraint")
+    add_allow_infeasible_argument(parser)
     add_connection_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Select and print."""
-    with run_progress("select") as observer, warnings.catch_warnings():
+    with run_progress("select", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # violations are printed below
         selection, report = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
     if arguments.json:
@@ -121,7 +122,8 @@ def _protected(arguments: argparse.Namespace, store: FeatureStore, fields: Reque
         return name
     if os.path.isfile(name):
         return READ_TARGET.load()(name, store.layout.n_obs)[1]
-    raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file: name one of these")
+    hint = near(name, [*store.targets, *store.names])
+    raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file{hint}: name one of these")
 
 
 def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> tuple[Selection, None]:
@@ -133,4 +135,5 @@ def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -
         fields, values = request_fields(
             arguments, lambda name: bool(client.info(name=name)["has_name"]), lambda: int(client.info()["n_obs"])
         )
-        return client.select(values, run=arguments.run_name, verify=arguments.verify, observer=observer, **fields), None
+        arguments.job = client.submit(values, run=arguments.run_name, verify=arguments.verify, **fields)  # Ctrl-C names it
+        return client.result(arguments.job, observer=observer)[0], None

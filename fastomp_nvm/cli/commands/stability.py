@@ -6,13 +6,13 @@ import argparse
 import json
 import warnings
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.analysis.stability import stability
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
 from fastomp_nvm.cli.output import clean, run_progress
 from fastomp_nvm.cli.results import sharing_in_words
+from fastomp_nvm.cli.screen import Screen
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Select on subsamples and print."""
-    with opened_request(arguments) as request, run_progress("stability") as observer, warnings.catch_warnings():
+    with opened_request(arguments) as request, run_progress("stability", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = stability(
             request.store,
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found.to_json(), allow_nan=False))
         return 0
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     shown = max(len(found.stable), 20)
     table = Table(title=f"{len(found.stable)} stable features, the {min(shown, len(found.features))} most frequent")
     table.add_column("feature", overflow="fold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fastomp_nvm.cli.arguments import add_ray_argument, open_local
+from fastomp_nvm.cli.arguments import add_ray_argument, add_store_argument, open_local
 from fastomp_nvm.cli.output import human_bytes
 
 __all__ = ["add_arguments", "run"]
@@ -12,7 +12,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("store", metavar="STORE", help="store URL or path")
+    add_store_argument(parser)
     add_ray_argument(parser)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from fastomp_nvm.arrays import BoolArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.intersection import intersect
-from fastomp_nvm.constraints.written.document import Item, near, read_document, read_text
+from fastomp_nvm.constraints.written.document import Item, read_document, read_text
 from fastomp_nvm.constraints.written.families import FAMILIES
 from fastomp_nvm.constraints.written.feature_names import FeatureNames
 from fastomp_nvm.constraints.written.field_reader import FieldReader
-from fastomp_nvm.errors import ConstraintError
+from fastomp_nvm.errors import ConstraintError, near
 
 __all__ = ["parse_constraint", "read_constraint", "schema"]
 

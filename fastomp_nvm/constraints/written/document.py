@@ -6,7 +6,6 @@ whether it is a number, and every error names the file and the line. Python mapp
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import yaml
 
 from fastomp_nvm.bounded_yaml import compose_yaml
-from fastomp_nvm.errors import ConstraintError
+from fastomp_nvm.errors import ConstraintError, near
 
-__all__ = ["Item", "near", "read_document", "read_text"]
+__all__ = ["Item", "read_document", "read_text"]
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")
 
@@ -160,15 +159,10 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConstraintError(
-            f"the constraint file {path} cannot be read ({error}): check its path and that it is UTF-8"
+            f"the constraint file {path} cannot be read ({reason}): check its path and that it is UTF-8"
         ) from error
-
-
-def near(name: str, options: Any) -> str:
-    """Return a hint that lists the options similar to ``name``, or an empty string."""
-    found = difflib.get_close_matches(name, options, n=3)
-    return f" (did you mean {' or '.join(repr(option) for option in found)}?)" if found else ""
 
 
 def _place(source: str, mark: yaml.Mark | None) -> str:

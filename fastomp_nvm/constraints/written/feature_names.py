@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from fastomp_nvm.arrays import IndexArray
-from fastomp_nvm.constraints.written.document import near
+from fastomp_nvm.errors import near
 
 __all__ = ["FeatureNames"]
 
 _WILDCARD = re.compile(r"[*?\[]")
-
-# Names compared to find a similar one; comparing a million takes minutes.
-_MOST_COMPARED = 20_000
 
 
 class FeatureNames:
@@ -78,8 +74,8 @@ class FeatureNames:
         """Return the error sentence for a text that names no feature."""
         if _WILDCARD.search(text):
             prefix = _WILDCARD.split(text, maxsplit=1)[0]
-            return f"the pattern {text!r} matches no feature{near(prefix, self._comparable(prefix)) if prefix else ''}"
-        return f"there is no feature {text!r}{near(text, self._comparable(text))}"
+            return f"the pattern {text!r} matches no feature{near(prefix, self.names) if prefix else ''}"
+        return f"there is no feature {text!r}{near(text, self.names)}"
 
     def _matching(self, pattern: str, length: int, indices: Sequence[int]) -> Sequence[int]:
         """Return the ``indices`` whose names match; all of them start with the first ``length`` characters of the pattern."""
@@ -87,9 +83,3 @@ class FeatureNames:
             return indices
         matches = re.compile(fnmatch.translate(pattern)).match
         return [index for index in indices if matches(self.names[index])]
-
-    def _comparable(self, text: str) -> Iterable[str]:
-        """Return the names to compare with ``text``: all, or a limited number with the same first letter."""
-        if len(self.names) <= _MOST_COMPARED:
-            return self.names
-        return itertools.islice((name for name in self.names if name[:1] == text[:1]), _MOST_COMPARED)

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
-from fastomp_nvm.constraints.written.document import Item, near
+from fastomp_nvm.constraints.written.document import Item
 from fastomp_nvm.constraints.written.feature_names import FeatureNames
 from fastomp_nvm.constraints.written.function import NamedFunction
 from fastomp_nvm.constraints.written.side_files import SideFile, csv_number
-from fastomp_nvm.errors import ConstraintError
+from fastomp_nvm.errors import ConstraintError, near
 
 __all__ = ["FieldReader"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from fastomp_nvm.constraints.written.document import near, read_document, read_text
-from fastomp_nvm.errors import ConstraintError
+from fastomp_nvm.constraints.written.document import read_document, read_text
+from fastomp_nvm.errors import ConstraintError, near
 
 __all__ = ["Lines", "SideFile", "csv_number", "inline_side_files", "read_inlined"]
 
