@@ -132,7 +132,8 @@ class SelectionRequest:
         """Refuse values outside their domain, one sentence each."""
         ALGORITHMS.check(self.algorithm)
         if self.objective != "auto" and self.objective not in OBJECTIVES:
-            raise RequestError(f"unknown objective {self.objective!r}: expected one of auto, {', '.join(OBJECTIVES)}")
+            hint = near(str(self.objective), OBJECTIVES)
+            raise RequestError(f"unknown objective {self.objective!r}{hint}: expected one of auto, {', '.join(OBJECTIVES)}")
         for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")

@@ -62,7 +62,7 @@ def test_hints_where_names_are_looked_up() -> None:
         ({"target": "wieght"}, "weight"),
     ):
         with pytest.raises(fo.InputError, match=f"did you mean '{hint}'"):
-            fo.select(X, None if "target" in fields else [1, 2, 3, 5], names=["height", "weight"], **{"k": 1, **fields})
+            fo.select(X, None if "target" in fields else [1.0, 2.5, 3.0, 5.0], names=["height", "weight"], **{"k": 1, **fields})
     with pytest.raises(fo.StoreURLError, match="did you mean 'mmap'"):
         fo.open_store("mmpa:///a")
 

@@ -159,7 +159,7 @@ def test_a_job_on_a_server_continues_there(tmp_path: Path) -> None:
         listing, resume, cancel = re.findall(r"with: (fastomp .*?)(?:; |$)", said)
         job = shlex.split(resume)[2]
         (listed,) = json.loads(typed(f"{listing} --json"))
-        assert (listed["job"], listed["state"]) == (job, "running")
+        assert (listed["name"], listed["status"]) == (job, "running")
         typed(cancel)
         server.open_gate()
         with server.connect() as client:

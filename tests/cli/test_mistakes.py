@@ -49,7 +49,7 @@ MISTAKES = [
     (
         "select houses --k 2 --objective logit",
         2,
-        "expected one of linear, logistic, poisson",
+        "expected one of auto, linear, logistic, poisson",
         "select houses --k 2 --objective linear",
     ),
     ("select houses --k 2 --epsilon 2", 2, "--epsilon is 2.0: expected a number", "select houses --k 2 --epsilon 0.2"),
@@ -81,7 +81,7 @@ MISTAKES = [
     ("ingest houses.csv new --id number", 2, "has no column 'number'", "ingest houses.csv new --id a"),
     # data that the model cannot use
     ("select houses --k 2 --objective logistic", 2, "logistic", "select houses --k 2 --objective logistic --target sold"),
-    ("select houses --k 2 --target sold", 2, "logistic", "select houses --k 2 --target sold --objective logistic"),
+    ("select houses --k 2 --target sold --objective linear", 2, "logistic", "select houses --k 2 --target sold"),
     ("select plain --k 2", 2, "no target", "select plain --k 2 --target a"),
     # files and folders
     ("ingest nowhere.csv new", 2, "there is no file nowhere.csv", "ingest houses.csv new"),
