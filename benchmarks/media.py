@@ -298,7 +298,7 @@ def _remove(client: Client) -> None:
     """Delete the data of a client from its pool, even if a cell that was killed left a run on it."""
     try:
         for job in client.jobs():
-            client.cancel(job["job"])
+            client.cancel(job.name)
         client.delete()
     except FastompError as error:  # the figures are kept
         print(f"the data could not be deleted from the MCAS server: {error}", flush=True)

@@ -133,7 +133,7 @@ def _complain(error: object, code: int, debug: bool, cause: BaseException | None
     from fastomp_nvm.selection.text import clean
 
     print(f"fastomp: {clean(' '.join(str(error).split()), longest=None)}", file=sys.stderr)
-    for problem in error.problems if isinstance(error, DataError) else ():
+    for problem in raised.problems if isinstance(raised, DataError) else ():
         print(f"  {clean(problem, longest=None)}", file=sys.stderr)
     return code
 

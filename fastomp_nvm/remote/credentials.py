@@ -33,7 +33,7 @@ def credentials(
         tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
     if token and not local and address.scheme == "grpc" and not insecure:
         raise InputError(
-            f"the token would be sent to {address.host} in clear: use grpc+tls://, or allow insecure connections on a safe network"
+            f"the token would be sent to {address.host} in clear: use grpc+tls://, or allow it (--insecure) on a safe network"
         )
     try:
         return token, None if tls_ca is None else Path(tls_ca).read_bytes()

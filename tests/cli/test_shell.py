@@ -103,6 +103,7 @@ DIFFERENT = {
     "--token-file": "the tokens that a server accepts, or the one that a client sends",
     "--insecure": "of the server, or of the client",
     "--store": "of export",
+    "--id": "kept with a store where it is built, written beside predictions",
 }
 
 

@@ -185,7 +185,7 @@ import sys
 sys.modules[{module!r}] = None
 sys.modules["matplotlib.pyplot"] = None if {module!r} == "matplotlib" else sys.modules.get("matplotlib.pyplot")
 import numpy as np, fastomp_nvm as fo
-found = fo.select(np.eye(6), np.arange(6.0), k=2)
+found = fo.select(np.eye(6), np.arange(6.0) / 2, k=2)
 repr(found), found._repr_html_()
 try:
     found.{call}
@@ -237,11 +237,11 @@ def test_a_fairness_report_is_short(store: fo.FeatureStore, data: tuple[Any, Any
 
 def test_dir_lists_the_public_names_alone() -> None:
     """The estimators are there, and names that the module itself needs are not, whatever was used before."""
-    fo.select(np.eye(6), np.arange(6.0), k=2)
+    fo.select(np.eye(6), np.arange(6.0) / 2, k=2)
     assert dir(fo) == sorted(fo.__all__)
     assert {"FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"} <= set(dir(fo))
     assert not {"Any", "Lazy", "TYPE_CHECKING", "annotations"} & set(dir(fo))
-    found = fo.select(np.eye(6), np.arange(6.0), k=2)
+    found = fo.select(np.eye(6), np.arange(6.0) / 2, k=2)
     methods = {name for name in dir(found) if not name.startswith("_")} - set(found.__dataclass_fields__)
     assert {"to_frame", "to_json", "predict", "plot_coefficients", "plot_path"} <= methods
     assert not {"display", "plots", "np", "Any"} & methods

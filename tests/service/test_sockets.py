@@ -380,5 +380,5 @@ def test_where_a_token_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(fo.InputError):
             fo.connect(url)
-    with pytest.raises(fo.StoreURLError, match="use connect"):
+    with pytest.raises(fo.StoreURLError, match="is on a server"):
         fo.open_store("grpc://127.0.0.1:7010/p/k")
