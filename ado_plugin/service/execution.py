@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ado_plugin.service.jobs import Job
+from ado_plugin.service.job import Job
 from ado_plugin.service.pools import Pools
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress

@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
+from ado_plugin.service.job import Job, JobRequest, State
 from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError
 from fastomp_nvm.selection import codec
 from fastomp_nvm.selection.run_info import describe_job
 
-__all__ = ["Executor", "Job", "JobLimits", "JobRequest", "Jobs", "State"]
-
-State = Literal["queued", "running", "done", "failed", "cancelled"]
+__all__ = ["Executor", "JobLimits", "Jobs"]
 
 _FINISHED = ("done", "failed", "cancelled")
 _MOST_CRASHES = 3
@@ -37,8 +34,6 @@ _MOST_CRASHES = 3
 _NOTICE_SECONDS = 0.1
 #: Seconds between two attempts of the worker to write a record.
 _RETRY_SECONDS = 1.0
-#: Characters of JSON above which a value in an ended job's request is replaced by its digest.
-_SHORT = 500
 
 _log = logging.getLogger(__name__)
 
@@ -70,74 +65,6 @@ class JobLimits:
     keep_seconds: float = 7 * 86400.0
     kept: int = 1000
     kept_bytes: int = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """The request of a job, as JSON values.
-
-    Attributes
-    ----------
-    owner : str
-        Name of the principal that submitted it.
-    session : str
-        Identifies the owner's client, for fairness among clients.
-    pool, key, fingerprint : str
-        The data; a job fails if the fingerprint of the store has changed.
-    requests : list of mapping
-        Fields of ``SelectionRequest``, checked when the job was submitted.
-    y : object
-        Response in place of the store's target, encoded by ``encode_vector``, or None.
-    verify : bool
-        Check the store's checksums first.
-    memory, work : int
-        Estimated bytes of memory and bytes to read.
-    submitted : float
-        Seconds since the epoch.
-    """
-
-    owner: str
-    session: str
-    pool: str
-    key: str
-    fingerprint: str
-    requests: Sequence[Mapping[str, Any]]
-    y: Any
-    verify: bool
-    memory: int
-    work: int
-    submitted: float
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A job and its state; ``result`` is the part of its answer that lists of jobs show."""
-
-    name: str
-    order: int
-    request: JobRequest
-    state: State = "queued"
-    crashes: int = 0
-    error: dict[str, str] | None = None
-    changed: float = field(default_factory=time.time)
-    version: int = 0
-    progress: list[Progress | None] = field(default_factory=list)
-    cancelled: bool = False
-    notified: float = 0.0
-    size: int = 0
-    result: dict[str, Any] | None = None
-
-    def describe(self) -> dict[str, Any]:
-        """Return the state of the job, for its owner."""
-        return {
-            "job": self.name,
-            "pool": self.request.pool,
-            "key": self.request.key,
-            "state": self.state,
-            "version": self.version,
-            "progress": [{} if step is None else asdict(step) for step in self.progress],
-            "error": self.error,
-        }
 
 
 class Executor(Protocol):
@@ -207,7 +134,7 @@ class Jobs:
         with self._changed:
             existing = self._jobs.get(name)
             if existing is not None:
-                if _same(existing.request, request):
+                if existing.request.same_as(request):
                     return existing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
             self._admit()
@@ -215,7 +142,7 @@ class Jobs:
             self._served.setdefault((request.owner, request.session), self._turn)
             self._order += 1
             job = Job(name, self._order, request)
-            self._records.write_state(name, _state(job))
+            self._records.write_state(name, job.state_record())
             self._records.write_request(name, asdict(request))
             self._jobs[name] = job
             self._changed.notify_all()
@@ -335,14 +262,14 @@ class Jobs:
         found = []
         for name, request, state in self._records.load():
             try:
-                found.append(_recovered(name, request, state))
+                found.append(Job.of_records(name, request, state))
             except (KeyError, TypeError, ValueError, AttributeError) as reason:
                 _log.error("a job cannot be recovered", extra={"job": name, "reason": repr(reason)})
         for job in sorted(found, key=lambda each: (each.order, each.name)):
             self._order = max(self._order, job.order)
             self._jobs[job.name] = job
             if job.state in _FINISHED:
-                job.request, job.size = _shortened(job.request), self._records.size(job.name)
+                job.request, job.size = job.request.shortened(), self._records.size(job.name)
                 self._executor.forget(job)  # the server may have died after the job's end and before this
             if job.state != "running":
                 continue
@@ -416,7 +343,7 @@ class Jobs:
         batch = [waiting[0]]
         memory, requests = batch[0].request.memory, len(batch[0].request.requests)
         for job in waiting[1:]:
-            if not (_mergeable(batch[0]) and _mergeable(job) and _data(job) == _data(batch[0])):
+            if not (batch[0].mergeable and job.mergeable and job.data == batch[0].data):
                 continue
             memory += job.request.memory
             requests += len(job.request.requests)
@@ -509,7 +436,7 @@ class Jobs:
         self.finished[state] += 1
         try:  # records that cannot be removed only take room
             self._executor.forget(job)
-            whole, job.request = job.request, _shortened(job.request)
+            whole, job.request = job.request, job.request.shortened()
             if state == "done" and job.request != whole:  # any other may be resumed
                 with contextlib.suppress(FastompError):
                     self._records.write_request(job.name, asdict(job.request))
@@ -540,7 +467,7 @@ class Jobs:
     def _set_state(self, job: Job, state: State, error: dict[str, str] | None = None) -> None:
         """Change the state of a job, on disk first: if its record cannot be written, the job stays as it was."""
         changed = replace(job, state=state, error=error, changed=time.time())
-        self._records.write_state(job.name, _state(changed))
+        self._records.write_state(job.name, changed.state_record())
         job.state, job.error, job.changed = changed.state, changed.error, changed.changed
         self._notify(job)
 
@@ -548,55 +475,3 @@ class Jobs:
         """Wake the followers of a job."""
         job.version += 1
         self._changed.notify_all()
-
-
-def _state(job: Job) -> dict[str, Any]:
-    """Return the state of a job as its record holds it."""
-    return {
-        "order": job.order,
-        "state": job.state,
-        "crashes": job.crashes,
-        "error": job.error,
-        "changed": job.changed,
-        "result": job.result,
-    }
-
-
-def _data(job: Job) -> tuple[str, str, str]:
-    """Return the identity of a job's data."""
-    return job.request.pool, job.request.key, job.request.fingerprint
-
-
-def _mergeable(job: Job) -> bool:
-    """Return whether a job may share sweeps: it uses the store's own target and was never running in a crash."""
-    return job.request.y is None and not job.crashes and not job.request.verify
-
-
-def _same(one: JobRequest, other: JobRequest) -> bool:
-    """Return whether two requests are equal, apart from client and time of submission."""
-    return replace(_shortened(one), session="", submitted=0.0) == replace(_shortened(other), session="", submitted=0.0)
-
-
-def _shortened(request: JobRequest) -> JobRequest:
-    """Return an ended job's request with long values, such as vectors, replaced by their digests."""
-    fields = [{name: _digest(value) for name, value in each.items()} for each in request.requests]
-    return replace(request, requests=fields, y=_digest(request.y))
-
-
-def _digest(value: Any) -> Any:
-    """Return a short JSON value as it is, a long one as an object with its digest."""
-    text = json.dumps(value, sort_keys=True)
-    return value if len(text) <= _SHORT else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _recovered(name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
-    """Return the job of two records; ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError`` where they are none."""
-    found = JobRequest(**request)
-    if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
-        raise ValueError("state, owner or session is not valid")
-    _shortened(found)  # raises unless the requests are a list of objects
-    numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
-    result = state.get("result")  # absent in records of older releases
-    if not (result is None or isinstance(result, dict)):
-        raise ValueError("the result is not valid")
-    return Job(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2], result=result)

@@ -227,12 +227,15 @@ def contents(path: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(("typed", "code", "message", "remedy"), MISTAKES, ids=[typed for typed, *_ in MISTAKES])
 def test_a_mistake(typed: str, code: int, message: str, remedy: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code, one or two short lines on stderr in terms of the shell, nothing written; the remedy works when typed."""
+    """The exit code, one or two short lines on stderr in terms of the shell, nothing written; the remedy works when typed.
+
+    Cells of a file that are refused follow, one in a line with its place.
+    """
     before = contents(here)
     assert run(typed) == code
     shown = capsys.readouterr()
     assert shown.out == ""
-    lines = shown.err.splitlines()
+    lines = [line for line in shown.err.splitlines() if not re.match(r"  [\w.]+:\d+:\d+: ", line)]
     assert lines[0].startswith("fastomp: ")
     assert len(lines) <= 2
     assert lines[1:] == [] or re.fullmatch(r"see: fastomp [a-z -]+", lines[1])

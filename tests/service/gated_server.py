@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.jobs import Job
+from ado_plugin.service.job import Job
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.engine.engine import Progress
 from tests.service.running import RunningServer

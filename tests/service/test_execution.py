@@ -13,7 +13,7 @@ import pytest
 import fastomp_nvm as fo
 from ado_plugin.service import execution as module
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.jobs import Job, JobRequest
+from ado_plugin.service.job import Job, JobRequest
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.runs import drive
 from fastomp_nvm.runs.log import StateLog, read_state

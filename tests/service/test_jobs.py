@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ado_plugin.service.jobs import Job, JobLimits, JobRequest, Jobs
+from ado_plugin.service.job import Job, JobRequest
+from ado_plugin.service.jobs import JobLimits, Jobs
 from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, DataError, MediumError, RequestError, ServerError

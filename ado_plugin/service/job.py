@@ -1,0 +1,136 @@
+"""A job of the server: what was asked for, how far it is, and what its records hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from fastomp_nvm.engine.engine import Progress
+
+__all__ = ["Job", "JobRequest", "State"]
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+
+#: Characters of JSON above which a value in an ended job's request is replaced by its digest.
+_SHORT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """The request of a job, as JSON values.
+
+    Attributes
+    ----------
+    owner : str
+        Name of the principal that submitted it.
+    session : str
+        Identifies the owner's client, for fairness among clients.
+    pool, key, fingerprint : str
+        The data; a job fails if the fingerprint of the store has changed.
+    requests : list of mapping
+        Fields of ``SelectionRequest``, checked when the job was submitted.
+    y : object
+        Response in place of the store's target, encoded by ``encode_vector``, or None.
+    verify : bool
+        Check the store's checksums first.
+    memory, work : int
+        Estimated bytes of memory and bytes to read.
+    submitted : float
+        Seconds since the epoch.
+    """
+
+    owner: str
+    session: str
+    pool: str
+    key: str
+    fingerprint: str
+    requests: Sequence[Mapping[str, Any]]
+    y: Any
+    verify: bool
+    memory: int
+    work: int
+    submitted: float
+
+    def shortened(self) -> JobRequest:
+        """Return an ended job's request with long values, such as vectors, replaced by their digests."""
+        fields = [{name: _digest(value) for name, value in each.items()} for each in self.requests]
+        return replace(self, requests=fields, y=_digest(self.y))
+
+    def same_as(self, other: JobRequest) -> bool:
+        """Return whether two requests are equal, apart from client and time of submission."""
+        return replace(self.shortened(), session="", submitted=0.0) == replace(other.shortened(), session="", submitted=0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job and its state; ``result`` is the part of its answer that lists of jobs show."""
+
+    name: str
+    order: int
+    request: JobRequest
+    state: State = "queued"
+    crashes: int = 0
+    error: dict[str, str] | None = None
+    changed: float = field(default_factory=time.time)
+    version: int = 0
+    progress: list[Progress | None] = field(default_factory=list)
+    cancelled: bool = False
+    notified: float = 0.0
+    size: int = 0
+    result: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the state of the job, for its owner."""
+        return {
+            "job": self.name,
+            "pool": self.request.pool,
+            "key": self.request.key,
+            "state": self.state,
+            "version": self.version,
+            "progress": [{} if step is None else asdict(step) for step in self.progress],
+            "error": self.error,
+        }
+
+    def state_record(self) -> dict[str, Any]:
+        """Return the state of the job as its record holds it."""
+        return {
+            "order": self.order,
+            "state": self.state,
+            "crashes": self.crashes,
+            "error": self.error,
+            "changed": self.changed,
+            "result": self.result,
+        }
+
+    @property
+    def data(self) -> tuple[str, str, str]:
+        """Identity of the data."""
+        return self.request.pool, self.request.key, self.request.fingerprint
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether the job may share sweeps: it uses the store's own target and was never running in a crash."""
+        return self.request.y is None and not self.crashes and not self.request.verify
+
+    @classmethod
+    def of_records(cls, name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
+        """Return the job of two records; ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError`` where they are none."""
+        found = JobRequest(**request)
+        if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
+            raise ValueError("state, owner or session is not valid")
+        found.shortened()  # raises unless the requests are a list of objects
+        numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
+        result = state.get("result")  # absent in records of older releases
+        if not (result is None or isinstance(result, dict)):
+            raise ValueError("the result is not valid")
+        return cls(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2], result=result)
+
+
+def _digest(value: Any) -> Any:
+    """Return a short JSON value as it is, a long one as an object with its digest."""
+    text = json.dumps(value, sort_keys=True)
+    return value if len(text) <= _SHORT else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
