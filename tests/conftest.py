@@ -10,7 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Under the oldest NumPy only the core is installed (make test-oldest).
-collect_ignore = ["selection/test_estimator.py"] if importlib.util.find_spec("sklearn") is None else []
+collect_ignore = (
+    ["cli/test_predict.py", "selection/test_estimator.py", "selection/test_model.py", "sessions"]
+    if importlib.util.find_spec("sklearn") is None
+    else []
+)
 
 # Machines are noisy: a deadline per example would test the neighbours. Where a change is judged (CI) the examples are always the
 # same, so that it is judged by what it changes; everybody else's runs go on exploring.

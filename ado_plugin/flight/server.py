@@ -131,8 +131,8 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         return [(name, f"needs the role {role}") for name, role in OPERATIONS.items()]
 
     def _refuse(self, *_: Any) -> NoReturn:
-        """Refuse: the matrix is never sent to a client."""
-        raise flight.FlightServerError("this server does not hand out data and has no flights: send a selection by its actions")
+        """Refuse: there are no streams of data to a client."""
+        raise flight.FlightServerError("this server has no flights: send a selection or a prediction by its actions")
 
     do_get = do_exchange = list_flights = get_flight_info = _refuse
 

@@ -90,10 +90,11 @@ class McasTransport:
 
     def call(self, operation: str, body: bytes, timeout: float) -> Iterator[bytes]:
         """Carry out an operation and yield its replies."""
-        if operation not in OPERATIONS:
-            raise RequestError(f"an MCAS server cannot do {operation!r}: expected one of {', '.join(OPERATIONS)}")
+        carry_out = getattr(self, f"_{operation}", None) if operation in OPERATIONS else None
+        if carry_out is None:
+            raise RequestError(f"an MCAS server cannot do {operation!r}: copy the store, or use a server of 'fastomp serve'")
         self._timeout = timeout
-        for reply in getattr(self, f"_{operation}")(decode_message(body)):
+        for reply in carry_out(decode_message(body)):
             yield encode_message(reply)
 
     def send(self, upload: str, tiles: Iterable[WireTile], timeout: float) -> bytes:
@@ -136,7 +137,7 @@ class McasTransport:
         pool, key = self._open(body), check_name(body.get("key"), "key")
         self._manifest(pool, key)
         facts = self.invoke(
-            pool, f"fo/{key}", {"operation": "info", "key": key, **{part: body.get(part) for part in ("name", "names")}}
+            pool, f"fo/{key}", {"operation": "info", "key": key, **{part: body.get(part) for part in ("name", "names", "columns")}}
         )
         yield {**facts, "url": f"{pool}/{key}"}
 

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ado_plugin.service.access import Principal, Role
@@ -98,6 +98,7 @@ class Operations:
         self._uploads = uploads
         self._queue = jobs
         self._limits = limits
+        self._predicting = threading.Lock()
         #: Calls so far, by operation and outcome.
         self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
         self._waiters = 0
@@ -251,13 +252,15 @@ class Operations:
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         columns, coef, intercept = decode_linear_model(body.get("model"))
         with self._pools.open(pool, key) as store:
-            memory = 8 * store.layout.n_obs * (len(coef) + 1)
+            memory = store.layout.n_obs * (len(coef) * (8 + store.matrix.dtype.itemsize) + 8)
             if memory > self._limits.memory:
                 raise ServerError(
                     f"the model needs about {memory} bytes of memory, {self._limits.memory} are allowed: select fewer"
                 )
-            rows = columns.of(store)
-            values = rows.values @ coef + intercept
+            with self._predicting:  # one at a time: the limit is for each
+                rows = columns.of(store)
+                values = rows.values @ coef + intercept
+                rows = replace(rows, values=rows.values[:, :0])
         for first in range(0, len(values), _ROWS_PER_REPLY):
             part = slice(first, first + _ROWS_PER_REPLY)
             yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}

@@ -132,7 +132,7 @@ def _decode_encoding(sent: Mapping[str, Any]) -> TableEncoding | None:
         return None
     try:
         return TableEncoding.from_json(sent["encoding"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise RequestError(f"the encoding of the table cannot be used ({str(error)[:100]}): send it as a client does") from error
 
 

@@ -47,12 +47,13 @@ def select(
     names : sequence of str, optional
         Feature names of an array.
     observer : callable, optional
-        Called with a ``Progress`` at every round, at the end of the run, and about every 100 ms of a pass.
+        Called with a ``Progress`` at every round, at the end of the run, and about every 100 ms of a pass, then by a worker thread.
     progress : bool, optional
         Show a bar in a notebook or a terminal, or a line every 30 seconds elsewhere. By default it is shown in a notebook only, for
         selections that take longer than two seconds.
     cancelled : callable, optional
-        Called at every round; the selection ends with ``CancelledError`` once it returns True.
+        Called at every round and about every 100 ms of a pass, then by a worker thread; the selection ends with
+        ``CancelledError`` once it returns True.
     verify : bool
         Check every block of the store against its checksum first.
     load : {"dram", "tier"}, optional

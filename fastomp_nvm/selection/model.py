@@ -56,9 +56,9 @@ def resolved_encoding(encoding: TableEncoding | None, columns: Sequence[str], me
     if encoding is None:
         return None
     kept = encoding.restricted(columns)
-    found = dict(kept.columns)
+    found, indicators = dict(kept.columns), kept.indicators()
     for name, mean in zip(columns, means.tolist(), strict=True):
-        if kept.indicator(name) is None:
+        if name not in indicators:
             plain = found.setdefault(name, ColumnEncoding())
             if encoding.missing == "mean" and plain.fill is None:
                 found[name] = replace(plain, fill=mean)
@@ -106,10 +106,10 @@ class ModelColumns:
 
     def _sources(self) -> dict[str, list[tuple[int, int | None]]]:
         """Return, by column of the table, the places of its columns in the model, each with the position of its label."""
-        encoding = self.encoding or TableEncoding()
+        indicators: Mapping[str, tuple[str, int | None]] = {} if self.encoding is None else {**self.encoding.indicators()}
         sources: dict[str, list[tuple[int, int | None]]] = {}
         for place, name in enumerate(self.names):
-            source, label = encoding.indicator(name) or (name, None)
+            source, label = indicators.get(name, (name, None))
             sources.setdefault(source, []).append((place, label))
         return sources
 
@@ -128,15 +128,16 @@ class ModelColumns:
         ):
             positions, places = self.positions.tolist(), list(range(len(self.names)))
         else:
-            theirs = _labelled_columns(store)
+            theirs, features = _labelled_columns(store), set(store.names)
+            texts = {source for source, label in theirs if label is not None}
             for source, members in self._sources().items():
-                labels, features = self._settings(source).labels, set(store.names)
+                labels = self._settings(source).labels
                 for place, label in members:
                     key = (source, None if label is None else labels[label])
                     if key in theirs:
                         positions.append(theirs[key])
                         places.append(place)
-                    elif label is None or not any(other == source and text is not None for other, text in theirs):
+                    elif label is None or source not in texts:
                         what = "as a number" if label is None and source in features else "which the model uses"
                         raise DataError(f"the store {store.url} lacks the column {source!r}, {what}")
         values = np.zeros((store.layout.n_obs, len(self.names)))
@@ -170,6 +171,8 @@ class ModelColumns:
             settings, column = self._settings(source), table.columns.get(source)
             if settings.kind == "category" and column is not None:
                 codes = _codes(column, settings)
+                if settings.fill is None and self.encoding is not None and self.encoding.missing in ("mean", "median"):
+                    codes = np.nan_to_num(codes, nan=-1.0)  # the rows of the store had no gap here: a label that it does not know
                 unseen[source] += int((codes < 0).sum())
                 codes = _filled(codes, source, settings, filled, table.label)
                 for place, label in members:
@@ -193,12 +196,13 @@ def is_remote(data: object) -> bool:
 def _labelled_columns(store: FeatureStore) -> dict[tuple[str, str | None], int]:
     """Return the position of each column of a store by column of the table and label, None for numbers."""
     encoding = store.encoding or TableEncoding()
+    indicators = encoding.indicators()
     offsets = store.layout.offsets.tolist()
     found: dict[tuple[str, str | None], int] = {}
     for feature, (name, first, last) in enumerate(zip(store.names, offsets, offsets[1:], strict=False)):
         for position in range(first, last):
             column = store.column_names[position]
-            if (indicator := encoding.indicator(column)) is not None:
+            if (indicator := indicators.get(column)) is not None:
                 source, label = indicator
                 found[source, encoding.columns[source].labels[label]] = position
             elif last - first > 1 and column.startswith(f"{name}="):  # a store of a release that kept no encoding
@@ -210,6 +214,9 @@ def _labelled_columns(store: FeatureStore) -> dict[tuple[str, str | None], int]:
 
 def _filled(values: Float64Array, name: str, settings: ColumnEncoding, filled: Counter[str], table: str) -> Float64Array:
     """Return the values of a column with missing ones filled in and counted; ``DataError`` if there is no value for them."""
+    if not np.isfinite(values.sum()) and np.isinf(values).any():
+        row = int(np.isinf(values).argmax()) + 1
+        raise DataError(f"row {row} of the column {name!r} of {table} is infinite: a finite number is needed")
     gaps = np.isnan(values)
     if not gaps.any():
         return values

@@ -44,7 +44,8 @@ def make_pipeline(selection: Answer) -> Pipeline:
     encoding = selection.encoding or TableEncoding()
     names = [name for part in selection.columns for name in part]
     coefs = dict(zip(names, selection.column_coef.tolist(), strict=True))
-    sources = list(dict.fromkeys((encoding.indicator(name) or (name, 0))[0] for name in names))
+    indicators = encoding.indicators()
+    sources = list(dict.fromkeys(indicators.get(name, (name, 0))[0] for name in names))
     steps: list[tuple[str, object, list[str]]] = []
     rows: dict[str, list[object]] = {}  # one row per label: what the encoders are fitted to
     length = max([1, *(len(encoding.columns[name].labels) for name in sources if name in encoding.columns)])

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, TextIO, TypeAlias
 
 from fastomp_nvm.arrays import JSONObject
@@ -139,7 +139,9 @@ class Tracker:
         for step in steps:
             if step.ended:
                 continue
-            history = list(self._history[step.run].items())
+            history = list(self._history.get(step.run, {}).items())
+            if not history:  # first seen in the middle of a pass
+                return None
             gained = history[-1][1] - history[0][1]
             if gained <= 0 or step.selected >= step.target:
                 return None
@@ -206,6 +208,10 @@ def displayed(tracker: Tracker, mode: Mode | None = None) -> Iterator[None]:
         stream.write(text)
         stream.flush()
 
+    def last(text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it any more; the result is kept
+            write(text)
+
     if mode == "bar":
         with _drawn(lambda: write(f"\r\033[2K{_bar(tracker, stream)}"), BAR_SECONDS) as drawn:
             try:
@@ -213,12 +219,12 @@ def displayed(tracker: Tracker, mode: Mode | None = None) -> Iterator[None]:
             finally:
                 drawn.stop()
                 if drawn.count:
-                    write("\r\033[2K")
+                    last("\r\033[2K")
     elif mode == "json":
         with _drawn(lambda: write(json.dumps(tracker.to_json()) + "\n"), JSON_SECONDS) as drawn:
             yield
             drawn.stop()
-            write(json.dumps(tracker.to_json()) + "\n")
+            last(json.dumps(tracker.to_json()) + "\n")
     else:
         with _drawn(lambda: write(f"{tracker.label}: {tracker.text()}\n"), LINE_SECONDS):
             yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,6 +11,8 @@ __all__ = ["MISSING_LABEL", "ColumnEncoding", "Kind", "TableEncoding"]
 
 #: What a column of a table holds.
 Kind = Literal["number", "category", "date"]
+
+_LARGEST = sys.float_info.max
 
 #: The category of missing cells of a text column when missing numbers are imputed.
 MISSING_LABEL = "(missing)"
@@ -68,23 +70,18 @@ class TableEncoding:
     thousands: str = ""
     decimal: str = "."
 
-    def indicator(self, column: str) -> tuple[str, int] | None:
-        """Return the column of the table and the position of the label behind an indicator column of the store; None for others."""
-        if column in self.columns and len(self.columns[column].labels) == 1:  # the only column of a feature has its name
-            return column, 0
-        end = column.find("=")
-        while end >= 0:
-            name, label = column[:end], column[end + 1 :]
-            if name in self.columns and label in self.columns[name].labels:
-                return name, self.columns[name].labels.index(label)
-            end = column.find("=", end + 1)
-        return None
+    def indicators(self) -> dict[str, tuple[str, int]]:
+        """Return the column of the table and the position of the label behind every indicator column of the store, by its name."""
+        found = {f"{name}={label}": (name, at) for name, each in self.columns.items() for at, label in enumerate(each.labels)}
+        # The only column of a feature has its name.
+        return found | {name: (name, 0) for name, each in self.columns.items() if len(each.labels) == 1}
 
     def restricted(self, columns: Iterable[str]) -> TableEncoding:
         """Return the encoding of those columns of the table from which these ``columns`` of the store were made."""
         if not self.columns:
             return self
-        sources = dict.fromkeys((self.indicator(name) or (name, 0))[0] for name in columns)
+        indicators = self.indicators()
+        sources = dict.fromkeys(indicators.get(name, (name, 0))[0] for name in columns)
         return replace(self, columns={name: self.columns[name] for name in sources if name in self.columns})
 
     def to_json(self) -> dict[str, Any]:
@@ -102,20 +99,15 @@ class TableEncoding:
         """Return the encoding that ``to_json`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` if it is none."""
         columns = {}
         for name, (kind, labels, fill, *written) in found["columns"].items():
-            fits = kind in ("number", "category", "date") and all(isinstance(label, str) for label in labels)
-            fits = (
-                fits
-                and (kind == "category") == bool(labels)
-                and len(written) < 2
-                and all(isinstance(each, str) for each in written)
-            )
+            fits = kind in ("number", "category", "date") and (kind == "category") == bool(labels) and len(written) < 2
+            fits = fits and isinstance(labels, list) and all(isinstance(each, str) for each in (*labels, *written))
             if fits and fill is not None:
-                fits = isinstance(fill, (int, float)) and math.isfinite(fill)
+                fits = isinstance(fill, (int, float)) and not isinstance(fill, bool) and abs(fill) <= _LARGEST
                 fits = fits and (kind != "category" or fill in range(len(labels)))
             if not fits:
                 raise ValueError(f"the encoding of the column {name!r} is damaged")
             columns[name] = ColumnEncoding(kind, tuple(labels), fill, *written)
         texts = [found["missing"], found["thousands"], found["decimal"], *found["na_values"]]
-        if not all(isinstance(text, str) for text in texts):
+        if not isinstance(found["na_values"], list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("a setting of the encoding is not text")
         return cls(columns, found["missing"], tuple(found["na_values"]), found["thousands"], found["decimal"])

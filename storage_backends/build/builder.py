@@ -366,9 +366,9 @@ def _completed(kept: TableSchema, medians: Float64Array | None) -> TableEncoding
     """Return the encoding of a store with the median of each column of numbers; means are part of the statistics."""
     if kept.encoding is None or medians is None:
         return kept.encoding
-    columns = dict(kept.encoding.columns)
+    columns, indicators = dict(kept.encoding.columns), kept.encoding.indicators()
     for name, median in zip(kept.columns, medians.tolist(), strict=True):
-        if kept.encoding.indicator(name) is None:
+        if name not in indicators:
             columns[name] = dataclasses.replace(columns.get(name, ColumnEncoding()), fill=median)
     return dataclasses.replace(kept.encoding, columns=columns)
 

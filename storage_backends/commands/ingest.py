@@ -15,10 +15,12 @@ from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argumen
 from fastomp_nvm.cli.columns import print_columns
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
 from fastomp_nvm.cli.termination import terminating_cleanly
-from fastomp_nvm.errors import InputError, StoreURLError
+from fastomp_nvm.errors import DataError, InputError, StoreURLError
 from fastomp_nvm.remote.address import is_remote
+from fastomp_nvm.selection.automatic import choose_objective
 from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS
 from fastomp_nvm.stores.ingest_options import IngestFields
+from fastomp_nvm.stores.open import open_store
 from fastomp_nvm.stores.reports import IngestReport
 from storage_backends.build.ingest import ingest
 from storage_backends.build.sharding import ingest_shards
@@ -185,7 +187,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in report.summary:
             print(clean(line, longest=None))
-        print(f"next: {_next(report, place)}")
+        for line in _next(report, place):
+            print(clean(line, longest=None))
     return 0
 
 
@@ -231,12 +234,24 @@ def _as_json(report: IngestReport, *, with_columns: bool) -> dict[str, Any]:
     return found
 
 
-def _next(report: IngestReport, place: str) -> str:
-    """Return a command that works on the new store, or says what is missing."""
+def _next(report: IngestReport, place: str) -> list[str]:
+    """Return a command that works on the new store, after a sentence where it needs one."""
     where, k = shlex.quote(place), min(_K, report.n_features)
     if not report.targets:
-        return f"add --target COLUMN to this command, or name a response later: fastomp select {where} --k {k} --target COLUMN"
+        return [f"next: add --target COLUMN to this command, or name it later: fastomp select {where} --k {k} --target COLUMN"]
     if report.classes and report.classes[0] > 2:
         found = f"target {report.targets[0]!r} has {report.classes[0]} classes; a selection needs two, or numbers"
-        return f"fastomp info {where} --columns ({found})"
-    return f"fastomp select {where} --k {k}{' --objective logistic' if report.classes and report.classes[0] == 2 else ''}"
+        return [found, f"next: fastomp info {where} --columns"]
+    command = f"next: fastomp select {where} --k {k}"
+    if is_remote(place) or place.startswith("cluster:"):
+        return [command]
+    with open_store(place) as store:
+        name, target = next(iter(store.targets.items()))
+    try:
+        objective, _ = choose_objective(name, target.values, target.classes)
+    except DataError:
+        return [
+            f"target {name!r} holds few distinct whole numbers: quantities are linear, counts poisson, and classes must be two",
+            f"{command} --objective linear",
+        ]
+    return [f"{command} --objective logistic" if objective == "logistic" else command]

@@ -133,14 +133,14 @@ def test_export_writes_labels_and_identifiers(session: Path) -> None:
         (["model.json", "store", "x.csv", "--id", "person"], "keeps its own identifiers"),
         (["model.json", "less.csv", "x.csv"], "less.csv lacks the column 'town'"),
         (["model.json", "odd.csv", "x.csv"], "much"),
-        (["model.json", "gap.csv", "x.csv"], "row 1 of the column 'town' of gap.csv is missing"),
+        (["model.json", "huge.csv", "x.csv"], "row 1 of the column 'income' of huge.csv is infinite"),
     ],
 )
 def test_what_is_wrong(session: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str) -> None:
     """Each mistake is one sentence, exit code 2, and leaves nothing behind."""
     Path("less.csv").write_text("income,joined,zone\n1,01.02.2021,1\n")
     Path("odd.csv").write_text("town,income,joined,zone\nBern,much,01.02.2021,1\n")
-    Path("gap.csv").write_text("town,income,joined,zone\n,12,01.02.2021,1\nBern,12,01.02.2021,1\n")
+    Path("huge.csv").write_text("town,income,joined,zone\nBern,inf,01.02.2021,1\nBern,12,01.02.2021,1\n")
     before = sorted(Path.cwd().iterdir())
     capsys.readouterr()
     assert main(["predict", *words]) == 2

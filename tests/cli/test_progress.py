@@ -352,3 +352,23 @@ def test_tables_in_a_pipe_are_plain(store: str, capsys: pytest.CaptureFixture[st
         assert not set(out) & set("┏━┃│─\x1b")
         assert not any(line != line.rstrip() for line in out.splitlines())
     assert np.sum(["compiled extension" in line for line in out.splitlines()]) == 1
+
+
+def test_a_run_first_seen_in_a_pass_has_no_time_left() -> None:
+    """As a job on a server is that was running before its client came."""
+    tracker = Tracker("select")
+    tracker.observe(Progress(run=0, round=3, selected=2, target=5, value=0.5, bytes_read=10, seconds=1.0, sweep=5, share=0.4))
+    assert "left" not in tracker.text()
+
+
+def test_a_closed_stream_loses_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of the progress cannot be written, and the work inside is done all the same."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with progress.displayed(Tracker("select"), "json"):
+        done = True
+    assert done

@@ -21,6 +21,7 @@ from sklearn.preprocessing import OneHotEncoder
 
 import fastomp_nvm as fo
 from fastomp_nvm.selection.codec import decode_selection, encode_selection
+from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.model_file import SCHEMA
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 
@@ -278,7 +279,7 @@ def test_cells_that_cannot_be_used(fitted: tuple[pd.DataFrame, fo.Selection]) ->
         model.predict(table.drop(columns="relationship"))
     with pytest.raises(fo.DataError, match="row 4 of the column 'income' of the table is missing"):
         model.predict(table.assign(income=table["income"].where(table.index != 3)))
-    with pytest.raises(fo.DataError, match="row 2 of the column 'relationship' of the table is missing"):
+    with pytest.raises(fo.DataError, match=r"row 2 of the column 'relationship' of the table is missing"):
         model.predict(table.assign(relationship=table["relationship"].where(table.index != 1, None)))
     texts = table["income"].astype(str)
     np.testing.assert_allclose(model.predict(table.assign(income=texts)), model.predict(table), rtol=1e-12)
@@ -369,3 +370,39 @@ def test_a_model_of_numbers_and_classes(tmp_path: Path) -> None:
     assert list(again.classes or ()) == ["benign", "malignant"]
     likely = np.array(again.classes)[again.predict_proba(data.data).argmax(axis=1)]
     assert (likely == labels).mean() > 0.95
+
+
+def test_labels_are_looked_up_in_one_step() -> None:
+    """A model of many labels, as a client may send it, is understood in time proportional to them."""
+    labels = tuple(f"label {place}" for place in range(100_000))
+    encoding = TableEncoding({"town": ColumnEncoding("category", labels)})
+    names = [f"town={label}" for label in labels]
+    sources = ModelColumns(names, np.arange(len(names)), len(names), encoding)._sources()
+    assert sources == {"town": [(place, place) for place in range(len(names))]}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [["category", "ab", None], ["number", [], True], ["number", [], 10**400], ["number", ["a"], None], ["category", ["a"], 1]],
+)
+def test_a_damaged_encoding_is_refused(damage: list[Any]) -> None:
+    """Labels are a list of texts, a fill is a finite number or the position of a label."""
+    whole = TableEncoding().to_json()
+    with pytest.raises((ValueError, TypeError), match="damaged"):
+        TableEncoding.from_json({**whole, "columns": {"x": damage}})
+    with pytest.raises(ValueError, match="setting"):
+        TableEncoding.from_json({**whole, "na_values": "NA"})
+
+
+def test_a_gap_in_a_category_without_gaps_is_an_unseen_label() -> None:
+    """Under a rule for missing values; an infinite number is refused, whatever the rule."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"town": rng.choice(["a", "b", "c"], 60), "x": rng.normal(size=60)})
+    y = table["x"] + (table["town"] == "a")
+    with fo.create_store("dram:gap", table, y, missing="mean", replace=True) as store:
+        model = fo.select(store, k=2)
+    new = pd.DataFrame({"town": [None, "never seen"], "x": [1.0, 1.0]})
+    assert np.ptp(model.predict(new)) == 0.0
+    assert model.encode(new).unseen == {"town": 2}
+    with pytest.raises(fo.DataError, match=r"row 2 of the column 'x' .* is infinite"):
+        model.predict(pd.DataFrame({"town": ["a", "b"], "x": [1.0, np.inf]}))
