@@ -365,7 +365,8 @@ class Jobs:
             job, place = positions[step.run]
             job.progress[place] = replace(step, run=place, runs=len(job.progress))
             now = time.monotonic()
-            for other in batch if step.share else [job]:  # a pass in flight is one of all jobs
+            running = [other for other in batch if other.state == "running"]
+            for other in running if step.share else [job]:  # a pass in flight is one of all jobs that have not ended
                 first = other.progress[0] if other.progress else None
                 if other is not job and first is not None:
                     other.progress[0] = replace(
