@@ -223,7 +223,8 @@ def test_arrays_in_a_pipeline(missing: str) -> None:
         np.testing.assert_allclose(pipeline.predict(table), model.predict(X), rtol=1e-12)
 
 
-def test_onnx() -> None:
+@pytest.mark.parametrize("missing", ["error", "mean"])
+def test_onnx(missing: str) -> None:
     """``skl2onnx`` takes the pipeline of numbers and categories; ONNX Runtime differs by the precision of float32."""
     skl2onnx, runtime = pytest.importorskip("skl2onnx"), pytest.importorskip("onnxruntime")
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
@@ -231,7 +232,7 @@ def test_onnx() -> None:
     table = people().drop(columns=["joined", "member"])
     response = amount(table.assign(member=False))
     labels = np.where(response > np.median(response), "rich", "poor")
-    with fo.create_store("dram:onnx", table, labels, dtype="float64", replace=True) as store:
+    with fo.create_store("dram:onnx", table, labels, dtype="float64", missing=missing, replace=True) as store:
         model = fo.select(store, k=3, objective="logistic")
     pipeline: Any = model.to_sklearn()
     kinds = [(name, (StringTensorType if name in TEXTS else FloatTensorType)([None, 1])) for name in pipeline.feature_names_in_]
