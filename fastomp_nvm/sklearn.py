@@ -7,16 +7,18 @@ scikit-learn's features are *columns* here: ``n_features_in_``, ``support_`` and
 columns is selected as a whole. Every method that takes ``X`` also takes a store or its URL; ``fit`` sweeps it, the others read the
 selected columns only. A table with text columns is encoded as by ``create_store``, one column per category: ``n_features_in_``,
 ``feature_names_in_`` and ``support_`` are then about the columns of the table, ``coef_`` and ``transform`` about the encoded ones.
+With ``missing`` other than ``error`` missing cells are filled in, by values of the table of ``fit``, here and in every later ``X``.
 ``fastomp_nvm`` imports this module on first use.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import sklearn.utils.validation as validation
@@ -33,7 +35,9 @@ from fastomp_nvm.selection.request import RequestFields
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import has_text
 from fastomp_nvm.stores.contract import FeatureStore
-from fastomp_nvm.stores.open import open_store
+from fastomp_nvm.stores.media import medium_of
+from fastomp_nvm.stores.open import create_store, open_store
+from fastomp_nvm.stores.url import StoreURL
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -60,6 +64,30 @@ def _opened(source: str | FeatureStore) -> AbstractContextManager[FeatureStore]:
     return open_store(source) if isinstance(source, str) else nullcontext(source)
 
 
+class _Memory(Protocol):
+    """The medium of stores in memory."""
+
+    def open(self, url: StoreURL) -> FeatureStore:
+        """Open a store."""
+        ...
+
+    def discard(self, url: StoreURL) -> None:
+        """Remove a store."""
+        ...
+
+
+@contextmanager
+def _filled(data: Any, names: Sequence[str] | None, missing: str) -> Iterator[FeatureStore]:
+    """Yield a store in memory of an array or table with missing cells filled in; it is discarded afterwards."""
+    url = StoreURL.parse(f"dram:filled-{secrets.token_hex(8)}")
+    create_store(url.text, data, names=names, dtype="float64", missing=missing, tier="none")
+    medium = cast("_Memory", medium_of(url))
+    try:
+        yield medium.open(url)
+    finally:
+        medium.discard(url)
+
+
 class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Select features by FAST_OMP, or another algorithm of this package.
 
@@ -81,6 +109,9 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         As in ``SelectionRequest``.
     tier : {"auto", "exact", "int8"}
         As in ``SelectionRequest``; arrays have no tier.
+    missing : {"error", "mean", "median"}
+        What replaces a missing number of a table or array, here and in later ones: the mean or median of its column in ``fit``; a
+        missing text becomes a category of its own. ``error`` refuses missing cells. A store has its own rule.
     target : str, optional
         Which of a store's targets, when ``X`` is a store and ``y`` is None; the first when left out.
     threads : int, optional
@@ -126,6 +157,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         exclude: Sequence[str] = (),
         certificate: bool = False,
         lambda_min: float | None = None,
+        missing: Literal["error", "mean", "median"] = "error",
         target: str | None = None,
         gather_bytes: int | None = None,
         tier: Literal["auto", "exact", "int8"] = "auto",
@@ -147,6 +179,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         self.exclude = exclude
         self.certificate = certificate
         self.lambda_min = lambda_min
+        self.missing = missing
         self.target = target
         self.gather_bytes = gather_bytes
         self.tier = tier
@@ -170,6 +203,8 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         -------
         self
         """
+        if self.missing not in ("error", "mean", "median"):
+            raise RequestError(f"missing is {self.missing!r}: expected error, mean or median")
         self._from_table = has_text(X)
         if isinstance(X, (str, FeatureStore)):
             with _opened(X) as store:
@@ -178,9 +213,13 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         if self._from_table:
             self._fit_table(X, y, sample_weight)
             return self
-        X, y = _validated(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2)
+        X, y = _validated(self, X, y, dtype=(np.float64, np.float32), ensure_min_samples=2, **self._finite())
         names = [str(name) for name in self.feature_names_in_] if hasattr(self, "feature_names_in_") else None
-        self._select(X, y, y, sample_weight, len(X), names)
+        if self.missing == "error":
+            self._select(X, y, y, sample_weight, len(X), names)
+        else:
+            with _filled(X, names, self.missing) as store:
+                self._select(store, y, y, sample_weight, len(X), None)
         return self
 
     def transform(self, X: Any) -> Any:
@@ -200,6 +239,8 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
             return self.selection_.encode(X).values[:, np.argsort(self.selection_.column_positions)]
         if isinstance(X, (str, FeatureStore)):
             return self._columns_of_store(X, self.get_support(indices=True))
+        if self.missing != "error":
+            return self._chosen(X)[:, np.argsort(self.selection_.column_positions)]
         return super().transform(X)
 
     def get_feature_names_out(self, input_features: Any = None) -> AnyArray:
@@ -219,7 +260,11 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         if len(y) != len(X):
             raise DataError(f"y has {len(y)} values for the {len(X)} rows of X")
         self.n_features_in_, self.feature_names_in_ = len(names), np.array(names, dtype=object)
-        self._select(X, y, y, sample_weight, len(X), None)
+        if self.missing == "error":
+            self._select(X, y, y, sample_weight, len(X), None)
+        else:
+            with _filled(X, None, self.missing) as store:
+                self._select(store, y, y, sample_weight, len(X), None)
         selected = set(self.selection_.features)
         self.support_ = np.array([name in selected for name in names], dtype=np.bool_)
 
@@ -309,8 +354,19 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         elif isinstance(X, (str, FeatureStore)):
             chosen = self._columns_of_store(X, positions)
         else:
-            chosen = _validated(self, X, reset=False, dtype=(np.float64, np.float32))[:, positions]
+            chosen = self._chosen(X)
         return self.selection_.linear_predictor(chosen)
+
+    def _chosen(self, X: Any) -> AnyArray:
+        """Return the selected columns of an array or a table of numbers in the order of selection, missing cells filled in."""
+        found: AnyArray = _validated(self, X, reset=False, dtype=(np.float64, np.float32), **self._finite())
+        return found[:, self.selection_.column_positions] if self.missing == "error" else self.selection_.encode(found).values
+
+    def _finite(self) -> dict[str, Any]:
+        """Return how scikit-learn's validation treats missing cells; its option had another name before 1.6."""
+        if self.missing == "error":
+            return {}
+        return {"ensure_all_finite" if hasattr(validation, "validate_data") else "force_all_finite": "allow-nan"}
 
     def _get_support_mask(self) -> BoolArray:
         """Return the mask of selected columns for ``SelectorMixin``."""
@@ -320,11 +376,12 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
+        tags.input_tags.allow_nan = self.missing != "error"
         return tags
 
     def _more_tags(self) -> dict[str, Any]:
         """Return the same tags for scikit-learn before 1.6."""
-        return {"requires_y": True}
+        return {"requires_y": True, "allow_nan": self.missing != "error"}
 
 
 class FastOMPRegressor(RegressorMixin, FastOMPSelector):  # type: ignore[misc]
@@ -416,7 +473,7 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
 
     def _more_tags(self) -> dict[str, Any]:
         """Return the same tags for scikit-learn before 1.6."""
-        return {"requires_y": True, "binary_only": True}
+        return {**super()._more_tags(), "binary_only": True}
 
 
 def _dense_coefficients(estimator: FastOMPSelector) -> Float64Array:

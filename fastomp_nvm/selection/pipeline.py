@@ -1,19 +1,25 @@
 """A fitted model as a scikit-learn pipeline, for programs that do not have this package.
 
-The pipeline takes tables with the columns of the store's source, by name. Each number is a ``SimpleImputer`` with the store's value
-for missing cells, or passed through if the store has none; each category is a ``SimpleImputer`` where the store has a category
-for missing cells, then a ``OneHotEncoder`` that gives zeros for unseen labels. Dates are taken as days since 1970-01-01.
-``skl2onnx`` converts it. ONNX computes in float32, so responses and probabilities then differ by about 1e-6 of the size of the
-terms (coefficient times value) that they sum; the pipeline itself agrees with ``Selection.predict`` to the last digits of float64.
+The pipeline takes tables with the columns of the store's source, by name, and arrays with all columns if their names are those of
+an array (``f0, f1, ...``). Each number is a ``SimpleImputer`` with the store's value for missing cells, or passed through if the
+store has none; each category is a ``SimpleImputer`` where the store has a category for missing cells, then a ``OneHotEncoder``
+that gives zeros for unseen labels. Dates, and categories with labels such as ``1`` or ``true`` that tables also hold as numbers,
+are a ``FunctionTransformer`` that encodes as ``Selection.predict`` does: such a pipeline needs this package after all, and ONNX
+has no such step. ``skl2onnx`` converts the others. ONNX computes in float32, so responses and probabilities then differ by about
+1e-6 of the size of the terms (coefficient times value) that they sum; the pipeline itself agrees with ``Selection.predict`` to the
+last digits of float64.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.errors import RequestError, UnavailableError
+from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 
 if TYPE_CHECKING:
@@ -36,7 +42,7 @@ def make_pipeline(selection: Answer) -> Pipeline:
         from sklearn.impute import SimpleImputer
         from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
         from sklearn.pipeline import Pipeline
-        from sklearn.preprocessing import OneHotEncoder
+        from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
     except ImportError as error:
         raise UnavailableError(f"a scikit-learn pipeline needs the package {error.name!r}, which is not installed here") from error
     if not len(selection.features):
@@ -45,17 +51,27 @@ def make_pipeline(selection: Answer) -> Pipeline:
     names = [name for part in selection.columns for name in part]
     coefs = dict(zip(names, selection.column_coef.tolist(), strict=True))
     indicators = encoding.indicators()
-    sources = list(dict.fromkeys(indicators.get(name, (name, 0))[0] for name in names))
-    steps: list[tuple[str, object, list[str]]] = []
+    members: dict[str, list[str]] = {}  # the columns of the model by column of the table
+    for name in names:
+        members.setdefault(indicators.get(name, (name, 0))[0], []).append(name)
+    sources = list(members)
+    steps: list[tuple[str, object, list[str] | list[int]]] = []
     rows: dict[str, list[object]] = {}  # one row per label: what the encoders are fitted to
     length = max([1, *(len(encoding.columns[name].labels) for name in sources if name in encoding.columns)])
     weights: list[float] = []
     for source in sources:
         settings = encoding.columns.get(source, ColumnEncoding())
-        if settings.kind == "category":
+        if settings.kind == "date" or any(map(_stands_for_a_number, settings.labels)):
+            own = members[source]
+            alone = replace(encoding, columns={source: settings})
+            columns = ModelColumns(own, np.arange(len(own)), len(own), alone)
+            step: object = FunctionTransformer(_encoded, kw_args={"columns": columns})
+            rows[source] = [settings.labels[0] if settings.labels else pandas.Timestamp(0)] * length
+            weights += [coefs[name] for name in own]
+        elif settings.kind == "category":
             labels = list(settings.labels)
             encoder = OneHotEncoder(categories=[labels], handle_unknown="ignore", sparse_output=False)
-            step: object = encoder
+            step = encoder
             if settings.fill is not None:
                 filling = {"strategy": "constant", "fill_value": labels[int(settings.fill)]}
                 fills = [SimpleImputer(missing_values=missing, **filling) for missing in (np.nan, None)]  # both occur in tables
@@ -66,12 +82,26 @@ def make_pipeline(selection: Answer) -> Pipeline:
         else:
             step = "passthrough"
             if settings.fill is not None:
-                step = SimpleImputer(strategy="median")  # of the rows below; a constant would not take columns of integers
+                plain = StandardScaler(with_mean=False, with_std=False)  # makes truth values and integers floats, and no more
+                step = Pipeline([("number", plain), ("fill", SimpleImputer(strategy="median"))])  # of the rows below
             rows[source] = [settings.fill or 0.0] * length
             weights.append(coefs[source])
         steps.append((f"{len(steps)}", step, [source]))
     table = pandas.DataFrame(rows)
+    positions = selection.column_positions.tolist()
+    of_array = names == [f"f{position}" for position in positions] and all(
+        encoding.columns.get(name, ColumnEncoding()).kind == "number" for name in names
+    )
+    if of_array:
+        # The columns of an array: fitted to a table, a position stands for the name in tables and for itself in arrays.
+        whole = np.zeros((length, selection.store.n_columns))
+        whole[:, positions] = table[names].to_numpy(dtype=np.float64)
+        table = pandas.DataFrame(whole, columns=[f"f{position}" for position in range(selection.store.n_columns)])
+        steps = [(label, step, [position]) for (label, step, _), position in zip(steps, positions, strict=True)]
     encode = ColumnTransformer(steps, remainder="drop").fit(table)
+    for _, step, _ in encode.transformers_ if of_array else ():
+        if isinstance(step, Pipeline):
+            del step[0].feature_names_in_  # it would warn of arrays
     coef, n_inputs = np.array(weights), len(weights)
     if selection.objective == "linear":
         model = LinearRegression()
@@ -89,3 +119,17 @@ def make_pipeline(selection: Answer) -> Pipeline:
         raise RequestError(f"scikit-learn has no {selection.objective} model: predict with the selection itself")
     model.n_features_in_ = n_inputs
     return Pipeline([("encode", encode), ("model", model)])
+
+
+def _encoded(table: object, columns: ModelColumns) -> Float64Array:
+    """Return the columns of the model that come from the only column of ``table``."""
+    return columns.of(table).values
+
+
+def _stands_for_a_number(label: str) -> bool:
+    """Tell whether a table may hold a label as a number or a truth value."""
+    try:
+        float(label)
+    except ValueError:
+        return label.lower() in ("true", "false")
+    return True

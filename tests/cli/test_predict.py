@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_wine
 
@@ -124,7 +125,12 @@ def test_export_writes_labels_and_identifiers(session: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["nobody", "new.csv", "x.csv"], "'nobody' is neither a run nor a file"),
+        (["nobody", "new.csv", "x.csv"], "'nobody' is neither a run nor a file: 'fastomp runs' lists the runs"),
+        (["nobody", "new.csv", "x.csv"], "a run on a server is saved with 'select URL --save MODEL.json'"),
+        (["kep", "new.csv", "x.csv"], "(did you mean 'kept'?)"),
+        (["modle.json", "new.csv", "x.csv"], "(did you mean 'model.json'?)"),
+        (["model.json", "new.csv", "x.csv", "--id", "prediction"], "--id 'prediction' has the name of a column that is written"),
+        (["model.json", "new.csv", "x.csv", "--id", "probability=no"], "(prediction, probability=no, probability=yes): rename it"),
         (["train.csv", "new.csv", "x.csv"], "train.csv is not a model"),
         (["model.json", "absent.csv", "x.csv"], "absent.csv"),
         (["model.json", "new.csv", "x.xlsx"], "x.xlsx has an unknown extension"),
@@ -158,6 +164,31 @@ def test_a_model_is_saved_where_it_may(session: Path, capsys: pytest.CaptureFixt
     assert "model.json exists" in capsys.readouterr().err
     assert main([*words, "--replace", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["features"] == fo.load("model.json").features
+
+
+def test_a_pipeline_reads_the_dates_of_the_file(session: Path) -> None:
+    """A pipeline of the model takes dates as the file writes them, and as points in time."""
+    model = fo.load("model.json")
+    table = pd.read_csv("train.csv", na_values="k.A.")
+    table["income"] = table["income"].str.replace(r"[$,]", "", regex=True).astype(float)
+    assert "joined" in model.features
+    expected = model.decision_function("train.csv")
+    for new in (table, table.assign(joined=pd.to_datetime(table["joined"], format="%d.%m.%Y"))):
+        np.testing.assert_allclose(model.to_sklearn().decision_function(new), expected, atol=1e-9)
+
+
+def test_a_run_is_saved_later(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``resume --save`` writes the model of a finished run, replaces a file on request only, and one row is one prediction."""
+    assert main(["resume", "kept", "--save", "again.json"]) == 0
+    np.testing.assert_array_equal(fo.load("again.json").predict("new.csv"), fo.load("model.json").predict("new.csv"))
+    capsys.readouterr()
+    assert main(["resume", "kept", "--save", "again.json"]) == 2
+    assert "again.json exists" in capsys.readouterr().err
+    assert main(["resume", "kept", "--save", "again.json", "--replace"]) == 0
+    Path("one.csv").write_text("".join(Path("new.csv").read_text().splitlines(keepends=True)[:2]))
+    capsys.readouterr()
+    assert main(["predict", "again.json", "one.csv", "one_out.csv"]) == 0
+    assert capsys.readouterr().out.startswith("1 prediction written to one_out.csv")
 
 
 def test_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +229,10 @@ def test_on_a_server(session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(fo.RequestError, match="does not name a store"):
             model.predict(server.url)
         assert main(["predict", "model.json", url, "remote.csv"]) == 0
+        words = ["--k", "4", "--objective", "logistic", "--until", "full", "--run", "srv1"]
+        assert main(["select", url, *words]) == 0
+        assert main(["resume", "srv1", url, "--save", "saved.json"]) == 0
+        np.testing.assert_array_equal(fo.load("saved.json").predict("train.csv"), model.predict("train.csv"))
     for one, other in zip(read("remote.csv"), read("local.csv"), strict=True):
         assert (one["id"], one["prediction"]) == (other["id"], other["prediction"])
         assert float(one["probability=yes"]) == pytest.approx(float(other["probability=yes"]), abs=1e-12)

@@ -23,7 +23,9 @@ from fastomp_nvm.constraints import Partition
 TRUE = [3, 11]
 
 
-@parametrize_with_checks([fo.FastOMPSelector(), fo.FastOMPRegressor(), fo.FastOMPClassifier()])
+@parametrize_with_checks(
+    [fo.FastOMPSelector(), fo.FastOMPRegressor(), fo.FastOMPClassifier(), fo.FastOMPClassifier(missing="mean")]
+)
 def test_scikit_learn_checks(estimator, check) -> None:
     """What scikit-learn expects of an estimator holds, check by check."""
     check(estimator)
@@ -218,6 +220,30 @@ def test_fitted_estimators_survive_pickling_and_cloning(data) -> None:
     assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
     with pytest.raises(NotFittedError):
         clone(fitted).predict(X)
+
+
+@pytest.mark.parametrize("missing", ["mean", "median"])
+def test_missing_cells_are_filled_in_on_request(data, table, missing) -> None:
+    """Gaps of arrays and tables, in ``fit`` and later, are filled by the column's mean or median of ``fit``, otherwise refused."""
+    X, y = data[0].copy(), data[1]
+    X[np.random.default_rng(1).random(X.shape) < 0.05] = np.nan
+    middle = np.nanmean(X, axis=0) if missing == "mean" else np.nanmedian(X, axis=0)
+    filled = np.where(np.isnan(X), middle, X)
+    fitted, reference = fo.FastOMPRegressor(k=2, missing=missing).fit(X, y), fo.FastOMPRegressor(k=2).fit(filled, y)
+    assert fitted.get_support(indices=True).tolist() == reference.get_support(indices=True).tolist() == TRUE
+    np.testing.assert_allclose(fitted.predict(X[:50]), reference.predict(filled[:50]), rtol=1e-10)
+    np.testing.assert_allclose(fitted.transform(X[:50]), filled[:50, TRUE], rtol=1e-12)
+    gaps, labels = pd.DataFrame(X, columns=table.columns), np.where(y > 0, "up", "down")
+    words = gaps.assign(word=np.random.default_rng(2).choice(np.array(["a", "b", None], dtype=object), len(y)))
+    for given in (gaps, words):
+        classifier = fo.FastOMPClassifier(k=3, missing=missing).fit(given, labels)
+        assert {"column 3", "column 11"} <= set(classifier.selection_.features)
+        assert classifier.score(given, labels) > 0.9
+        assert classifier.transform(given).shape[0] == len(y)
+        with pytest.raises(ValueError, match=r"NaN|missing"):
+            fo.FastOMPClassifier(k=3).fit(given, labels)
+    with pytest.raises(fo.RequestError, match="missing is 'drop': expected error, mean or median"):
+        fo.FastOMPRegressor(missing="drop").fit(X, y)
 
 
 def test_unusable_input_is_refused_clearly(data) -> None:

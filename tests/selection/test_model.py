@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,7 +167,65 @@ def test_every_objective_becomes_a_pipeline(objective: str) -> None:
             model.predict_proba(table)
 
 
-def test_onnx() -> None:
+def test_dates_and_numbers_as_labels_in_a_pipeline() -> None:
+    """A pipeline takes dates, and categories of numbers or truth values, as texts or as themselves, with gaps, like ``predict``."""
+    rng = np.random.default_rng(4)
+    table = people()[["joined", "member", "town"]].assign(code=rng.integers(1, 4, N))
+    response = (table["joined"] - pd.Timestamp("2020-01-01")).dt.days / 300 + 2.0 * (table["code"] == 2) + amount(people())
+    days = table["joined"].dt.strftime("%Y-%m-%d").where(rng.random(N) > 0.1, None)
+    texts = table.assign(joined=days, member=np.where(table["member"], "true", "false"), code=table["code"].astype(str))
+    table["joined"] = pd.to_datetime(days)
+    with fo.create_store(
+        "dram:labels", table.assign(code=texts["code"], member=texts["member"]), missing="mean", replace=True
+    ) as store:
+        model = fo.select(store, np.asarray(response), k=4)
+    assert model.encoding is not None
+    assert {name: each.kind for name, each in model.encoding.columns.items()} == {
+        "joined": "date",
+        "member": "category",
+        "town": "category",
+        "code": "category",
+    }
+    pipeline = pickle.loads(pickle.dumps(model.to_sklearn()))
+    expected = model.predict(table)
+    assert np.ptp(expected) > 1
+    for new in (table, texts, table.astype({"code": float}), table.iloc[:, ::-1]):
+        np.testing.assert_allclose(model.predict(new), expected, rtol=1e-12)
+        np.testing.assert_allclose(pipeline.predict(new), expected, rtol=1e-12)
+
+
+def test_truth_values_with_a_mean_in_a_pipeline() -> None:
+    """A column of truth values is a number for the imputer of a pipeline, too."""
+    table = people()[["income", "member"]]
+    with fo.create_store("dram:truth", table, amount(people()), dtype="float64", missing="mean", replace=True) as store:
+        model = fo.select(store, k=2)
+    assert set(model.features) == {"income", "member"}
+    np.testing.assert_allclose(model.to_sklearn().predict(table), model.predict(table), rtol=1e-12)
+
+
+@pytest.mark.parametrize("missing", ["error", "mean"])
+def test_arrays_in_a_pipeline(missing: str) -> None:
+    """The pipeline of a model of an array takes arrays with all columns, and tables of their names in any order."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(N, 12))
+    y = 3 * X[:, 7] - X[:, 10] + 0.1 * rng.normal(size=N)
+    with fo.create_store("dram:array", X, y, dtype="float64", missing=missing, replace=True) as store:
+        model = fo.select(store, k=2) if missing == "mean" else fo.select(X, y, k=2)
+    assert set(model.features) == {"f7", "f10"}
+    if missing == "mean":
+        X[::9, 7] = np.nan
+    pipeline = model.to_sklearn()
+    np.testing.assert_allclose(pipeline.predict(X), model.predict(X), rtol=1e-12)
+    with pytest.raises(ValueError, match="expecting 12 features"):
+        pipeline.predict(X[:, :11])
+    table = pd.DataFrame(X, columns=[f"f{place}" for place in range(12)]).iloc[:, ::-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of names that an imputer did not see
+        np.testing.assert_allclose(pipeline.predict(table), model.predict(X), rtol=1e-12)
+
+
+@pytest.mark.parametrize("missing", ["error", "mean"])
+def test_onnx(missing: str) -> None:
     """``skl2onnx`` takes the pipeline of numbers and categories; ONNX Runtime differs by the precision of float32."""
     skl2onnx, runtime = pytest.importorskip("skl2onnx"), pytest.importorskip("onnxruntime")
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
@@ -173,7 +233,7 @@ def test_onnx() -> None:
     table = people().drop(columns=["joined", "member"])
     response = amount(table.assign(member=False))
     labels = np.where(response > np.median(response), "rich", "poor")
-    with fo.create_store("dram:onnx", table, labels, dtype="float64", replace=True) as store:
+    with fo.create_store("dram:onnx", table, labels, dtype="float64", missing=missing, replace=True) as store:
         model = fo.select(store, k=3, objective="logistic")
     pipeline: Any = model.to_sklearn()
     kinds = [(name, (StringTensorType if name in TEXTS else FloatTensorType)([None, 1])) for name in pipeline.feature_names_in_]

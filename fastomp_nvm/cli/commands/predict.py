@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_replace_argument, connected
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.durable_files import write_atomically
-from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError
+from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError, near
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.drive import list_runs, resume
 from fastomp_nvm.selection.model import EncodedRows
@@ -56,6 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
         if os.path.lexists(out) and not arguments.replace:
             raise InputError(f"{out} exists: choose another name or ask to replace it (--replace)")
     model = _model(arguments.model)
+    if arguments.id_column in (outputs := _output_names(model)):
+        raise RequestError(
+            f"--id {arguments.id_column!r} has the name of a column that is written ({', '.join(outputs)}): rename it"
+        )
     if is_remote(arguments.store):
         if arguments.id_column is not None:
             raise RequestError("--id is for files, and a store on a server keeps its own identifiers: leave it out")
@@ -88,21 +92,29 @@ def _model(name: str) -> Selection:
             raise RequestError(f"the run {name!r} is {states[name]}, and only a finished one can predict: resume it first")
         return resume(name)
     if not os.path.isfile(name):
-        raise RequestError(f"{name!r} is neither a run nor a file: 'fastomp runs' lists the runs")
+        folder = Path(name).parent
+        files = [str(each) for each in folder.glob("*.json")] if folder.is_dir() else []
+        raise RequestError(
+            f"{name!r} is neither a run nor a file{near(name, [*states, *files])}: 'fastomp runs' lists the runs, and the model of "
+            "a run on a server is saved with 'select URL --save MODEL.json' or 'resume RUN URL --save MODEL.json'"
+        )
     return load(name)
+
+
+def _output_names(model: Selection) -> list[str]:
+    """Return the names of the columns to write beside the identifiers."""
+    labelled = model.objective == "logistic" and model.classes is not None
+    return ["prediction", *(f"probability={label}" for label in (model.classes or () if labelled else ()))]
 
 
 def _columns(model: Selection, eta: Float64Array, ids: Sequence[str] | None, id_name: str) -> dict[str, list[Any]]:
     """Return the columns to write: identifiers, predictions and, for classes, their probabilities."""
     columns: dict[str, list[Any]] = {} if ids is None else {id_name: list(ids)}
     response = model.mean_response(eta)
-    if model.objective != "logistic" or model.classes is None:
-        columns["prediction"] = response.tolist()
-        return columns
-    columns["prediction"] = np.array(model.classes)[(eta >= 0).astype(np.int64)].tolist()
-    for label, probability in zip(model.classes, (1.0 - response, response), strict=True):
-        columns[f"probability={label}"] = probability.tolist()
-    return columns
+    found: list[AnyArray] = [response]
+    if model.objective == "logistic" and model.classes is not None:
+        found = [np.array(model.classes)[(eta >= 0).astype(np.int64)], 1.0 - response, response]
+    return columns | {name: values.tolist() for name, values in zip(_output_names(model), found, strict=True)}
 
 
 def _csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
@@ -128,7 +140,7 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
 
 def _summary(count: int, out: str, rows: EncodedRows) -> str:
     """Return the line about the predictions: how many, labels that are new, cells that were missing."""
-    parts = [f"{count:,} predictions" + ("" if out == "-" else f" written to {out}")]
+    parts = [f"{count:,} prediction{'' if count == 1 else 's'}" + ("" if out == "-" else f" written to {out}")]
     for name, found in rows.unseen.items():
         parts.append(f"{_cells(found)} of {clean(name)!r} with a label unknown to the store")
     for name, found in rows.filled.items():

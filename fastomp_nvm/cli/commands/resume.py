@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import warnings
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from fastomp_nvm.cli.arguments import (
     add_connection_arguments,
     add_json_argument,
     add_ray_argument,
+    add_replace_argument,
     add_threads_argument,
     connected,
     refuse_sweep_settings,
@@ -19,7 +21,7 @@ from fastomp_nvm.cli.arguments import (
 from fastomp_nvm.cli.output import add_progress_argument, run_progress
 from fastomp_nvm.cli.results import infeasible, show_selection
 from fastomp_nvm.engine.engine import Observer
-from fastomp_nvm.errors import InputError
+from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.runs.drive import registration, resume
 from fastomp_nvm.selection.result import Selection
 
@@ -37,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_ray_argument(parser)
     parser.add_argument("--other-build", action="store_true", help="allow another kernel, BLAS or NumPy; the result says so")
+    parser.add_argument("--save", metavar="MODEL.json", help="write the model to a file, which 'predict' reads (default: none)")
+    add_replace_argument(parser)
     add_threads_argument(parser)
     add_allow_infeasible_argument(parser)
     add_json_argument(parser)
@@ -45,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Resume and print."""
+    """Resume, print and save."""
+    if arguments.save is not None and os.path.lexists(arguments.save) and not arguments.replace:
+        raise InputError(f"{arguments.save} exists: choose another name or ask to replace it (--replace)")
     if arguments.store is None:
         refuse_sweep_settings(registration(arguments.name).store, arguments)
     with run_progress("resume", arguments.progress) as observer:
@@ -54,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             options = {"other_build": arguments.other_build, "threads": arguments.threads}
             selections = [resume(arguments.name, observer=observer, **options)]
+    if arguments.save is not None:
+        if len(selections) != 1:
+            raise RequestError(f"{arguments.name!r} has {len(selections)} answers, and --save writes one model: leave it out")
+        selections[0].save(arguments.save, replace=arguments.replace)
     if arguments.json:
         found = [selection.to_json() for selection in selections]
         print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
