@@ -170,7 +170,7 @@ class Pools:
         path = self.root / check_name(pool, "pool")
         _refuse_link(path)
         if not path.is_dir():
-            raise StoreURLError(f"there is no pool {pool!r}: 'list' shows the pools")
+            raise StoreURLError(f"there is no pool {pool!r}: 'fastomp list URL' shows the pools of the server")
         return path
 
     def _store(self, pool: str, key: str) -> Path:
@@ -179,7 +179,7 @@ class Pools:
         _refuse_link(path)
         if not path.is_dir():
             hint = near(key, self.keys(pool))
-            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}{hint}: 'list' shows its keys")
+            raise StoreURLError(f"there is no key {key!r} in the pool {pool!r}{hint}: 'fastomp list URL' shows its keys")
         for folder, folders, files in os.walk(path):
             for name in (*folders, *files):
                 _refuse_link(Path(folder) / name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fastomp_nvm.errors import InputError
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.reports import ColumnReport
 
@@ -19,6 +20,7 @@ __all__ = ["columns_of", "describe"]
 # Names that a description lists unless all columns are asked for.
 _NAMES_SHOWN = 20
 _EXAMPLES = 3
+_LONGEST_PATTERN = 100
 
 
 def describe(store: FeatureStore, columns: str | None = None) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def describe(store: FeatureStore, columns: str | None = None) -> dict[str, Any]:
     """
     layout, traits = store.layout, store.traits
     listed = {} if columns is None else {"columns": [asdict(column) for column in columns_of(store, columns)]}
-    shown = layout.n_features if columns is not None else min(layout.n_features, _NAMES_SHOWN)
+    shown = layout.n_features if columns == "*" else min(layout.n_features, _NAMES_SHOWN)
     return {
         "url": store.url,
         "medium": traits.medium,
@@ -65,8 +67,17 @@ def columns_of(store: FeatureStore, pattern: str = "*") -> Iterator[ColumnReport
     ----------
     store : FeatureStore
     pattern : str
-        With ``*``, ``?`` and ``[...]``, or a name.
+        With ``*``, ``?`` and ``[...]``, or a name; at most 100 characters.
+
+    Raises
+    ------
+    InputError
+        The pattern is too long.
     """
+    if len(pattern) > _LONGEST_PATTERN:
+        raise InputError(
+            f"the pattern of columns has {len(pattern)} characters, at most {_LONGEST_PATTERN} are possible: shorten it with *"
+        )
     match = re.compile(fnmatch.translate(pattern)).match
     table = _table(store)
     missing, advice = table.get("missing", {}), table.get("advice", {})
@@ -126,10 +137,19 @@ def _sources(store: FeatureStore) -> Iterator[tuple[str, str, int, tuple[str, ..
 
 
 def _table(store: FeatureStore) -> Mapping[str, Any]:
-    """Return what an ingest noted about the columns of its source."""
-    provenance: Mapping[str, Any] = getattr(store, "provenance", {})
-    found = provenance.get("table")
-    return found if isinstance(found, dict) else {}
+    """Return what an ingest noted about the columns of its source, or nothing if it is not what an ingest writes."""
+    provenance = getattr(store, "provenance", {})
+    found = provenance.get("table") if isinstance(provenance, Mapping) else None
+    if not isinstance(found, Mapping):
+        return {}
+    left_out = found.get("left_out", [])
+    right = isinstance(left_out, (list, tuple)) and all(
+        isinstance(entry, (list, tuple)) and len(entry) == 3 and all(isinstance(text, str) for text in entry) for entry in left_out
+    )
+    for key, kind in (("missing", int), ("assumed", str), ("advice", str)):
+        entries = found.get(key, {})
+        right = right and isinstance(entries, Mapping) and all(isinstance(value, kind) for value in entries.values())
+    return found if right else {}
 
 
 def _identifiers(store: FeatureStore) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ class IngestOptions:
         Which array of a container holds the table.
     categorical, numeric : sequence of str
         Names or patterns of columns to read as categories (also whole numbers that are codes) or as numbers (signs and units
-        around a number are dropped: 12% is 12, <5 is 5, 3.5 kg is 3.5).
+        around a number are dropped: 12% is 12, <5 is 5, 3.5 kg is 3.5, (7) is -7).
     date : sequence of str, or mapping of str to str
         Columns to read as days since 1970-01-01: ``name`` for ISO 8601, ``name:format`` for a format of ``strptime``; or a mapping
         of names to formats, empty for ISO 8601.
@@ -78,11 +78,12 @@ class IngestOptions:
     format : str, optional
         ``csv``, ``tsv``, ``parquet``, ...: in place of the file's extension; of standard input ``csv`` by default.
     group : sequence of str, or mapping of str to sequence of str
-        Columns that are one feature, such as indicators that the source already has: ``name=column,column`` (or a pattern).
+        Two or more columns that are one feature, like indicators that the source has: ``name=column,column`` (or a pattern).
     drop_missing_target : bool
         Leave out observations with a missing target.
     schema : str, optional
-        File written by ``schema_out``, which says what every column is.
+        File written by ``schema_out``, which says what every column is and how missing cells are treated; other options come
+        before it, except ``missing="error"``, the default.
     schema_out : str, optional
         File to write with the type of every column.
     dry_run : bool

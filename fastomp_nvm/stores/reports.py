@@ -126,17 +126,18 @@ class IngestReport:
     @property
     def summary(self) -> tuple[str, ...]:
         """Lines to print: the shape, the types, the targets, changes to the data, and columns that look like something else."""
-        spread = f" in {self.n_columns} columns" if self.n_columns != self.n_features else ""
-        lines = [f"{self.n_obs} observations of {self.n_features} features{spread}, {self.bytes / 1e6:.1f} MB"]
+        spread = f" in {_several(self.n_columns, 'column')}" if self.n_columns != self.n_features else ""
+        shape = f"{_several(self.n_obs, 'observation')} of {_several(self.n_features, 'feature')}{spread}"
+        lines = [f"{shape}, {self.bytes / 1e6:.1f} MB"]
         if self.types:
             lines.append(f"columns: {', '.join(_counted(count, kind) for kind, count in self.types.items())}")
         lines.append(f"targets: {', '.join(self.targets)}" if self.targets else "no target: name one in the selection (--target)")
         if self.imputed:
-            lines.append(f"{self.imputed} missing cells imputed")
+            lines.append(f"{_several(self.imputed, 'missing cell')} imputed")
         if self.dropped:
-            lines.append(f"{len(self.dropped)} features with missing cells dropped: {first_names(self.dropped)}")
+            lines.append(f"{_several(len(self.dropped), 'feature')} with missing cells dropped: {first_names(self.dropped)}")
         if self.constant:
-            lines.append(f"{len(self.constant)} constant columns, never selected: {first_names(self.constant)}")
+            lines.append(f"{_several(len(self.constant), 'constant column')}, never selected: {first_names(self.constant)}")
         return (*lines, *self.notes, *self.warnings)
 
     @property
@@ -151,7 +152,12 @@ class IngestReport:
                 if named[kind] <= _NAMED:
                     lines.append(f"column {column.name!r} {column.advice}")
         more = sum(count - _NAMED for count in named.values() if count > _NAMED)
-        return (*lines, *((f"and {more:,} more columns like these",) if more else ()))
+        return (*lines, *((f"and {more:,} more column{'s' * (more > 1)} like these",) if more else ()))
+
+
+def _several(count: int, noun: str) -> str:
+    """Return a number of things, in words."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _counted(count: int, kind: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastomp_nvm.errors import DataError, InputError
+from fastomp_nvm.stores.contract import MISSING_POLICIES
 from fastomp_nvm.stores.ingest_options import IngestOptions
 from storage_backends.build.plan import Plan
 from storage_backends.readers.base import Reader, Scan
@@ -21,7 +22,7 @@ _TYPES = ("number", "category", "date", "identifier", "drop")
 _HEAD = (
     "# Columns of {}; edit it, then: fastomp ingest SRC STORE --schema FILE\n# Types: number, category, date, identifier, drop.\n"
 )
-_SETTINGS = ("na_values", "thousands", "decimal", "encoding", "targets", "groups")
+_SETTINGS = ("na_values", "thousands", "decimal", "encoding", "missing", "drop_missing_target", "targets", "groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class ColumnSchema:
 
     def merged(self, options: IngestOptions) -> IngestOptions:
         """Return the options with the settings of the file where the options leave them open."""
-        changes = {name: value for name, value in self.settings.items() if not getattr(options, name)}
+        unset = IngestOptions()
+        given = {name for name in self.settings if getattr(options, name) and getattr(options, name) != getattr(unset, name)}
+        changes = {name: value for name, value in self.settings.items() if name not in given}
         return dataclasses.replace(options, **changes)
 
     def check(self, reader: Reader) -> None:
@@ -132,6 +135,15 @@ def _settings(label: str, found: Mapping[str, Any], types: Mapping[str, str]) ->
             if not isinstance(found[name], str):
                 raise InputError(f"{label}: {name} is {found[name]!r}, expected text in quotes")
             settings[name] = found[name]
+    if "missing" in found:
+        if found["missing"] not in MISSING_POLICIES:
+            expected = ", ".join(MISSING_POLICIES)
+            raise InputError(f"{label}: missing is {found['missing']!r}, expected one of {expected}")
+        settings["missing"] = found["missing"]
+    if "drop_missing_target" in found:
+        if not isinstance(found["drop_missing_target"], bool):
+            raise InputError(f"{label}: drop_missing_target is {found['drop_missing_target']!r}, expected true or false")
+        settings["drop_missing_target"] = found["drop_missing_target"]
     for name in ("na_values", "targets"):
         if name in found:
             if not isinstance(found[name], list):
@@ -196,6 +208,9 @@ def write_schema(path: str, reader: Reader, plan: Plan, scan: Scan, options: Ing
     for option in ("thousands", "decimal", "encoding"):
         if getattr(options, option) is not None:
             content[option] = getattr(options, option)
+    content["missing"] = options.missing
+    if options.drop_missing_target:
+        content["drop_missing_target"] = True
     if plan.groups:
         content["groups"] = {name: [reader.names[column] for column in members] for name, members in plan.groups.items()}
     text = yaml.safe_dump({**content, "columns": columns}, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)

@@ -153,7 +153,7 @@ class _Ingest:
         encoding = TableEncoding({}, asked.missing, tuple(asked.na_values), asked.thousands or "", asked.decimal or ".")
         layout = Layout(reader, plan, scan, encoding, keep)
         schema = layout.schema if ids is None else replace(layout.schema, ids=ids)
-        profile = Profile(len(plan.columns), scan.n_obs)
+        profile = Profile(len(plan.columns), scan.n_obs, filled=asked.missing in ("mean", "median"))
         with open_builder(
             url,
             schema,
@@ -200,7 +200,7 @@ class _Ingest:
         chosen = [position for position in range(len(plan.columns)) if position not in overflowing]
         read = plan.columns[chosen]
         known = {place: scan.categories[at] for place, at in enumerate(chosen) if at in scan.categories}
-        profile = Profile(len(plan.columns), scan.n_obs)
+        profile = Profile(len(plan.columns), scan.n_obs, filled=asked.missing in ("mean", "median"))
         places = np.array(chosen, dtype=np.int64)
         for chunk in reader.chunks(read, Scan(scan.n_obs, known)) if chosen else ():
             profile.add(chunk, places)

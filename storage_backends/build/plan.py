@@ -164,6 +164,9 @@ def _groups(
             if group_of.setdefault(column, name) != name:
                 raise InputError(f"column {reader.names[column]!r} is in the groups {group_of[column]!r} and {name!r}: keep one")
         found[name] = members
+    for name, members in found.items():
+        if len(members) == 1:
+            raise InputError(f"group {name!r} has the one column {reader.names[members[0]]!r}: name two or more, or leave it out")
     return found
 
 

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.stores.encoding import MISSING_LABEL
 from fastomp_nvm.stores.reports import ColumnReport
 from storage_backends.build.plan import Plan
 from storage_backends.readers.base import MAX_CATEGORIES, Categories, Chunk, Reader, Scan, as_text
-from storage_backends.readers.cells import Shape, advice, looks_like_dates, shape_of, some_cells
+from storage_backends.readers.cells import Shape, advice, date_option, looks_like_dates, shape_of, some_cells
 from storage_backends.readers.problems import Problems
 from storage_backends.readers.text import shorten
 
@@ -51,6 +52,8 @@ class Profile:
     Parameters
     ----------
     n_columns, n_obs : int
+    filled : bool
+        Whether the missing cells of a text become a category of their own.
 
     Attributes
     ----------
@@ -58,8 +61,8 @@ class Profile:
         Missing cells so far.
     """
 
-    def __init__(self, n_columns: int, n_obs: int) -> None:
-        self._n_obs = n_obs
+    def __init__(self, n_columns: int, n_obs: int, *, filled: bool = False) -> None:
+        self._n_obs, self._filled = n_obs, filled
         self.missing = np.zeros(n_columns, dtype=np.int64)
         self._examples = np.full((_EXAMPLES, n_columns), np.nan)
         self._start = np.full(n_columns, np.nan)  # first value of a column that counts its rows so far
@@ -200,11 +203,13 @@ class Profile:
             order = sorted(range(len(categories.labels)), key=lambda label: -categories.counts[label])
             examples = tuple(shorten(categories.labels[label], 24)[1:-1] for label in order[:_EXAMPLES])
             count = len(categories.labels)
+            kind = "constant" if count == 1 and not categories.missing else "category"
+            if self._filled and categories.missing and column not in plan.target_columns:
+                count += MISSING_LABEL not in categories.labels
             columns = f"{count} indicator columns" if count > 1 else "1 indicator column"
             assumed = f"{columns}{', as asked' if rule is not None else ''}"
             if categories.overflow:
                 assumed = f"more than {MAX_CATEGORIES} labels"
-            kind = "constant" if count == 1 and not categories.missing else "category"
             problem = refusal(reader, name, categories, scan.n_obs, explicit=rule is not None)
             hint = "" if problem or rule is not None else _label_advice(name, categories, scan.n_obs, reader)
             return ColumnReport(name, kind, categories.missing, count, examples, assumed, hint, problem)
@@ -248,11 +253,20 @@ def refusal(reader: Reader, name: str, categories: Categories, n_obs: int, *, ex
     labels, rules, word = categories.labels, reader.options.rules, shlex.quote(name)
     if not explicit and not reader.typed:
         resembling = _resembling(categories, reader)
+        misfits = [label for label in resembling if shape_of(label, rules) == "misfit"]
+        if misfits:
+            written = f"--thousands {shlex.quote(rules.thousands)} --decimal {shlex.quote(rules.decimal)}"
+            written = written if rules.thousands else f"--decimal {shlex.quote(rules.decimal)}"
+            groups = " whose groups have three digits" if rules.thousands else ""
+            return (
+                f"holds {shorten(misfits[0], 24)}, expected numbers as {written} reads them{groups}: leave the option out, or use "
+                f"--categorical {word} or --drop {word}"
+            )
         if resembling:
             count = sum(categories.counts[labels.index(label)] for label in resembling)
             counted = "its cells" if categories.overflow else f"{count:,} of {n_obs - categories.missing:,} cells"
             others = [label for label in labels if label not in resembling]
-            options = advice([*resembling, *others[:1]], name, rules)
+            options = advice([*resembling, *others], name, rules)
             if count < _ALMOST * (n_obs - categories.missing) and not categories.overflow:
                 text = f"the others text ({some_cells(others)})"
                 return f"mixed: {counted} are numbers ({some_cells(resembling)}), {text}: use {options}"
@@ -262,8 +276,8 @@ def refusal(reader: Reader, name: str, categories: Categories, n_obs: int, *, ex
         return ""
     if looks_like_dates(labels):
         return (
-            f"more than {MAX_CATEGORIES} dates such as {some_cells(labels, 2)}: read them with --date {word}, or leave them out "
-            f"with --drop {word}"
+            f"more than {MAX_CATEGORIES} dates such as {some_cells(labels, 2)}: read them with "
+            f"{date_option(labels, name)}, or leave them out with --drop {word}"
         )
     return (
         f"holds text with more than {MAX_CATEGORIES} different values: leave it out with --drop {word} (or --id {word} if it "
@@ -283,7 +297,7 @@ def _resembling(categories: Categories, reader: Reader) -> list[str]:
     if not total or total - cells["text"] < _ALMOST * total:
         # Numbers among labels: the first rows held none, so that they were taken for labels.
         return [label for label in labels if shapes[label] == "number"] if cells["number"] else []
-    if not any(cells[shape] for shape in ("grouped", "comma", "percent", "number")):
+    if not any(cells[shape] for shape in ("grouped", "comma", "negative", "percent", "misfit", "number")):
         units = {label.lstrip("+-.0123456789eE").strip() for label in alike if shapes[label] == "unit"}
         measured = len(units) == 1 and any("." in label or " " in label for label in alike)
         if len(alike) <= _FEWEST_QUANTITIES and not (measured and not cells["bound"]):
@@ -298,7 +312,7 @@ def _label_advice(name: str, categories: Categories, n_obs: int, reader: Reader)
     labels, word = categories.labels, shlex.quote(name)
     present = n_obs - categories.missing
     if labels and looks_like_dates(labels):
-        return f"holds text like dates: --date {word} reads it as days since 1970-01-01"
+        return f"holds text like dates: {date_option(labels, name)} reads it as days since 1970-01-01"
     if reader.typed and labels and all(shape_of(label, reader.options.rules) == "number" for label in labels):
         return f"holds text like numbers: --numeric {word} reads it as numbers"
     if len(labels) == present and present >= _FEWEST_NUMBERS:

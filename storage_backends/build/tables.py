@@ -188,7 +188,7 @@ def _arrange(names: Sequence[str], groups: Groups) -> list[tuple[str, list[int]]
     group_of: dict[int, str] = {}
     for feature, members in groups.items():
         if isinstance(members, str) or not len(members):
-            raise DataError(f"group {feature!r} needs a list of one or more columns, not {members!r}")
+            raise DataError(f"group {feature!r} needs a list of two or more columns, not {members!r}")
         for member in members:
             position = position_of.get(member, -1) if isinstance(member, str) else int(member)
             if not 0 <= position < len(names):
@@ -199,6 +199,9 @@ def _arrange(names: Sequence[str], groups: Groups) -> list[tuple[str, list[int]]
     members_of: dict[str, list[int]] = {}
     for position, feature in group_of.items():
         members_of.setdefault(feature, []).append(position)
+    for feature, positions in members_of.items():
+        if len(positions) == 1:
+            raise DataError(f"group {feature!r} has the one column {names[positions[0]]!r}: name two or more, or leave it out")
     features: list[tuple[str, list[int]]] = []
     for position, name in enumerate(names):
         group = group_of.get(position)

@@ -6,7 +6,7 @@ import datetime
 import functools
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,13 +16,25 @@ from fastomp_nvm.errors import InputError
 from fastomp_nvm.stores.encoding import Kind
 from storage_backends.readers.text import MISSING_TOKENS, parse_number, shorten
 
-__all__ = ["CellRules", "ColumnRule", "Convert", "Shape", "advice", "as_days", "looks_like_dates", "shape_of", "some_cells"]
+__all__ = [
+    "CellRules",
+    "ColumnRule",
+    "Convert",
+    "Shape",
+    "advice",
+    "as_days",
+    "date_option",
+    "looks_like_dates",
+    "missing_option",
+    "shape_of",
+    "some_cells",
+]
 
 #: Returns the number that stands for a stripped cell, NaN if it is missing, None if it has no meaning.
 Convert = Callable[[str], float | None]
 
 #: How a cell that is no plain number resembles one.
-Shape = Literal["number", "grouped", "comma", "percent", "bound", "unit", "text"]
+Shape = Literal["number", "misfit", "grouped", "comma", "negative", "percent", "bound", "unit", "text"]
 
 _CURRENCY = "[$\u20ac\u00a3\u00a5]"
 _SPACE = "[ \u00a0\u202f]"
@@ -38,10 +50,21 @@ _MONEY = re.compile(
 _THOUSANDS = re.compile(rf"[+-]?(?:{_GROUPED})")
 _COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _PERCENT = re.compile(rf"(?:{_NUMBER}|[+-]?[0-9]+,[0-9]+)\s?%")
-_BOUND = re.compile(rf"(?:[<>]=?|[\u2264\u2265~])\s?{_NUMBER}")
+_BOUND = re.compile(rf"(?:[<>]=?|[\u2264\u2265~])\s?{_NUMBER}(?:\s?%)?")
+# A negative number as accountants write it.
+_NEGATIVE = re.compile(rf"\(\s?(?:{_CURRENCY}\s?)?(?:{_GROUPED}|[0-9]+(?:[.,][0-9]+)?)\s?(?:{_CURRENCY}|%)?\s?\)")
 # A unit, but not the k, M or B of thousands, millions and billions, which change the number.
 _UNIT = re.compile(rf"({_NUMBER})\s?(?![kKmMbB]$)([A-Za-z\u00b5\u00b0][A-Za-z\u00b5\u00b0/\u00b2\u00b30-9]*)")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}")
+# How dates are written; a point separates the day from the month, never the month from the day.
+_DATE_FORMATS = (
+    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y"),
+)
+# Separators of thousands and of decimals that messages propose, the likelier ones first.
+_SEPARATORS = ((",", "."), ("", ","), (".", ","), (" ", "."), (" ", ","), ("'", "."), ("'", ","))
+# Texts that a message proposes as tokens for missing cells.
+_MOST_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +75,7 @@ class ColumnRule:
     ----------
     kind : {"number", "category", "date"}
     lenient : bool
-        For numbers: drop signs and units around a number (12% is 12, <5 is 5, 3.5 kg is 3.5).
+        For numbers: drop signs and units around a number (12% is 12, <5 is 5, 3.5 kg is 3.5, (7) is -7).
     format : str
         For dates, as of ``strptime``; empty for ISO 8601.
     labels : tuple of str, optional
@@ -118,6 +141,9 @@ class CellRules:
         number = self.number(cell)
         if number is not None:
             return number
+        if _NEGATIVE.fullmatch(cell):
+            number = self.lenient_number(cell[1:-1].strip())
+            return None if number is None else -number
         core = re.sub(rf"^(?:[<>]=?|[\u2264\u2265~])\s?|\s?%$|{_CURRENCY}", "", cell).strip()
         unit = _UNIT.fullmatch(core)
         core = unit.group(1) if unit else core
@@ -156,10 +182,12 @@ def as_days(cell: str, format: str = "") -> float | None:
     """Return the days from 1970-01-01 to a date or a moment (UTC if it has no time zone), or None if the cell is neither."""
     try:
         moment = datetime.datetime.strptime(cell, format) if format else datetime.datetime.fromisoformat(cell)
-    except ValueError:
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):  # an overflow is a moment before the year 1 or after the year 9999 in UTC
         return None
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
+    except re.error as error:
+        raise InputError(f"the date format {format!r} names a part of the date twice: name each part once") from error
     return (moment - _EPOCH) / datetime.timedelta(days=1)
 
 
@@ -167,10 +195,14 @@ def shape_of(cell: str, rules: CellRules) -> Shape:
     """Return how a stripped cell resembles a number."""
     if rules.number(cell) is not None:
         return "number"
+    if not rules.plain and parse_number(cell) is not None:
+        return "misfit"
     if _THOUSANDS.fullmatch(cell) or _MONEY.fullmatch(cell):
         return "grouped"
     if _COMMA.fullmatch(cell):
         return "comma"
+    if _NEGATIVE.fullmatch(cell):
+        return "negative"
     if _PERCENT.fullmatch(cell):
         return "percent"
     if _BOUND.fullmatch(cell):
@@ -183,20 +215,63 @@ def looks_like_dates(cells: Iterable[str]) -> bool:
     return all(_DATE.fullmatch(cell) for cell in cells)
 
 
+def date_option(cells: Iterable[str], column: str) -> str:
+    """Return the option that reads cells that look like dates, with their format if they are written in one that is certain."""
+    cells = list(cells)
+    if all(as_days(cell) is not None for cell in cells):
+        return f"--date {shlex.quote(column)}"
+    fitting = [format for format in _DATE_FORMATS if all(as_days(cell, format) is not None for cell in cells)]
+    if len(fitting) == 1:
+        return f"--date {shlex.quote(f'{column}:{fitting[0]}')}"
+    return f"--date {shlex.quote(f'{column}:FORMAT')} (such as {' or '.join(fitting or _DATE_FORMATS[:1])})"
+
+
+def missing_option(cells: Iterable[str]) -> str:
+    """Return the option that takes a few cells as missing; nothing if they are too many or cannot be listed."""
+    tokens = list(dict.fromkeys(cells))
+    if not 0 < len(tokens) <= _MOST_TOKENS or any("," in token for token in tokens):
+        return ""
+    joint = "=" if tokens[0].startswith("-") else " "
+    return f"--na-values{joint}{shlex.quote(','.join(tokens))} --missing mean"
+
+
 def advice(cells: Iterable[str], column: str, rules: CellRules) -> str:
     """Return the options that help with cells that are not numbers, for the end of a message."""
-    found = {shape: cell for cell in cells for shape in [shape_of(cell, rules)]}
-    name, options = shlex.quote(column), []
-    if "grouped" in found:
-        mark = next((mark for mark in (",", "'", " ") if mark in found["grouped"]), ",")
-        options.append(f"--thousands {shlex.quote(mark) if mark != ',' else mark} (drops currency signs, too)")
-    if "comma" in found:
-        options.append("--decimal ,")
-    if found.keys() & {"percent", "bound", "unit"}:
-        options.append(f"--numeric {name} (drops signs and units: 12% is 12, <5 is 5)")
-    if "text" in found:
-        options.append(f"--na-values {shlex.quote(found['text'])}")
-    return " or ".join([*options, f"--categorical {name}", f"--drop {name}"])
+    shapes = {cell: shape_of(cell, rules) for cell in cells}
+    texts = [cell for cell, shape in shapes.items() if shape == "text"]
+    name, remark = shlex.quote(column), ""
+    options: list[str] = []
+    if len(texts) < len(shapes):
+        options, remark = _reading([cell for cell, shape in shapes.items() if shape != "text"], name, rules)
+    missing = missing_option(texts)
+    if missing and (options or len(texts) == len(shapes) or "number" in shapes.values()):
+        options.append(missing)
+    elif texts and options:
+        remark += " with --na-values for the texts"
+    read = [" ".join(options) + remark] if options else []
+    return " or ".join([*read, f"--categorical {name}", f"--drop {name}"])
+
+
+def _reading(cells: Sequence[str], name: str, rules: CellRules) -> tuple[list[str], str]:
+    """Return the options that read the most of some cells that resemble numbers, and a remark about them."""
+    others = [CellRules(rules.missing, *pair) for pair in _SEPARATORS if pair[0] or not rules.thousands]
+    best, most = (rules, False), sum(rules.number(cell) is not None for cell in cells)
+    for lenient in (False, True):
+        for each in (rules, *others):
+            read = each.lenient_number if lenient else each.number
+            count = sum(read(cell) is not None for cell in cells)
+            if count > most:
+                best, most = (each, lenient), count
+    chosen, lenient = best
+    options = []
+    if chosen.thousands != rules.thousands:
+        quoted = {"'": '"\'"', " ": "' '"}
+        options.append(f"--thousands {quoted.get(chosen.thousands, chosen.thousands)}")
+    if chosen.decimal != rules.decimal:
+        options.append(f"--decimal {chosen.decimal}")
+    if lenient:
+        return [*options, f"--numeric {name}"], " (drops signs and units: 12% is 12, <5 is 5)"
+    return options, " (drops currency signs, too)" if chosen.thousands != rules.thousands else ""
 
 
 def some_cells(cells: Iterable[str], most: int = 3) -> str:

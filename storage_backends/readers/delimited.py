@@ -22,7 +22,7 @@ from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.encoding import Kind
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, slab_chunks
-from storage_backends.readers.cells import ColumnRule, Convert, advice
+from storage_backends.readers.cells import ColumnRule, Convert, advice, date_option, looks_like_dates, missing_option
 from storage_backends.readers.problems import Problem, Problems
 from storage_backends.readers.records import (
     Dialect,
@@ -186,9 +186,14 @@ class DelimitedReader(Reader):
         if rule is None or rule.kind == "number":
             return advice(found.examples[column], column, self.options.rules)
         name = shlex.quote(column)
-        if rule.kind == "date":
-            return f"--date {name}:FORMAT (such as %d.%m.%Y), --na-values or --drop {name}"
-        return f"a schema with all labels, --na-values or --drop {name}"
+        cells = found.examples[column]
+        missing = missing_option(cells)
+        options = [missing] if missing else []
+        if rule.kind == "category":
+            options = ["a schema with all labels", *options]
+        elif looks_like_dates(cells):
+            options = [f"{date_option(cells, column)} if all are written so"]
+        return " or ".join([*options, f"--drop {name}"])
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""

@@ -364,7 +364,7 @@ def parse_cells(
             if number is None:
                 problem = _unfit(dialect, row, line, column, cell)
                 if problems is None:
-                    hint = "correct the cell or leave the column out with --drop"
+                    hint = "correct the cell, fill it in or remove the row"
                     raise DataError(f"{problem.message}: {hint}")
                 problems.add_cell(problem, dialect.names[column], cell)
                 number = np.nan

@@ -324,7 +324,9 @@ def test_delete_waits_for_jobs_and_replace_does_not_disturb_them(host: Host, mon
     assert host.call("progress", job="after", wait=20)["state"] == "done"
     assert "was replaced after" in host.refused("result", job="j")
     assert host.call("delete", pool="lab", key="data") == {}
-    assert "no key 'data'" in host.refused("info", pool="lab", key="data")
+    missing = host.refused("info", pool="lab", key="data")
+    assert "no key 'data'" in missing
+    assert "'fastomp list URL' shows its keys" in missing
     assert os.listdir(host.folder / "pools" / "lab") == []
 
 

@@ -174,6 +174,7 @@ def test_unusable_data_is_refused_with_its_place() -> None:
         (grid(), {"groups": {"g": []}}, "group 'g' needs a list"),
         (grid(), {"groups": {"g": "f1"}}, "group 'g' needs a list"),
         (grid(), {"groups": {"g": [1, 2], "h": ["f2"]}}, "'f2' is listed twice, in groups 'g' and 'h'"),
+        (grid(), {"groups": {"g": [1, 2], "h": ["f3"]}}, "group 'h' has the one column 'f3': name two or more"),
         (grid(), {"groups": {"f0": [1, 2]}}, "two features are named 'f0'"),
     ]
     for X, options, text in cases:

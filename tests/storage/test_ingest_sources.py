@@ -7,6 +7,7 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.stores.describe import describe
 from tests.storage.test_messy_tables import columns, here
 
 __all__ = ["here"]  # a fixture
@@ -227,9 +229,34 @@ def test_a_schema_file_repeats_an_ingest(capsys: pytest.CaptureFixture[str]) -> 
     assert "column 'c' holds '9', expected a label of the schema" in capsys.readouterr().err
 
 
+def test_a_schema_file_repeats_the_treatment_of_missing_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    """Policy and rows without a target come from the file; an option wins over it."""
+    Path("t.csv").write_text("x,c,y\n1,a,1\n,b,2\n3,,4\n9,a,\n")
+    words = ["--target", "y", "--missing", "mean", "--drop-missing-target"]
+    assert main(["ingest", "t.csv", "a", *words, "--schema-out", "cols.yaml"]) == 0
+    assert "missing: mean\ndrop_missing_target: true\n" in Path("cols.yaml").read_text()
+    assert main(["ingest", "t.csv", "b", "--schema", "cols.yaml"]) == 0
+    assert fingerprint("a") == fingerprint("b")
+    assert columns("b")["x"].tolist() == [1, 2, 3]
+    assert main(["ingest", "t.csv", "c", "--schema", "cols.yaml", "--missing", "drop-feature", "--drop", "c"]) == 2
+    assert "every feature has a missing value" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_the_category_of_missing_cells() -> None:
+    """It says as many indicator columns as the store gets; classes of a target are not counted so."""
+    Path("t.csv").write_text("x,c,y\n1,a,u\n2,b,v\n3,,\n")
+    options: dict[str, Any] = {"targets": ["y"], "missing": "mean", "drop_missing_target": True}
+    dry, built = fo.ingest("t.csv", dry_run=True, **options), fo.ingest("t.csv", "s", **options)
+    assert dry.columns == built.columns
+    assert [(column.categories, column.assumed) for column in dry.columns[1:]] == [(3, "3 indicator columns"), (2, "2 classes")]
+    assert list(columns("s")) == ["x", "c=a", "c=b", "c=(missing)"]
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
+        ("format: 1\nmissing: average\ncolumns: {a: number, b: number}", "missing is 'average', expected one of error, mean"),
+        ("format: 1\ndrop_missing_target: 1\ncolumns: {a: number, b: number}", "is 1, expected true or false"),
         ("format: 1\ncolumns: {a: number, b: nomber}", "column 'b' has the type 'nomber', expected one of number, category"),
         ("format: 1\ncolumns: {a: number, b: number, z: number}", "describes the column 'z', which t.csv does not have"),
         ("format: 1\ncolumns: {a: number}", "t.csv has the column 'b', which cols.yaml does not describe"),
@@ -291,6 +318,31 @@ def test_nothing_is_cut_silently(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "s", "--columns", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["columns"]) == len(found["features"]) == found["names_shown"] == 777
+    assert main(["info", "s", "--columns", "f7*", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["columns"]), len(found["features"]), found["names_shown"]) == (88, 20, 20)
+    assert main(["info", "s", "--columns", "f" * 101]) == 2
+    assert "the pattern of columns has 101 characters, at most 100 are possible" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"left_out": 5, "missing": []},
+        {"left_out": [["a", "identifier"]]},
+        {"left_out": [["a", "identifier", 3]]},
+        {"missing": {"f0": "many"}},
+        {"advice": {"f0": {}}},
+        {"assumed": [1]},
+        "text",
+    ],
+)
+def test_a_strange_report_of_a_table_is_ignored(table: object) -> None:
+    """What came with an upload is checked before it is shown."""
+    store = fo.create_store("dram:strange", np.eye(4), np.arange(4.0), replace=True)
+    store.provenance = {"table": table}  # type: ignore[attr-defined]
+    assert [column["type"] for column in describe(store, "*")["columns"]] == ["number"] * 4 + ["target"]
+    store.close()
 
 
 def test_a_very_wide_ingest_reports_what_is_notable(monkeypatch: pytest.MonkeyPatch) -> None:
