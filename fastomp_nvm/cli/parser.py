@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _placeholder(action: argparse.Action) -> str:
-    """Return what stands for the value of an argument in a usage line."""
+    """Return the placeholder of an argument in a usage line."""
     name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     return f"[{name}]" if action.nargs in ("?", "*") else name
 

@@ -85,7 +85,7 @@ def test_help_says_that_k_takes_several_values(command: str, capsys: pytest.Capt
 
 
 def test_stability_says_when_its_bound_says_nothing(noisy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bound that exceeds the stable set is not printed bare: the sentence says so, and its remedy gives a bound of use."""
+    """A bound that exceeds the stable set is said to say nothing, and the remedy in the sentence gives a smaller one."""
     loose = ["stability", noisy, "--k", "25", "--subsamples", "10", "--threshold", "0.6"]
     shown = printed(loose, capsys)
     assert "says nothing about them: a higher threshold or a smaller k sharpens it" in shown
