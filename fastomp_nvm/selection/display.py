@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -85,14 +84,16 @@ def frame(columns: Mapping[str, object]) -> pd.DataFrame:
 
 def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
     """Return an HTML table with a caption and notes below it; every text is escaped, and rows beyond 50 are counted only."""
+    from html import escape
+
     if len(rows) > _ROWS + 1:
         notes = [f"and {len(rows) - _ROWS:,} more rows; to_frame() has all of them", *notes]
         rows = rows[:_ROWS]
-    top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    below = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    below = "".join(f"<div>{escape(note)}</div>" for note in notes)
     table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div><div><b>{html.escape(title)}</b></div>{table}{below}</div>"
+    return f"<div><div><b>{escape(title)}</b></div>{table}{below}</div>"
 
 
 def _columns(selection: Answer) -> list[tuple[int, str, str, float]]:
