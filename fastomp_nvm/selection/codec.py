@@ -1,4 +1,4 @@
-"""Requests, selections, vectors and errors as JSON: the one format of messages to servers and of files on disk.
+"""Requests, selections and vectors as JSON: the one format of messages to servers and of files on disk.
 
 A request is an object of the fields of a ``SelectionRequest`` and nothing else: data, never code. Floats survive JSON bit for bit;
 vectors are base64 of their bytes with an element type out of a short list. Everything decoded here may come from someone else, so
@@ -17,7 +17,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from fastomp_nvm import errors
 from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
@@ -36,12 +35,10 @@ __all__ = [
     "decode_request",
     "decode_selection",
     "decode_vector",
-    "encode_error",
     "encode_message",
     "encode_request",
     "encode_selection",
     "encode_vector",
-    "raise_error",
 ]
 
 #: Most bytes of one JSON message, in either direction.
@@ -265,17 +262,6 @@ def decode_linear_model(sent: object) -> tuple[ModelColumns, Float64Array, float
         return ModelColumns(names, positions, n_columns, plain), coef, intercept
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"the model cannot be used ({str(error)[:100]}): send it as a client does") from error
-
-
-def encode_error(error: FastompError) -> dict[str, str]:
-    """Return an error in JSON terms."""
-    return {"kind": type(error).__name__, "message": " ".join(str(error).split())}
-
-
-def raise_error(sent: Mapping[str, object]) -> NoReturn:
-    """Raise the error that ``encode_error`` encoded; as a ``ServerError`` if its class is unknown."""
-    kind = getattr(errors, str(sent.get("kind")), None) if sent.get("kind") in errors.__all__ else None
-    raise (kind or errors.ServerError)(str(sent.get("message", "the server failed and did not say why")))
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -103,7 +103,7 @@ class RemotePredictor(Protocol):
 
 BUILD_FROM_ARRAYS: Lazy[ArrayBuilder] = Lazy("storage_backends.build.builder:build_from_arrays")
 INGEST: Lazy[Ingest] = Lazy("storage_backends.build.ingest:ingest")
-PREDICT_REMOTELY: Lazy[RemotePredictor] = Lazy("ado_plugin.flight.prediction:predict_remotely")
+PREDICT_REMOTELY: Lazy[RemotePredictor] = Lazy("ado_plugin.prediction:predict_remotely")
 READ_TABLE: Lazy[TableReader] = Lazy("storage_backends.build.new_rows:read_new_rows")
 READ_TARGET: Lazy[TargetReader] = Lazy("storage_backends.readers.target_files:read_target_file")
 
