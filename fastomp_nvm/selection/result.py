@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ class Selection(Answer):
             "encoding": None if self.encoding is None else self.encoding.to_json(),
         }
 
-    def encode(self, X: object, *, id_column: str | None = None) -> EncodedRows:
+    def encode(self, X: object, *, id_column: str | None = None, progress: Callable[[int, int], None] | None = None) -> EncodedRows:
         """Return new observations in the selected columns, with counts of unseen labels and filled cells.
 
         Parameters
@@ -98,13 +99,15 @@ class Selection(Answer):
             As for ``predict``.
         id_column : str, optional
             Column of ``X`` with identifiers, which are returned beside the values; a store has its own.
+        progress : callable, optional
+            Called with (bytes done, bytes to do) while a file is read.
 
         Returns
         -------
         EncodedRows
         """
         names = [name for part in self.columns for name in part]
-        return ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding).of(X, id_column)
+        return ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding).of(X, id_column, progress)
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the model to a JSON file, which ``fastomp_nvm.load`` and ``fastomp predict`` read.

@@ -83,7 +83,13 @@ class TableReader(Protocol):
     """Reads columns of a table in memory or of a file."""
 
     def __call__(
-        self, data: object, wanted: Container[str], encoding: TableEncoding, *, id_column: str | None = None
+        self,
+        data: object,
+        wanted: Container[str],
+        encoding: TableEncoding,
+        *,
+        id_column: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> RawTable | None:
         """Return the columns named in ``wanted``; None if ``data`` is neither a table nor the path of a file.
 

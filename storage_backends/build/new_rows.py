@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,14 @@ __all__ = ["read_new_rows"]
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
-def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *, id_column: str | None = None) -> RawTable | None:
+def read_new_rows(
+    data: Any,
+    wanted: Container[str],
+    encoding: TableEncoding,
+    *,
+    id_column: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RawTable | None:
     """Return the columns of a table or file that are named in ``wanted``; see ``fastomp_nvm.stores.builders.TableReader``.
 
     Parameters
@@ -36,6 +43,8 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
         How texts are read: which columns are categories or dates, what is missing, and how numbers are written.
     id_column : str, optional
         Column of identifiers of the rows.
+    progress : callable, optional
+        Called with (bytes read, bytes to read) of a file.
 
     Returns
     -------
@@ -43,7 +52,7 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
         None if ``data`` is neither a table nor a path.
     """
     if isinstance(data, (str, os.PathLike)):
-        return _read_file(os.fspath(data), wanted, encoding, id_column)
+        return _read_file(os.fspath(data), wanted, encoding, id_column, progress)
     columns = table_columns(data, wanted)
     if columns is None:
         return None
@@ -57,11 +66,26 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
     return RawTable("the table", len(data), found, ids)
 
 
-def _read_file(path: str, wanted: Container[str], encoding: TableEncoding, id_column: str | None) -> RawTable:
+def _read_file(
+    path: str,
+    wanted: Container[str],
+    encoding: TableEncoding,
+    id_column: str | None,
+    progress: Callable[[int, int], None] | None,
+) -> RawTable:
     """Return columns of a file, read by the reader of its format."""
+    done, passes = 0, 2  # as readers of text need, until this one is open
+
+    def consumed(count: int) -> None:
+        """Count bytes of the file."""
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, passes * os.path.getsize(path))
+
     rules = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal)
-    with local_files([path]) as (file,), open_reader(file, ReaderOptions(rules=rules)) as reader:
-        names = list(reader.names)
+    with local_files([path]) as (file,), open_reader(file, ReaderOptions(rules=rules, consumed=consumed)) as reader:
+        passes, names = reader.passes + (id_column is not None), list(reader.names)
         if id_column is not None and id_column not in names:
             raise InputError(f"{reader.label} has no column {id_column!r} of identifiers: its columns are {first_names(names)}")
         chosen = np.array([place for place, name in enumerate(names) if name in wanted], dtype=np.int64)
