@@ -9,11 +9,11 @@ import numpy as np
 from rich.table import Table
 
 from fastomp_nvm.algorithms.certificate import certificate_in_words
-from fastomp_nvm.analysis.group_fairness import FairnessReport
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import InfeasibleError
+from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.result import Selection
 
 __all__ = ["infeasible", "sharing_in_words", "show_fairness", "show_selection"]

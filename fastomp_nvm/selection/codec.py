@@ -22,6 +22,7 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
 from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
@@ -215,7 +216,8 @@ def decode_selection(sent: JSONObject) -> Selection:
     """
     try:
         fields = {name: value for name, value in sent["json"].items() if name in Selection.__dataclass_fields__}
-        certificate, columns = fields.get("certificate"), [list(part) for part in sent["columns"]]
+        certificate, fairness = fields.get("certificate"), fields.get("fairness")
+        columns = [list(part) for part in sent["columns"]]
         coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in fields["coef"]]
         encoding = sent.get("encoding")  # results of earlier releases have none
         fields |= {
@@ -227,6 +229,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "column_positions": np.array(sent["column_positions"], dtype=np.int64),
             "encoding": None if encoding is None else TableEncoding.from_json(encoding),
             "certificate": None if certificate is None else Certificate(**certificate),
+            "fairness": None if fairness is None else FairnessReport(**fairness),
             "store": DataSize(**fields["store"]),
         }
         selection = Selection(**fields)

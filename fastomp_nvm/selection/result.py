@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.selection import display, plots
 from fastomp_nvm.selection.answer import Answer
 from fastomp_nvm.selection.model import EncodedRows, ModelColumns, is_remote
@@ -45,6 +45,12 @@ class Selection(Answer):
     def plot_path(self, ax: Axes | None = None) -> Axes:
         """Draw the score after each feature, in order of selection, and return the axes; needs matplotlib."""
         return plots.plot_path(self, ax)
+
+    def plot_fairness(self, ax: Axes | None = None) -> Axes:
+        """Draw the figures of the groups of the protected attribute and return the axes; needs matplotlib."""
+        if self.fairness is None:
+            raise DataError("this selection has no fairness report: select with protected=, the groups or the column of them")
+        return self.fairness.plot_fairness(ax)
 
     def predict(self, X: object) -> Float64Array:
         """Return the mean response for new observations.
