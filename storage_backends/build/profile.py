@@ -206,8 +206,7 @@ class Profile:
             kind = "constant" if count == 1 and not categories.missing else "category"
             if self._filled and categories.missing and column not in plan.target_columns:
                 count += MISSING_LABEL not in categories.labels
-            columns = f"{count} indicator columns" if count > 1 else "1 indicator column"
-            assumed = f"{columns}{', as asked' if rule is not None else ''}"
+            assumed = f"one-hot{', as asked' if rule is not None else ''}"
             if categories.overflow:
                 assumed = f"more than {MAX_CATEGORIES} labels"
             problem = refusal(reader, name, categories, scan.n_obs, explicit=rule is not None)

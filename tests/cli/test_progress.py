@@ -394,15 +394,21 @@ def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown[-1].startswith("select: 2 of 2 runs")
 
 
-def test_tables_in_a_pipe_are_plain(store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_in_a_pipe_are_plain(
+    store: str, table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No frame, no colour, no wrap and no space at the end of a line, even where the environment forces colours."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
-    for words in (["select", store, "--k", "3"], ["cv", store, "--k-max", "2"], ["info", store], ["doctor"]):
+    commands = (["select", store, "--k", "3"], ["cv", store, "--k-max", "2"], ["info", store])
+    dry_run = ["ingest", str(table), "--target", "y", "--dry-run"]
+    for words in (*commands, ["info", store, "--columns"], dry_run, ["doctor"]):
         assert main(words) == 0
         out = capsys.readouterr().out
         assert not set(out) & set("┏━┃│─\x1b")
         assert not any(line != line.rstrip() for line in out.splitlines())
+        if "column " in out:  # one line for each
+            assert sum(" as it is" in line for line in out.splitlines()) == out.count(" number ") > 1
     assert np.sum(["compiled extension" in line for line in out.splitlines()]) == 1
 
 

@@ -83,7 +83,7 @@ def test_a_selection_in_a_notebook(store: fo.FeatureStore) -> None:
     page = read(found._repr_html_())
     assert page.tags.count("tr") == 1 + 5 + 1  # head, two features of one column and one of three, intercept
     assert "intercept" in page.texts
-    assert "job: job=a" in page.texts
+    assert "job=a" in page.texts
     assert any("passes" in text for text in page.texts)
     assert f"{found.coef[0][0]:.6g}" in page.texts
 
