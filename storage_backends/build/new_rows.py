@@ -97,7 +97,7 @@ def _read_file(
         crowded = [place for place, categories in scan.categories.items() if categories.overflow]
         values, read = np.empty((len(chosen), scan.n_obs)), np.delete(chosen, crowded)
         kept = {int(np.searchsorted(read, chosen[place])): each for place, each in scan.categories.items() if not each.overflow}
-        for chunk in reader.chunks(read, Scan(scan.n_obs, kept)) if read.size else ():
+        for chunk in reader.read(read, Scan(scan.n_obs, kept)) if read.size else ():
             places = np.searchsorted(chosen, read[chunk.first_column : chunk.first_column + chunk.values.shape[1]])
             values[places, chunk.first_obs : chunk.first_obs + len(chunk.values)] = chunk.values.T
         found = {}
@@ -140,14 +140,15 @@ def _table_ids(data: Any, name: str) -> list[str]:
 def _read(name: str, values: Float64Array, labels: Sequence[str] | None, encoding: TableEncoding, table: str) -> RawColumn:
     """Return a column as the encoding wants it: categories with their labels, texts of other columns as numbers."""
     settings = encoding.columns.get(name, ColumnEncoding())
+    rules = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal)
     if labels is None:
-        return RawColumn(values)
+        return RawColumn(np.where(np.isin(values, rules.missing_numbers), np.nan, values) if encoding.na_values else values)
     gaps = np.isnan(values)
     codes = np.where(gaps, len(labels), values).astype(np.int64)
     if settings.kind == "category":
         known = [label not in encoding.na_values for label in labels]
         return RawColumn(np.where(np.array([*known, False])[codes], values, np.nan), tuple(labels))
-    convert = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal).convert(_column_rule(settings))
+    convert = rules.convert(_column_rule(settings))
     numbers: AnyArray = np.full(len(labels) + 1, np.nan)
     for position, label in enumerate(labels):
         number = convert(label.strip())

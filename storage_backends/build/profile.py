@@ -85,9 +85,12 @@ class Profile:
             self._start[at] = values[0]
             with np.errstate(invalid="ignore"):
                 self._counts[at] = values[0] == np.floor(values[0])
+        if chunk.first_obs <= _OTHERS * self._n_obs:  # all rows so far may be exceptions
             sample = np.sort(values[:: len(values) // _SAMPLE + 1], axis=0)  # NaN last
             middle = (~np.isnan(sample)).sum(axis=0) // 2
-            self._usual[at] = sample[np.minimum(middle, len(sample) - 1), np.arange(sample.shape[1])]
+            usual = sample[np.minimum(middle, len(sample) - 1), np.arange(sample.shape[1])]
+            new = usual != self._usual[at]
+            self._usual[at[new]], self._others[at[new]] = usual[new], chunk.first_obs
         near = np.flatnonzero(self._others[at] <= _OTHERS * self._n_obs)
         if near.size:
             part = values[:, near]

@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"format in place of the extension: {', '.join(formats)} (default: by the extension; csv for -)",
     )
-    add("--missing", choices=MISSING_POLICIES, default="error", help="how to treat missing values (default error)")
+    add("--missing", choices=MISSING_POLICIES, help="how to treat missing values (default error, or as the schema file says)")
     add("--drop-missing-target", action="store_true", help="leave out rows with a missing target")
     add("--rows", choices=("observations", "features"), default="observations", help="what a row of SRC is (default observations)")
     add("--dtype", choices=STORE_DTYPES, default="float32", help="element type of the exact matrix (default float32)")

@@ -239,6 +239,8 @@ def test_a_schema_file_repeats_the_treatment_of_missing_cells(capsys: pytest.Cap
     assert main(["ingest", "t.csv", "b", "--schema", "cols.yaml"]) == 0
     assert fingerprint("a") == fingerprint("b")
     assert columns("b")["x"].tolist() == [1, 2, 3]
+    assert main(["ingest", "t.csv", "d", "--schema", "cols.yaml", "--missing", "error"]) == 2
+    assert "is missing" in capsys.readouterr().err
     assert main(["ingest", "t.csv", "c", "--schema", "cols.yaml", "--missing", "drop-feature", "--drop", "c"]) == 2
     assert "every feature has a missing value" in capsys.readouterr().err
 
