@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 import fastomp_nvm as fo
-from fastomp_nvm.analysis.group_fairness import classification_figures, outcome_fairness
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints import Fairness
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.objectives.logistic import Logistic
+from fastomp_nvm.selection.group_fairness import classification_figures, outcome_fairness
 
 __all__ = ["JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fastomp_nvm import constraints
     from fastomp_nvm.analysis.cross_validation import cross_validate
     from fastomp_nvm.analysis.grid import grid
-    from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
     from fastomp_nvm.analysis.stability import stability
     from fastomp_nvm.errors import (
         CancelledError,
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client, connect
     from fastomp_nvm.runs.drive import forget, list_runs, resume
     from fastomp_nvm.runs.select import select
+    from fastomp_nvm.selection.fairness import FairnessReport
+    from fastomp_nvm.selection.group_fairness import fairness_report
     from fastomp_nvm.selection.model_file import load
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.result import Selection
@@ -94,7 +95,8 @@ _load = lazily(
     __name__,
     {
         "analysis.cross_validation": ("cross_validate",),
-        "analysis.group_fairness": ("FairnessReport", "fairness_report"),
+        "selection.fairness": ("FairnessReport",),
+        "selection.group_fairness": ("fairness_report",),
         "analysis.grid": ("grid",),
         "analysis.stability": ("stability",),
         "errors": tuple(name for name in __all__ if name.endswith("Error")),

@@ -21,12 +21,14 @@
     └── CancelledError           the caller cancelled the work
 
 A message is one sentence: the fault, the expectation, the remedy. :func:`near` and :func:`how_to_install` write usual parts of it.
+:func:`encode_error` and :func:`raise_error` carry an error from a server to its client.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 __all__ = [
     "CallFailedError",
@@ -46,8 +48,10 @@ __all__ = [
     "UnreachableError",
     "UntrustedError",
     "UploadLostError",
+    "encode_error",
     "how_to_install",
     "near",
+    "raise_error",
 ]
 
 #: Optional libraries by their import name, as pip wants them.
@@ -150,6 +154,19 @@ class CallFailedError(ServerError):
 
 class CancelledError(FastompError):
     """The caller cancelled the work."""
+
+
+def encode_error(error: FastompError) -> dict[str, str]:
+    """Return an error in JSON terms, for messages between client and server."""
+    return {"kind": type(error).__name__, "message": " ".join(str(error).split())}
+
+
+def raise_error(sent: Mapping[str, object]) -> NoReturn:
+    """Raise the error that ``encode_error`` encoded; as a ``ServerError`` if its class is unknown."""
+    kind = globals().get(str(sent.get("kind")))
+    if not (isinstance(kind, type) and issubclass(kind, FastompError)):
+        kind = ServerError
+    raise kind(str(sent.get("message", "the server failed and did not say why")))
 
 
 def how_to_install(module: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -114,13 +114,19 @@ class OpenedStore(FeatureStore):
         codes = rows_of(tier.codes, self.files()).in_memory(seal)
         self.tier = dataclasses.replace(tier, codes=codes[:], seal=None)
 
-    def verify(self) -> None:
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Recompute every block's checksum, the tier's too; raise ``StoreError`` naming the first block that differs."""
         blocks, kept = self.layout.blocks, self.sidecars.tier
+        done, total = 0, self.matrix.nbytes + (0 if self.tier is None else self.tier.codes.nbytes)
         for tier, checksums in ((False, self.sidecars.checksums), (True, () if kept is None else kept.checksums)):
+            row_bytes = self.layout.n_obs * (1 if tier else self.matrix.dtype.itemsize)
             for block, expected in enumerate(checksums):
-                if self._checksum(int(blocks[block]), int(blocks[block + 1]), tier=tier) != expected:
+                first, last = int(blocks[block]), int(blocks[block + 1])
+                if self._checksum(first, last, tier=tier) != expected:
                     raise _damaged(self.url, self.layout, block, tier=tier)
+                done += (last - first) * row_bytes
+                if progress is not None:
+                    progress(done, total)
         if self.tier is not None and self.tier.seal is not None:
             self.tier.seal.intact = True
 

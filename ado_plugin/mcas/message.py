@@ -8,17 +8,29 @@ server: one text or one byte string is accepted, nothing that names a class or a
 from __future__ import annotations
 
 import base64
+import functools
 import io
+import json
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from fastomp_nvm.errors import RequestError, ServerError
+from fastomp_nvm.errors import RequestError, ServerError, raise_error
 
-__all__ = ["LARGEST_PARAMETERS", "array_prefix", "data_of", "invoke_message", "read_reply", "value_of"]
+__all__ = [
+    "LARGEST_PARAMETERS",
+    "array_prefix",
+    "data_of",
+    "invoke_message",
+    "plugin_message",
+    "read_plugin_reply",
+    "read_reply",
+    "value_of",
+]
 
 #: Bytes of parameters that a call can carry; upstream breaks at about 1.4 MB.
 LARGEST_PARAMETERS = 1_000_000
@@ -76,6 +88,30 @@ def invoke_message(function: str, code: str, parameters: str) -> bytes:
         )
     operation = _table([("I", _CPYTHON), ("text", function.encode()), ("text", packed), ("text", code.encode())])
     return _message(_INVOKE_REQUEST, _table([("table", operation)]))
+
+
+def plugin_message(parameters: Mapping[str, Any]) -> bytes:
+    """Return the message that calls the plugin in the server with an operation and its parameters."""
+    return invoke_message("fastomp_slice", _stub(), json.dumps(parameters, separators=(",", ":")))
+
+
+def read_plugin_reply(data: bytes | bytearray) -> dict[str, Any]:
+    """Return the object in a reply of the plugin; raise the error if it is one."""
+    try:
+        found = json.loads(read_reply(data))
+    except (ValueError, RecursionError) as error:
+        raise ServerError("the reply of the MCAS server is not JSON: is another plugin installed there?") from error
+    if not isinstance(found, dict):
+        raise ServerError("the reply of the MCAS server is not an object: is another plugin installed there?")
+    if "error" in found:
+        raise_error(found["error"])
+    return found
+
+
+@functools.cache
+def _stub() -> str:
+    """Return the source of ``fastomp_slice``, read as text: importing it here would import the plugin for every message."""
+    return "def " + Path(__file__).with_name("stub.py").read_text("utf-8").partition("\ndef ")[2]
 
 
 def read_reply(data: bytes | bytearray) -> str | bytes:

@@ -70,18 +70,8 @@ class McasSession:
 
     def get(self, pool: str, key: str, timeout: float) -> bytes | None:
         """Return a value, or None if it does not exist; wait while a running call has it locked."""
-        began = time.monotonic()
-        while True:
-            left = began + timeout - time.monotonic()
-            try:
-                reply, data = self._call({"operation": "get", "pool": pool, "key": key}, b"", left)
-                return data if reply["found"] else None
-            except LockedError:
-                if left < LOCK_POLL_SECONDS:
-                    raise
-            if time.monotonic() - began > REOPEN_SECONDS:
-                self.reopen(pool, left)
-            time.sleep(LOCK_POLL_SECONDS)
+        reply, data = self._call_when_free({"operation": "get", "pool": pool, "key": key}, b"", timeout)
+        return data if reply["found"] else None
 
     def reopen(self, pool: str, timeout: float) -> None:
         """Close the pool and open it again, so that the server starts a new helper once no other client has it open.
@@ -103,6 +93,10 @@ class McasSession:
         """Send a message to a key that exists and return the reply; ``LockedError`` while another call uses the key."""
         return self._call({"operation": "invoke", "pool": pool, "key": key}, message, timeout)[1]
 
+    def invoke_when_free(self, pool: str, key: str, message: bytes, timeout: float) -> bytes:
+        """Send a message as ``invoke`` does; wait while another call uses the key."""
+        return self._call_when_free({"operation": "invoke", "pool": pool, "key": key}, message, timeout)[1]
+
     def discard(self) -> None:
         """Kill the child; the next call makes a new session."""
         if self._child is not None:
@@ -117,6 +111,20 @@ class McasSession:
             with contextlib.suppress(ServerError, UnavailableError):
                 self._exchange({"operation": "close"}, b"", time.monotonic() + 5.0)
         self.discard()
+
+    def _call_when_free(self, request: Mapping[str, Any], data: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
+        """Carry out one call, again while a running call has the value locked, within ``timeout`` seconds."""
+        began = time.monotonic()
+        while True:
+            left = began + timeout - time.monotonic()
+            try:
+                return self._call(request, data, left)
+            except LockedError:
+                if left < LOCK_POLL_SECONDS:
+                    raise
+            if time.monotonic() - began > REOPEN_SECONDS:
+                self.reopen(request["pool"], left)
+            time.sleep(LOCK_POLL_SECONDS)
 
     def _call(self, request: Mapping[str, Any], data: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
         """Carry out one call in the child within ``timeout`` seconds; start a child with a session if there is none."""

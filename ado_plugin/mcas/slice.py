@@ -23,12 +23,19 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.errors import FastompError, RequestError, ServerError, StoreError
+from fastomp_nvm.errors import FastompError, RequestError, ServerError, StoreError, encode_error
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.runs.drive import JournaledRun, drive
 from fastomp_nvm.runs.journal import recorded_progress
 from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
-from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_error, encode_message, encode_selection
+from fastomp_nvm.selection.codec import (
+    decode_linear_model,
+    decode_request,
+    decode_vector,
+    encode_message,
+    encode_selection,
+    encode_vector,
+)
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.listing import list_names
 from fastomp_nvm.version import __version__
@@ -115,6 +122,17 @@ def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
         return facts
 
 
+def _predict(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the linear predictor of a model for the observations from ``first`` to ``last``."""
+    manifest, key = read_json(target, "the manifest"), sent["key"]
+    if manifest.get("token") != sent["token"]:
+        raise StoreError(f"the store {key!r} was replaced while a model was evaluated on it: predict again")
+    columns, coef, intercept = decode_linear_model(sent.get("model"))
+    with open_pool_store(load, key, manifest) as store:
+        rows = columns.of_store(store, (int(sent["first"]), int(sent["last"])))
+        return {"values": encode_vector(rows.values @ coef + intercept)}
+
+
 def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Drive a run for some seconds, if it is at the sequence that the caller expects."""
     run = read_json(target, "the record of the run")
@@ -194,5 +212,6 @@ def _progress(run: str, place: RegionPlace, names: list[str]) -> dict[str, Any]:
 _OPERATIONS: Mapping[str, Callable[[AnyArray, Callable[[str], Any], Mapping[str, Any]], dict[str, Any]]] = {
     "ping": _ping,
     "info": _info,
+    "predict": _predict,
     "slice": _slice,
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import os
 import platform
@@ -22,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from ado_plugin.mcas.message import data_of, invoke_message, read_reply, value_of
+from ado_plugin.mcas.message import data_of, plugin_message, read_plugin_reply, value_of
+from ado_plugin.mcas.prediction import predicted_pages
 from ado_plugin.mcas.session import LARGEST_VALUE, LOCK_POLL_SECONDS, REOPEN_SECONDS, McasSession
 from ado_plugin.mcas.slice import FIRST_ROOM, RESULT, log_identifier, log_name
 from ado_plugin.mcas.staging import MANIFEST_BYTES, Staging, is_held, padded_json, values_of_store
-from ado_plugin.mcas.stub import fastomp_slice
 from ado_plugin.service.operations import OPERATIONS
 from ado_plugin.service.uploads import UploadPlan, field_of
 from fastomp_nvm.durable_files import check_name
@@ -40,11 +39,13 @@ from fastomp_nvm.errors import (
     ServerError,
     StoreURLError,
     UnreachableError,
+    encode_error,
+    raise_error,
 )
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.runs.log import read_state
-from fastomp_nvm.selection.codec import decode_message, encode_error, encode_message, raise_error
+from fastomp_nvm.selection.codec import decode_message, encode_message
 from fastomp_nvm.selection.run_info import describe_job
 from fastomp_nvm.version import __version__
 from storage_backends.media.mcas import RunRegions
@@ -80,7 +81,6 @@ class McasTransport:
         self._pool = address.pool
         self._session = McasSession(address.host, address.port)
         self._staging = Staging(self._session)
-        self._code = inspect.getsource(fastomp_slice)
         self._failed: dict[str, dict[str, str]] = {}  # by job: its error, as seen by this client
         self._failures: dict[str, int] = {}  # by job: consecutive slices that failed
         self._locked_since: dict[str, float] = {}
@@ -108,12 +108,8 @@ class McasTransport:
 
     def invoke(self, pool: str, key: str, parameters: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Call the plugin in the server on a value that exists; return its reply."""
-        message = invoke_message(fastomp_slice.__name__, self._code, json.dumps(parameters))
-        reply = read_reply(self._session.invoke(pool, key, message, self._timeout if timeout is None else timeout))
-        found = decode_message(reply.encode() if isinstance(reply, str) else reply)
-        if "error" in found:
-            raise_error(found["error"])
-        return found
+        timeout = self._timeout if timeout is None else timeout
+        return read_plugin_reply(self._session.invoke(pool, key, plugin_message(parameters), timeout))
 
     def _ping(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Check that the server answers."""
@@ -235,6 +231,11 @@ class McasTransport:
         yield self._state(pool, job, record, 0.0)
 
     _select_many = _select
+
+    def _predict(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Evaluate a model on a store; the linear predictor and the identifiers come in parts."""
+        pool, key = check_name(body.get("pool"), "pool"), check_name(body.get("key"), "key")
+        yield from predicted_pages(self._session, pool, key, body.get("model"), self._timeout)
 
     def _jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the runs in a pool, or those on a key, without driving them."""

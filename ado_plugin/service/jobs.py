@@ -22,8 +22,7 @@ from typing import Any, Protocol
 from ado_plugin.service.job import Job, JobRequest, State
 from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
-from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError
-from fastomp_nvm.selection import codec
+from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError, encode_error, raise_error
 from fastomp_nvm.selection.run_info import describe_job
 
 __all__ = ["Executor", "JobLimits", "Jobs"]
@@ -188,7 +187,7 @@ class Jobs:
             answers: list[dict[str, Any]] = self._records.answer(job.name)["answers"]
             return answers
         if job.error is not None:
-            codec.raise_error(job.error)
+            raise_error(job.error)
         raise ServerError(f"the job {job.name!r} is {job.state}: wait for its end")
 
     def cancel(self, job: Job) -> None:
@@ -433,7 +432,7 @@ class Jobs:
 
     def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
         """End a job; a ``MediumError`` leaves it as it was."""
-        self._set_state(job, state, None if error is None else codec.encode_error(error))
+        self._set_state(job, state, None if error is None else encode_error(error))
         self.finished[state] += 1
         try:  # records that cannot be removed only take room
             self._executor.forget(job)

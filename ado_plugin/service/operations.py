@@ -25,13 +25,12 @@ from ado_plugin.service.pools import Pools
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
-from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError
+from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, encode_error
 from fastomp_nvm.selection.codec import (
     decode_linear_model,
     decode_message,
     decode_request,
     decode_vector,
-    encode_error,
     encode_message,
     encode_vector,
 )
@@ -50,8 +49,8 @@ _LONGEST_WAIT = 20.0
 #: Calls that may wait at a time, each in a thread; further calls are answered at once.
 _MOST_WAITING = 128
 _MOST_REQUESTS = 1000
-#: Observations of one reply of ``predict``, which keeps it below the largest message.
-_ROWS_PER_REPLY = 1 << 18
+#: Bytes of one reply of ``predict``: less than the largest message.
+_PREDICT_BYTES = 16 << 20
 
 
 #: Operations by name, and the role that each needs; each is a method of ``Operations``.
@@ -261,8 +260,10 @@ class Operations:
                 rows = columns.of(store)
                 values = rows.values @ coef + intercept
                 rows = replace(rows, values=rows.values[:, :0])
-        for first in range(0, len(values), _ROWS_PER_REPLY):
-            part = slice(first, first + _ROWS_PER_REPLY)
+        longest = 0 if rows.ids is None else max(map(len, rows.ids))
+        step = max(_PREDICT_BYTES // (16 + 6 * longest), 1)  # a character is at most 6 bytes of JSON, on average
+        for first in range(0, len(values), step):
+            part = slice(first, first + step)
             yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
+import numpy as np
+
 from fastomp_nvm.analysis.sharing import Sharing
-from fastomp_nvm.arrays import JSONObject
+from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import intersect, parts_of
@@ -65,8 +67,7 @@ class Grid:
         feasible = [cell for cell in self.cells if cell.selection.feasible] or self.cells
 
         def rank(cell: Cell) -> tuple[float, int]:
-            score = cell.selection.score if self.ranked_by == "score" else cell.selection.test_score
-            return -math.inf if score is None else score, -len(cell.selection.indices)
+            return _score(cell, self.ranked_by), -len(cell.selection.indices)
 
         return max(feasible, key=rank)
 
@@ -100,6 +101,21 @@ class Grid:
             columns["test_score"] = [each.test_score for each in selections]
         columns |= {"feasible": [each.feasible for each in selections], "features": [list(each.features) for each in selections]}
         return frame(columns)
+
+    @property
+    def cv_results_(self) -> dict[str, AnyArray]:
+        """The scores as scikit-learn's searches name them: ``param_k``, ..., ``params``, ``mean_test_score``, ``rank_test_score``.
+
+        ``mean_test_score`` is the score ``ranked_by``, on held-out observations where there are some; rank 1 is ``best``.
+        """
+        settings = [dict(cell.settings) for cell in self.cells]
+        scores = np.array([_score(cell, self.ranked_by) for cell in self.cells])
+        return {
+            **{f"param_{name}": np.array([each[name] for each in settings], dtype=object) for name in settings[0]},
+            "params": np.array(settings, dtype=object),
+            "mean_test_score": scores,
+            "rank_test_score": (1 + (scores[:, None] < scores).sum(axis=1)).astype(np.int32),
+        }
 
     def to_json(self) -> JSONObject:
         """Return the object that ``grid --json`` prints."""
@@ -168,6 +184,12 @@ def _with_limit(constraint: Constraint, limit: float) -> Constraint:
     if not any(isinstance(part, Fairness) for part in parts):
         raise ConstraintError("a grid over lambda needs a fairness part, and the constraint has none: add one or leave lambda out")
     return intersect([part.with_limit(limit) if isinstance(part, Fairness) else part for part in parts])
+
+
+def _score(cell: Cell, ranked_by: Literal["test_score", "score"]) -> float:
+    """Return the score that cells are compared by; minus infinity where it is undefined."""
+    score = cell.selection.score if ranked_by == "score" else cell.selection.test_score
+    return -math.inf if score is None else score
 
 
 def _settings(settings: Mapping[str, object]) -> str:

@@ -120,8 +120,13 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
         kinds[name] = _listed(kinds[name])
     metavars = {name: f"{metavar},..." if name in several else metavar for name, metavar in _METAVARS.items()}
     add = _group(parser, _REQUEST).add_argument
+
+    def action(name: str) -> str:
+        """Return the action of an option: one that takes several values takes them in several options, too."""
+        return "extend" if name in several else "store"
+
     sizes = "most features to select, several numbers with commas" if "k" in several else "most features to select"
-    add("--k", type=kinds["k"], metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
+    add("--k", type=kinds["k"], action=action("k"), metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
     add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
     add(
         "--objective",
@@ -136,10 +141,17 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     )
     add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves one out (default: all 1)")
     add("--exclude", action="append", metavar="NAME", help="feature never to select; may be repeated (default: none)")
-    add("--epsilon", type=kinds["epsilon"], metavar=metavars["epsilon"], help="accuracy: about 1/epsilon passes (default 0.1)")
+    add(
+        "--epsilon",
+        type=kinds["epsilon"],
+        action=action("epsilon"),
+        metavar=metavars["epsilon"],
+        help="accuracy: about 1/epsilon passes (default 0.1)",
+    )
     add(
         "--tau",
         type=kinds["tau"],
+        action=action("tau"),
         metavar=metavars["tau"],
         help="the m/M of the threshold: higher is choosier (default 0.5); auto tries several in the same sweeps, keeps the best",
     )
@@ -152,6 +164,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add(
         "--ridge",
         type=kinds["ridge"],
+        action=action("ridge"),
         metavar=metavars["ridge"],
         help="penalty on squared standardised coefficients (default linear 0, GLMs 1e-4)",
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from fastomp_nvm.cli.output import clean
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.stores.reports import ColumnReport
 
 __all__ = ["print_columns"]
@@ -25,13 +25,9 @@ def print_columns(columns: Sequence[ColumnReport], total: int | None = None) -> 
     total : int, optional
         Number of columns that ``columns`` were chosen from.
     """
-    table = Table(box=None, pad_edge=False, header_style="")
-    for heading, justify in (("column", "left"), ("type", "left"), ("missing", "right"), ("labels", "right")):
-        table.add_column(heading, justify="right" if justify == "right" else "left", overflow="fold")
-    table.add_column("values", overflow="fold", ratio=1)
-    table.add_column("assumed", overflow="fold", ratio=1)
-    for column in columns[:_SHOWN]:
-        table.add_row(
+    headings = ("column", "type", "missing", "labels", "values", "assumed")
+    rows = [
+        (
             clean(column.name, 40),
             column.type,
             "" if column.missing < 0 else f"{column.missing:,}",
@@ -39,7 +35,20 @@ def print_columns(columns: Sequence[ColumnReport], total: int | None = None) -> 
             clean(", ".join(column.examples), 60),
             "refused, see below" if column.problem else clean(column.assumed, None) + (", see below" if column.advice else ""),
         )
-    console = Console(highlight=False, markup=False)
+        for column in columns[:_SHOWN]
+    ]
+    console = Screen()
+    widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
+    widths[0] = min(widths[0], max(console.width * 2 // 7, 24))
+    widths[5] = min(widths[5], max(console.width - 20, 60) // 5)
+    widths[4] = min(widths[4], max(console.width - sum(widths) + widths[4] - 2 * len(headings), 10))
+    table = Table(box=None, pad_edge=False, header_style="")
+    for heading, width in zip(headings, widths, strict=True):
+        examples, count = heading == "values", heading in ("missing", "labels")
+        table.add_column(heading, justify="right" if count else "left", overflow="ellipsis" if examples else "fold", width=width)
+        table.columns[-1].no_wrap = examples
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     if len(columns) > _SHOWN:
         console.print(f"and {len(columns) - _SHOWN:,} more columns: name a pattern, or use --json for all", soft_wrap=True)

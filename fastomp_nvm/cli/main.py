@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FastompError as error:  # the command needs a package that is not installed
         return _complain(error, error.exit_code, "--debug" in words)
     except KeyboardInterrupt as error:  # while it was imported
-        return _complain("interrupted", 130, "--debug" in words, error)
+        return _complain("interrupted before anything was done; the same command starts again", 130, "--debug" in words, error)
+    words = parser.descend(words).joined(words)
     parser.descend(words).refuse_misspelt(words)
     arguments, unknown = parser.parse_known_args(words)
     parser = parser.descend(words)

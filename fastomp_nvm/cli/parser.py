@@ -84,6 +84,18 @@ class Parser(argparse.ArgumentParser):
             self.usage = " ".join(("%(prog)s", *(word.replace("%", "%%") for word in shown), "[options]"))
         return super().format_help()
 
+    def joined(self, words: Sequence[str]) -> list[str]:
+        """Return the words with ``--option -999,NA`` as ``--option=-999,NA``: after an option that needs a value it is one."""
+        found: list[str] = []
+        for place, word in enumerate(words):
+            action = self.options.get(words[place - 1]) if place else None
+            needs_value = action is not None and action.nargs is None and "--" not in words[:place]
+            if needs_value and re.match(r"-[^-]", word) and word not in self.options:
+                found[-1] += f"={word}"
+            else:
+                found.append(word)
+        return found
+
     def refuse_misspelt(self, words: Sequence[str]) -> None:
         """Raise the error for an unknown option, which explains more than that a value is missing."""
         if any(action.nargs == argparse.REMAINDER for action in self._actions):

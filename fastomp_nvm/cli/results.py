@@ -9,11 +9,11 @@ import numpy as np
 from rich.table import Table
 
 from fastomp_nvm.algorithms.certificate import certificate_in_words
-from fastomp_nvm.analysis.group_fairness import FairnessReport
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import InfeasibleError
+from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.result import Selection
 
 __all__ = ["infeasible", "sharing_in_words", "show_fairness", "show_selection"]
@@ -40,7 +40,7 @@ def show_selection(selection: Selection) -> None:
     polished = f" ({selection.score_unpolished:.6g} before the polish)" if selection.polish != "none" else ""
     console.print(f"{scale} {selection.score:.6g}{polished}, intercept {selection.intercept:.6g}")
     if selection.objective_reason is not None:
-        console.print(f"objective {selection.objective}: {clean(selection.objective_reason, None)}", soft_wrap=True)
+        console.print(f"objective {selection.objective}: {clean(selection.objective_reason, None)}")
     if selection.test_score is not None:
         console.print(f"{scale} {selection.test_score:.6g} on {selection.test_rows:,} observations held out")
     console.print(
@@ -62,7 +62,7 @@ def show_selection(selection: Selection) -> None:
     if selection.medium == "pmem" and selection.emulated:
         console.print("persistent memory is emulated on this machine")
     for note in selection.notes:
-        console.print(f"note: {clean(note, None)}", soft_wrap=True)
+        console.print(f"note: {clean(note, None)}")
 
 
 def show_fairness(report: FairnessReport) -> None:

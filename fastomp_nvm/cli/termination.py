@@ -44,11 +44,13 @@ def after_interrupt(arguments: argparse.Namespace) -> str:
         return "interrupted: nothing was kept; a selection with --run NAME can be continued"
     if command == "ingest" and store is not None and is_remote(store):
         return "interrupted: what was sent stays on the server for a while; the same command continues the upload"
-    if command in ("ingest", "shard"):
+    if command in ("ingest", "shard", "export", "predict"):
         return "interrupted: nothing was left behind; the same command starts again"
     if command in ("grid", "cv", "stability"):
         return "interrupted: nothing was kept; the same command starts again"
-    return "interrupted"
+    if command in ("delete", "cancel", "forget", "serve", "ado", "bench", "demo"):
+        return "interrupted"
+    return "interrupted: nothing was changed; the same command starts again"
 
 
 def _of_job(arguments: argparse.Namespace, job: str | None) -> str:

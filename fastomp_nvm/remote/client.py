@@ -22,7 +22,15 @@ import numpy as np
 from fastomp_nvm.arrays import Float64Array, JSONObject
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.engine import Observer, Progress
-from fastomp_nvm.errors import InputError, ServerError, StoreURLError, UnreachableError, UntrustedError, UploadLostError
+from fastomp_nvm.errors import (
+    InputError,
+    ServerError,
+    StoreURLError,
+    UnreachableError,
+    UntrustedError,
+    UploadLostError,
+    raise_error,
+)
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.credentials import credentials
 from fastomp_nvm.remote.protocol import WireTile
@@ -35,7 +43,6 @@ from fastomp_nvm.selection.codec import (
     encode_message,
     encode_request,
     encode_vector,
-    raise_error,
 )
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -13,10 +14,15 @@ from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import select_shared
-from fastomp_nvm.selection.source import Load, Way
+from fastomp_nvm.selection.source import Load, Way, open_dataset
 from fastomp_nvm.stores.contract import FeatureStore
 
 __all__ = ["select"]
+
+_NOT_A_CANDIDATE = (
+    "the protected feature {!r} was not a candidate (--keep-protected, keep_protected=True make it one), but other features "
+    "may stand for it: compare the groups of the fairness report"
+)
 
 
 def select(
@@ -32,6 +38,8 @@ def select(
     load: Load | None = None,
     io: Way | None = None,
     run: str | None = None,
+    protected: object = None,
+    keep_protected: bool = False,
     **request: Unpack[RequestFields],
 ) -> Selection:
     """Select features and refit a model on them.
@@ -62,6 +70,11 @@ def select(
         How to read files that are not in the page cache: ``direct`` bypasses it. The answer does not depend on it.
     run : str, optional
         Name of a durable run: registered before the first sweep, continued with ``resume`` after a crash. Needs a store.
+    protected : (n_obs,) array, or str, optional
+        The group of each observation, or the name of the target or feature that holds it: ``Selection.fairness`` then reports how
+        the model treats the groups. Not for durable runs.
+    keep_protected : bool
+        Let the feature of that name be selected; otherwise it is no candidate.
     **request
         Fields of ``SelectionRequest``: ``k``, ``objective``, ``constraint``, ``algorithm``, ``epsilon``, ``tau``, ``seed``, ...
 
@@ -78,6 +91,19 @@ def select(
     >>> sorted(fo.select(X, y, k=2).indices.tolist())
     [7, 21]
     """
+    if protected is not None:
+        if run is not None:
+            raise RequestError("a durable run cannot report on groups: leave protected out, and call fairness_report on its result")
+        from fastomp_nvm.selection.group_fairness import check_protected, fairness_report
+
+        with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+            notes: list[str] = []
+            if check_protected(protected, dataset) and not keep_protected:
+                request["exclude"] = [*request.get("exclude", ()), str(protected)]
+                notes.append(_NOT_A_CANDIDATE.format(protected))
+            found = select(dataset, y, threads=threads, observer=observer, progress=progress, cancelled=cancelled, **request)
+            report = fairness_report(found, dataset, y, protected, constraint=request.get("constraint"))
+            return replace(found, fairness=report, notes=[*found.notes, *notes])
     if run is None:
         with watched(observer, progress, "select") as watching:
             ((selection,), _) = select_shared(

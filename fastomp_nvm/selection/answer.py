@@ -12,6 +12,7 @@ from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
+    from fastomp_nvm.selection.fairness import FairnessReport
     from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = ["Answer", "DataSize"]
@@ -44,6 +45,8 @@ class Answer:
         R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
     path : sequence of float, optional
         Score of the refit on the first feature, the first two, and so on, in order of selection (linear objective only).
+    fairness : FairnessReport, optional
+        How the model treats the groups of the attribute that the selection was given as ``protected``.
     columns : sequence of sequence of str
         Column names of each selected feature; in the JSON object only when a feature has several.
     column_positions : (c,) int64
@@ -159,6 +162,7 @@ class Answer:
     store: DataSize
     other_build: Sequence[str] | None = None
     path: Sequence[float] | None = None
+    fairness: FairnessReport | None = None
     notes: Sequence[str] = ()
 
     def to_json(self) -> JSONObject:
@@ -167,7 +171,7 @@ class Answer:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value is not None or (name == "test_score" and self.test_fraction is not None):
-                out[name] = asdict(value) if name in ("certificate", "store") else value
+                out[name] = asdict(value) if name in ("certificate", "fairness", "store") else value
         out["features"] = list(self.features)
         out["indices"] = self.indices.tolist()
         parts = [np.atleast_1d(part) for part in self.coef]

@@ -1,4 +1,4 @@
-"""Requests, selections, vectors and errors as JSON: the one format of messages to servers and of files on disk.
+"""Requests, selections and vectors as JSON: the one format of messages to servers and of files on disk.
 
 A request is an object of the fields of a ``SelectionRequest`` and nothing else: data, never code. Floats survive JSON bit for bit;
 vectors are base64 of their bytes with an element type out of a short list. Everything decoded here may come from someone else, so
@@ -17,12 +17,12 @@ from typing import NoReturn
 
 import numpy as np
 
-from fastomp_nvm import errors
 from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
 from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
@@ -36,12 +36,10 @@ __all__ = [
     "decode_request",
     "decode_selection",
     "decode_vector",
-    "encode_error",
     "encode_message",
     "encode_request",
     "encode_selection",
     "encode_vector",
-    "raise_error",
 ]
 
 #: Most bytes of one JSON message, in either direction.
@@ -218,7 +216,8 @@ def decode_selection(sent: JSONObject) -> Selection:
     """
     try:
         fields = {name: value for name, value in sent["json"].items() if name in Selection.__dataclass_fields__}
-        certificate, columns = fields.get("certificate"), [list(part) for part in sent["columns"]]
+        certificate, fairness = fields.get("certificate"), fields.get("fairness")
+        columns = [list(part) for part in sent["columns"]]
         coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in fields["coef"]]
         encoding = sent.get("encoding")  # results of earlier releases have none
         fields |= {
@@ -230,6 +229,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "column_positions": np.array(sent["column_positions"], dtype=np.int64),
             "encoding": None if encoding is None else TableEncoding.from_json(encoding),
             "certificate": None if certificate is None else Certificate(**certificate),
+            "fairness": None if fairness is None else FairnessReport(**fairness),
             "store": DataSize(**fields["store"]),
         }
         selection = Selection(**fields)
@@ -265,17 +265,6 @@ def decode_linear_model(sent: object) -> tuple[ModelColumns, Float64Array, float
         return ModelColumns(names, positions, n_columns, plain), coef, intercept
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"the model cannot be used ({str(error)[:100]}): send it as a client does") from error
-
-
-def encode_error(error: FastompError) -> dict[str, str]:
-    """Return an error in JSON terms."""
-    return {"kind": type(error).__name__, "message": " ".join(str(error).split())}
-
-
-def raise_error(sent: Mapping[str, object]) -> NoReturn:
-    """Raise the error that ``encode_error`` encoded; as a ``ServerError`` if its class is unknown."""
-    kind = getattr(errors, str(sent.get("kind")), None) if sent.get("kind") in errors.__all__ else None
-    raise (kind or errors.ServerError)(str(sent.get("message", "the server failed and did not say why")))
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ SCALES = {"linear": "R^2"}
 
 #: Characters of names in a ``repr``, and rows of a table in HTML.
 _NAMES_WIDTH, _ROWS = 64, 50
+
+#: A cell of a table that is a number, or has none.
+_NUMBER = re.compile(r"-?[\d,.]+(e[-+]?\d+)?|-|nan|-?inf")
 
 
 def short_selection(selection: Answer) -> str:
@@ -59,7 +63,7 @@ def selection_html(selection: Answer) -> str:
     title = f"{len(selection.features):,} of {selection.store.n_features:,} features, {score_in_words(selection)}"
     rows = []
     for order, feature, column, value in _columns(selection):
-        name = feature if column == feature else f"{feature}: {column}"
+        name = column if column == feature or column.startswith(f"{feature}=") else f"{feature}: {column}"
         rows.append((str(order), clean(name, 100), f"{value:.6g}"))
     rows.append(("", "intercept", f"{selection.intercept:.6g}"))
     notes = [_costs(selection), *(f"breaks the constraint: {violation}" for violation in selection.violations)]
@@ -89,11 +93,15 @@ def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], n
     if len(rows) > _ROWS + 1:
         notes = [f"and {len(rows) - _ROWS:,} more rows; to_frame() has all of them", *notes]
         rows = rows[:_ROWS]
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    # Notebooks centre tables and align every cell to the right.
+    texts = [any(cell and not _NUMBER.fullmatch(cell) for cell in cells) for cells in zip(*rows, strict=True)] or [True] * len(head)
+    styles = [f"style='text-align:{'left' if text else 'right'};padding:0.1em 0.7em'" for text in texts]
+    top = "".join(f"<th {style}>{escape(name)}</th>" for name, style in zip(head, styles, strict=True))
+    lines = ("".join(f"<td {style}>{escape(cell)}</td>" for cell, style in zip(row, styles, strict=True)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     below = "".join(f"<div>{escape(note)}</div>" for note in notes)
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div><div><b>{escape(title)}</b></div>{table}{below}</div>"
+    table = f"<table style='margin:0.3em 0'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div style='margin-bottom:0.8em'><div><b>{escape(title)}</b></div>{table}{below}</div>"
 
 
 def _columns(selection: Answer) -> list[tuple[int, str, str, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -86,18 +86,20 @@ class ModelColumns:
     n_columns: int
     encoding: TableEncoding | None
 
-    def of(self, data: object, id_column: str | None = None) -> EncodedRows:
+    def of(self, data: object, id_column: str | None = None, progress: Callable[[int, int], None] | None = None) -> EncodedRows:
         """Return the observations in ``data``; see ``Selection.predict`` for the kinds of data."""
         if isinstance(data, (str, os.PathLike)) and not os.path.isfile(data):
             if is_remote(data):
                 raise RequestError(f"the columns of {data} stay on the server: predict there, by its URL")
             with open_store(str(data)) as store:
-                return self._of_store(store, id_column)
+                return self.of(store, id_column)
         if isinstance(data, FeatureStore):
-            return self._of_store(data, id_column)
+            if id_column is not None:
+                raise RequestError(f"{data.url} is a store, which keeps its own identifiers: leave the column {id_column!r} out")
+            return self.of_store(data)
         sources = self._sources()
         wanted = {*self.names, *sources}
-        table = READ_TABLE.load()(data, wanted, self.encoding or TableEncoding(), id_column=id_column)
+        table = READ_TABLE.load()(data, wanted, self.encoding or TableEncoding(), id_column=id_column, progress=progress)
         if table is not None:
             return self._of_table(table, sources)
         if id_column is not None:
@@ -117,10 +119,8 @@ class ModelColumns:
         """Return the encoding of a column of the table."""
         return ColumnEncoding() if self.encoding is None else self.encoding.columns.get(source, ColumnEncoding())
 
-    def _of_store(self, store: FeatureStore, id_column: str | None) -> EncodedRows:
-        """Read the columns of another store, and no others."""
-        if id_column is not None:
-            raise RequestError(f"{store.url} is a store, which keeps its own identifiers: leave the column {id_column!r} out")
+    def of_store(self, store: FeatureStore, observations: tuple[int, int] | None = None) -> EncodedRows:
+        """Read the columns of another store, and no others; for all observations with the identifiers, or for some without."""
         positions: list[int] = []
         places: list[int] = []
         if len(store.column_names) == self.n_columns and all(
@@ -140,9 +140,15 @@ class ModelColumns:
                     elif label is None or source not in texts:
                         what = "as a number" if label is None and source in features else "which the model uses"
                         raise DataError(f"the store {store.url} lacks the column {source!r}, {what}")
+        rows = Dataset.of_store(store).matrix
+        if observations is not None:
+            first, last = observations
+            values = np.zeros((last - first, len(self.names)))
+            for position, place in zip(positions, places, strict=True):
+                values[:, place] = rows[position][first:last]
+            return EncodedRows(values)
         values = np.zeros((store.layout.n_obs, len(self.names)))
         if positions:
-            rows = Dataset.of_store(store).matrix
             values[:, places] = Sweeper(1).gather(rows, np.array(positions, dtype=np.int64)).T
         return EncodedRows(values, ids=store.ids)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.selection import display, plots
 from fastomp_nvm.selection.answer import Answer
 from fastomp_nvm.selection.model import EncodedRows, ModelColumns, is_remote
@@ -44,6 +45,12 @@ class Selection(Answer):
     def plot_path(self, ax: Axes | None = None) -> Axes:
         """Draw the score after each feature, in order of selection, and return the axes; needs matplotlib."""
         return plots.plot_path(self, ax)
+
+    def plot_fairness(self, ax: Axes | None = None) -> Axes:
+        """Draw the figures of the groups of the protected attribute and return the axes; needs matplotlib."""
+        if self.fairness is None:
+            raise DataError("this selection has no fairness report: select with protected=, the groups or the column of them")
+        return self.fairness.plot_fairness(ax)
 
     def predict(self, X: object) -> Float64Array:
         """Return the mean response for new observations.
@@ -89,7 +96,7 @@ class Selection(Answer):
             "encoding": None if self.encoding is None else self.encoding.to_json(),
         }
 
-    def encode(self, X: object, *, id_column: str | None = None) -> EncodedRows:
+    def encode(self, X: object, *, id_column: str | None = None, progress: Callable[[int, int], None] | None = None) -> EncodedRows:
         """Return new observations in the selected columns, with counts of unseen labels and filled cells.
 
         Parameters
@@ -98,13 +105,15 @@ class Selection(Answer):
             As for ``predict``.
         id_column : str, optional
             Column of ``X`` with identifiers, which are returned beside the values; a store has its own.
+        progress : callable, optional
+            Called with (bytes done, bytes to do) while a file is read.
 
         Returns
         -------
         EncodedRows
         """
         names = [name for part in self.columns for name in part]
-        return ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding).of(X, id_column)
+        return ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding).of(X, id_column, progress)
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the model to a JSON file, which ``fastomp_nvm.load`` and ``fastomp predict`` read.

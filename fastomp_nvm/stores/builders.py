@@ -85,7 +85,13 @@ class TableReader(Protocol):
     """Reads columns of a table in memory or of a file."""
 
     def __call__(
-        self, data: object, wanted: Container[str], encoding: TableEncoding, *, id_column: str | None = None
+        self,
+        data: object,
+        wanted: Container[str],
+        encoding: TableEncoding,
+        *,
+        id_column: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> RawTable | None:
         """Return the columns named in ``wanted``; None if ``data`` is neither a table nor the path of a file.
 
@@ -105,7 +111,7 @@ class RemotePredictor(Protocol):
 
 BUILD_FROM_ARRAYS: Lazy[ArrayBuilder] = Lazy("storage_backends.build.builder:build_from_arrays")
 INGEST: Lazy[Ingest] = Lazy("storage_backends.build.ingest:ingest")
-PREDICT_REMOTELY: Lazy[RemotePredictor] = Lazy("ado_plugin.flight.prediction:predict_remotely")
+PREDICT_REMOTELY: Lazy[RemotePredictor] = Lazy("ado_plugin.prediction:predict_remotely")
 READ_TABLE: Lazy[TableReader] = Lazy("storage_backends.build.new_rows:read_new_rows")
 READ_TARGET: Lazy[TargetReader] = Lazy("storage_backends.readers.target_files:read_target_file")
 

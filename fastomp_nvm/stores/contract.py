@@ -11,7 +11,7 @@ Media implement these contracts; :mod:`fastomp_nvm.stores.media` finds them by U
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -246,8 +246,11 @@ class FeatureStore(ABC):
         """Remove a durable region."""
 
     @abstractmethod
-    def verify(self) -> None:
-        """Compare all blocks of matrix and tier with their checksums; ``StoreError`` names the first that differs."""
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compare all blocks of matrix and tier with their checksums; ``StoreError`` names the first that differs.
+
+        ``progress`` is called with (bytes done, bytes to do).
+        """
 
     @abstractmethod
     def close(self) -> None:

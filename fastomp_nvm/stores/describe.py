@@ -91,7 +91,7 @@ def columns_of(store: FeatureStore, pattern: str = "*") -> Iterator[ColumnReport
         group = "" if name == feature else f", in the group {feature!r}"
         assumed = str(table.get("assumed", {}).get(name, "as it is"))
         if kind != "number":
-            assumed = f"{width} indicator column{'s' * (width > 1)}" if labels else "days since 1970-01-01"
+            assumed = "one-hot" if labels else "days since 1970-01-01"
         examples = tuple(labels[:_EXAMPLES]) if labels else _examples(store, first, kind)
         yield ColumnReport(
             name,

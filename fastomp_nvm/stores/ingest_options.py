@@ -83,7 +83,7 @@ class IngestOptions:
         Leave out observations with a missing target.
     schema : str, optional
         File written by ``schema_out``, which says what every column is and how missing cells are treated; other options come
-        before it, except ``missing="error"``, the default.
+        before it.
     schema_out : str, optional
         File to write with the type of every column.
     dry_run : bool
@@ -93,7 +93,7 @@ class IngestOptions:
     targets: Sequence[str] = ()
     rows: str = "observations"
     dtype: str = "float32"
-    missing: str = "error"
+    missing: str | None = None
     id_column: str | None = None
     drop: Sequence[str] = ()
     tier: str = "int8"

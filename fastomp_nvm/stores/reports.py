@@ -157,7 +157,7 @@ class IngestReport:
 
 def _several(count: int, noun: str) -> str:
     """Return a number of things, in words."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _counted(count: int, kind: str) -> str:

@@ -208,7 +208,7 @@ def write_schema(path: str, reader: Reader, plan: Plan, scan: Scan, options: Ing
     for option in ("thousands", "decimal", "encoding"):
         if getattr(options, option) is not None:
             content[option] = getattr(options, option)
-    content["missing"] = options.missing
+    content["missing"] = options.missing or "error"
     if options.drop_missing_target:
         content["drop_missing_target"] = True
     if plan.groups:

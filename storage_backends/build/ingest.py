@@ -78,7 +78,7 @@ def ingest(
     asked = IngestOptions(**options)
     if asked.rows not in ("observations", "features"):
         raise InputError(f"unknown rows {asked.rows!r}: expected observations or features")
-    if asked.missing not in MISSING_POLICIES:
+    if asked.missing not in (None, *MISSING_POLICIES):
         raise RequestError(f"unknown policy for missing values {asked.missing!r}: expected one of {', '.join(MISSING_POLICIES)}")
     if url is None and not asked.dry_run:
         raise InputError("no place for the store was given: name one, or ask for a dry run")
@@ -100,7 +100,8 @@ class _Ingest:
     def __init__(self, paths: Sequence[str], options: IngestOptions, progress: Callable[[int, int], None] | None) -> None:
         self._paths = paths
         self._schema = None if options.schema is None else read_schema(options.schema)
-        self._options = options if self._schema is None else self._schema.merged(options)
+        merged = options if self._schema is None else self._schema.merged(options)
+        self._options, self._missing = merged, merged.missing or "error"
         self._meter = _Meter(progress, paths)
 
     def run(self, url: str, open_builder: Callable[..., Any]) -> IngestReport:
@@ -130,7 +131,7 @@ class _Ingest:
                 if asked.dry_run:
                     raise
                 self._meter.stop()
-                needed = plan.columns.tolist() if asked.missing == "error" else plan.target_columns
+                needed = plan.columns.tolist() if self._missing == "error" else plan.target_columns
                 explained = reader.explain(error, plan.columns, needed)
                 if explained is error:
                     raise
@@ -150,20 +151,20 @@ class _Ingest:
         if refused:
             raise DataError(refused[0], problems=refused[1:])
         ids, keep = self._rows(reader, plan, scan)
-        encoding = TableEncoding({}, asked.missing, tuple(asked.na_values), asked.thousands or "", asked.decimal or ".")
+        encoding = TableEncoding({}, self._missing, tuple(asked.na_values), asked.thousands or "", asked.decimal or ".")
         layout = Layout(reader, plan, scan, encoding, keep)
         schema = layout.schema if ids is None else replace(layout.schema, ids=ids)
-        profile = Profile(len(plan.columns), scan.n_obs, filled=asked.missing in ("mean", "median"))
+        profile = Profile(len(plan.columns), scan.n_obs, filled=self._missing in ("mean", "median"))
         with open_builder(
             url,
             schema,
             dtype=asked.dtype,
-            missing=asked.missing,
+            missing=self._missing,
             tier=asked.tier,
             replace=asked.replace,
             progress=self._meter.built,
         ) as builder:
-            for chunk in reader.chunks(plan.columns, scan):
+            for chunk in reader.read(plan.columns, scan):
                 profile.add(chunk)
                 layout.write(builder, chunk)
             responses = layout.responses()
@@ -200,9 +201,9 @@ class _Ingest:
         chosen = [position for position in range(len(plan.columns)) if position not in overflowing]
         read = plan.columns[chosen]
         known = {place: scan.categories[at] for place, at in enumerate(chosen) if at in scan.categories}
-        profile = Profile(len(plan.columns), scan.n_obs, filled=asked.missing in ("mean", "median"))
+        profile = Profile(len(plan.columns), scan.n_obs, filled=self._missing in ("mean", "median"))
         places = np.array(chosen, dtype=np.int64)
-        for chunk in reader.chunks(read, Scan(scan.n_obs, known)) if chosen else ():
+        for chunk in reader.read(read, Scan(scan.n_obs, known)) if chosen else ():
             profile.add(chunk, places)
         ids, keep = self._rows(reader, plan, scan)
         columns = profile.reports(reader, plan, scan, ids, found)
@@ -212,11 +213,11 @@ class _Ingest:
         features = [column for column in used if column.type != "target"]
         problems = [f"column {column.name!r}: {column.problem}" for column in used if column.problem]
         empty = [column.name for column in features if column.missing == scan.n_obs]
-        if empty and asked.missing != "drop-feature":
+        if empty and self._missing != "drop-feature":
             word = shlex.quote(empty[0])
             problems.append(f"columns without any value ({first_names(empty)}): leave them out with --drop {word}")
         gaps = [column.name for column in features if column.missing > 0]
-        if gaps and asked.missing == "error":
+        if gaps and self._missing == "error":
             count = f"{len(gaps):,} column{'s' * (len(gaps) > 1)}"
             problems.append(f"{count} with missing cells ({first_names(gaps)}): use --missing mean|median|drop-feature")
         gaps = [column.name for column in used if column.type == "target" and column.missing > 0]
@@ -269,7 +270,7 @@ class _Ingest:
             **({"sources": names} if len(names) > 1 else {}),
             "source_bytes": sum(map(os.path.getsize, self._paths)),
             "rows": asked.rows,
-            "missing": asked.missing,
+            "missing": self._missing,
             "table": {
                 "missing": dict(missing),
                 "left_out": [

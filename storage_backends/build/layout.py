@@ -42,7 +42,7 @@ def rows_with_targets(reader: Reader, plan: Plan, scan: Scan) -> BoolArray:
     if columns.size:
         positions = np.searchsorted(plan.columns, columns).tolist()
         known = {place: scan.categories[at] for place, at in enumerate(positions) if at in scan.categories}
-        for chunk in reader.chunks(columns, Scan(scan.n_obs, known)):
+        for chunk in reader.read(columns, Scan(scan.n_obs, known)):
             keep[chunk.first_obs : chunk.first_obs + len(chunk.values)] &= ~np.isnan(chunk.values).any(axis=1)
     if not keep.any():
         raise DataError(f"{reader.label}: every observation has a missing target, so none is left: name another target")

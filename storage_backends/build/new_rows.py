@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,14 @@ __all__ = ["read_new_rows"]
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
-def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *, id_column: str | None = None) -> RawTable | None:
+def read_new_rows(
+    data: Any,
+    wanted: Container[str],
+    encoding: TableEncoding,
+    *,
+    id_column: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RawTable | None:
     """Return the columns of a table or file that are named in ``wanted``; see ``fastomp_nvm.stores.builders.TableReader``.
 
     Parameters
@@ -36,6 +43,8 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
         How texts are read: which columns are categories or dates, what is missing, and how numbers are written.
     id_column : str, optional
         Column of identifiers of the rows.
+    progress : callable, optional
+        Called with (bytes read, bytes to read) of a file.
 
     Returns
     -------
@@ -43,7 +52,7 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
         None if ``data`` is neither a table nor a path.
     """
     if isinstance(data, (str, os.PathLike)):
-        return _read_file(os.fspath(data), wanted, encoding, id_column)
+        return _read_file(os.fspath(data), wanted, encoding, id_column, progress)
     columns = table_columns(data, wanted)
     if columns is None:
         return None
@@ -57,11 +66,26 @@ def read_new_rows(data: Any, wanted: Container[str], encoding: TableEncoding, *,
     return RawTable("the table", len(data), found, ids)
 
 
-def _read_file(path: str, wanted: Container[str], encoding: TableEncoding, id_column: str | None) -> RawTable:
+def _read_file(
+    path: str,
+    wanted: Container[str],
+    encoding: TableEncoding,
+    id_column: str | None,
+    progress: Callable[[int, int], None] | None,
+) -> RawTable:
     """Return columns of a file, read by the reader of its format."""
+    done, passes = 0, 2  # as readers of text need, until this one is open
+
+    def consumed(count: int) -> None:
+        """Count bytes of the file."""
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, passes * os.path.getsize(path))
+
     rules = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal)
-    with local_files([path]) as (file,), open_reader(file, ReaderOptions(rules=rules)) as reader:
-        names = list(reader.names)
+    with local_files([path]) as (file,), open_reader(file, ReaderOptions(rules=rules, consumed=consumed)) as reader:
+        passes, names = reader.passes + (id_column is not None), list(reader.names)
         if id_column is not None and id_column not in names:
             raise InputError(f"{reader.label} has no column {id_column!r} of identifiers: its columns are {first_names(names)}")
         chosen = np.array([place for place, name in enumerate(names) if name in wanted], dtype=np.int64)
@@ -73,7 +97,7 @@ def _read_file(path: str, wanted: Container[str], encoding: TableEncoding, id_co
         crowded = [place for place, categories in scan.categories.items() if categories.overflow]
         values, read = np.empty((len(chosen), scan.n_obs)), np.delete(chosen, crowded)
         kept = {int(np.searchsorted(read, chosen[place])): each for place, each in scan.categories.items() if not each.overflow}
-        for chunk in reader.chunks(read, Scan(scan.n_obs, kept)) if read.size else ():
+        for chunk in reader.read(read, Scan(scan.n_obs, kept)) if read.size else ():
             places = np.searchsorted(chosen, read[chunk.first_column : chunk.first_column + chunk.values.shape[1]])
             values[places, chunk.first_obs : chunk.first_obs + len(chunk.values)] = chunk.values.T
         found = {}
@@ -116,14 +140,15 @@ def _table_ids(data: Any, name: str) -> list[str]:
 def _read(name: str, values: Float64Array, labels: Sequence[str] | None, encoding: TableEncoding, table: str) -> RawColumn:
     """Return a column as the encoding wants it: categories with their labels, texts of other columns as numbers."""
     settings = encoding.columns.get(name, ColumnEncoding())
+    rules = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal)
     if labels is None:
-        return RawColumn(values)
+        return RawColumn(np.where(np.isin(values, rules.missing_numbers), np.nan, values) if encoding.na_values else values)
     gaps = np.isnan(values)
     codes = np.where(gaps, len(labels), values).astype(np.int64)
     if settings.kind == "category":
         known = [label not in encoding.na_values for label in labels]
         return RawColumn(np.where(np.array([*known, False])[codes], values, np.nan), tuple(labels))
-    convert = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal).convert(_column_rule(settings))
+    convert = rules.convert(_column_rule(settings))
     numbers: AnyArray = np.full(len(labels) + 1, np.nan)
     for position, label in enumerate(labels):
         number = convert(label.strip())

@@ -85,9 +85,12 @@ class Profile:
             self._start[at] = values[0]
             with np.errstate(invalid="ignore"):
                 self._counts[at] = values[0] == np.floor(values[0])
+        if chunk.first_obs <= _OTHERS * self._n_obs:  # all rows so far may be exceptions
             sample = np.sort(values[:: len(values) // _SAMPLE + 1], axis=0)  # NaN last
             middle = (~np.isnan(sample)).sum(axis=0) // 2
-            self._usual[at] = sample[np.minimum(middle, len(sample) - 1), np.arange(sample.shape[1])]
+            usual = sample[np.minimum(middle, len(sample) - 1), np.arange(sample.shape[1])]
+            new = usual != self._usual[at]
+            self._usual[at[new]], self._others[at[new]] = usual[new], chunk.first_obs
         near = np.flatnonzero(self._others[at] <= _OTHERS * self._n_obs)
         if near.size:
             part = values[:, near]
@@ -206,8 +209,7 @@ class Profile:
             kind = "constant" if count == 1 and not categories.missing else "category"
             if self._filled and categories.missing and column not in plan.target_columns:
                 count += MISSING_LABEL not in categories.labels
-            columns = f"{count} indicator columns" if count > 1 else "1 indicator column"
-            assumed = f"{columns}{', as asked' if rule is not None else ''}"
+            assumed = f"one-hot{', as asked' if rule is not None else ''}"
             if categories.overflow:
                 assumed = f"more than {MAX_CATEGORIES} labels"
             problem = refusal(reader, name, categories, scan.n_obs, explicit=rule is not None)

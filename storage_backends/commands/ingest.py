@@ -8,12 +8,14 @@ import os
 import shlex
 import sys
 import urllib.parse
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_json_argument, add_replace_argument, connected, shard_counts
 from fastomp_nvm.cli.columns import print_columns
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
+from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import DataError, InputError, StoreURLError
 from fastomp_nvm.remote.address import is_remote
@@ -107,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"format in place of the extension: {', '.join(formats)} (default: by the extension; csv for -)",
     )
-    add("--missing", choices=MISSING_POLICIES, default="error", help="how to treat missing values (default error)")
+    add("--missing", choices=MISSING_POLICIES, help="how to treat missing values (default error, or as the schema file says)")
     add("--drop-missing-target", action="store_true", help="leave out rows with a missing target")
     add("--rows", choices=("observations", "features"), default="observations", help="what a row of SRC is (default observations)")
     add("--dtype", choices=STORE_DTYPES, default="float32", help="element type of the exact matrix (default float32)")
@@ -185,8 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_as_json(report, with_columns=False)))
     else:
-        for line in report.summary:
-            print(clean(line, longest=None))
+        _print(report.summary)
         for line in _next(report, place):
             print(clean(line, longest=None))
     return 0
@@ -212,9 +213,7 @@ def _show(report: IngestReport, sources: list[str], arguments: argparse.Namespac
         print(json.dumps(_as_json(report, with_columns=True)))
     else:
         print_columns(report.columns)
-        print(f"{report.n_obs:,} observations; nothing was built")
-        for line in (*report.notes, *report.warnings):
-            print(clean(line, longest=None))
+        _print((f"{report.n_obs:,} observations; nothing was built", *report.notes, *report.warnings))
         if arguments.schema_out is not None:
             print(f"types of the columns: {clean(arguments.schema_out, longest=None)}")
         if not report.problems:
@@ -223,6 +222,13 @@ def _show(report: IngestReport, sources: list[str], arguments: argparse.Namespac
     for line in () if arguments.json else report.problems:
         print(f"refused: {clean(line, longest=None)}", file=sys.stderr)
     return 2 if report.problems else 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    """Print sentences, wrapped at words in a terminal."""
+    screen = Screen()
+    for line in lines:
+        screen.print(clean(line, longest=None))
 
 
 def _as_json(report: IngestReport, *, with_columns: bool) -> dict[str, Any]:

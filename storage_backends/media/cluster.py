@@ -163,15 +163,23 @@ class ClusterStore(OpenedStore):
         """Remove a durable region."""
         self._region_place().drop_region(name)
 
-    def verify(self) -> None:
-        """Verify every block of every shard: on this machine if it can open them all, else on theirs."""
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Verify every block of every shard: on this machine if it can open them all, else on theirs, without progress."""
         if not self._here:
             self._rows.verify()
             return
+        size, n_features = self.matrix.nbytes, self.layout.n_features
         for address in self._manifest.shards:
+
+            def report(done: int, total: int, features: tuple[int, int] = address.features) -> None:
+                """Report the bytes of all shards, by features."""
+                if progress is not None:
+                    first, last = features
+                    progress(round(size * (first + (last - first) * done / total) / n_features), size)
+
             with open_shard(address) as store:
                 try:
-                    store.verify()
+                    store.verify(report)
                 except StoreError as error:
                     raise StoreError(f"{address.name}: {error}") from error
 

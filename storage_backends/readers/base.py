@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal
 
@@ -237,6 +237,16 @@ class Reader(ABC):
     @abstractmethod
     def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
         """Yield the values of ``columns``, each cell once, given the result of ``scan`` for the same columns."""
+
+    def read(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+        """Yield ``chunks``, in which numbers that mean "missing" are NaN: text files know them as text only, others not at all."""
+        missing = self.options.rules.missing_numbers
+        for chunk in self.chunks(columns, scan):
+            if missing:
+                span = range(chunk.first_column, chunk.first_column + chunk.values.shape[1])
+                coded = [position in scan.categories or self.kind_of(int(columns[position])) != "number" for position in span]
+                chunk = replace(chunk, values=np.where(np.isin(chunk.values, missing) & ~np.array(coded), np.nan, chunk.values))
+            yield chunk
 
     def vector(self, name: str) -> AnyArray:
         """Return the (n_obs,) array ``name``, one of ``vectors``."""

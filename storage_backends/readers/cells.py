@@ -121,6 +121,12 @@ class CellRules:
         """Whether numbers are written as in program text."""
         return not self.thousands and self.decimal == "."
 
+    @property
+    def missing_numbers(self) -> tuple[float, ...]:
+        """The tokens for missing cells that are numbers, such as -999, however a cell writes them."""
+        found = (self.number(token) for token in self.missing - MISSING_TOKENS)
+        return tuple(number for number in found if number is not None)
+
     def number(self, cell: str) -> float | None:
         """Return the number in a stripped cell, or None."""
         if self.plain:

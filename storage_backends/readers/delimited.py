@@ -67,7 +67,7 @@ class DelimitedReader(Reader):
         self._has_header = named or numbered
         if self._has_header and any(parse_number(cell) is not None for cell in cells):
             what = "numbers the columns from 0" if numbered else "mixes numbers with text"
-            self.notes.append(f"the first line {what} and was taken as column names")
+            self.notes.append(f"the first line {what} and was taken as column names; if it is data, put a line of names above it")
         self._dialect = Dialect(path, delimiter, cells if self._has_header else NumberedNames(len(cells)), rules)
         #: Rules of columns that are not plain numbers, by position in a record.
         self._source_rules: dict[int, ColumnRule] = {}

@@ -143,6 +143,16 @@ def test_an_ingest_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
 
 
+def test_commands_that_read_start_again(store: str, tmp_path: Path) -> None:
+    """Also one that is interrupted while it is still being loaded."""
+    assert interrupted("verify", store, reports=1) == "fastomp: interrupted: nothing was changed; the same command starts again"
+    program = "import sys, fastomp_nvm.cli.main as shell\n\ndef load(words):\n    raise KeyboardInterrupt\n\nshell._parser = load\n"
+    program += "sys.exit(shell.main(['select', 'store', '--k', '2']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "fastomp: interrupted before anything was done; the same command starts again\n"
+
+
 def test_a_job_on_a_server_continues_there(tmp_path: Path) -> None:
     """The commands that list, await and cancel it work as printed, with the options of the connection, quoted."""
     X, y = small_data()

@@ -59,6 +59,15 @@ def test_grid_varies_ridge_and_the_limit_of_fairness(store: str, tmp_path: Path,
     assert "fairness part" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--k", "2,5"], ["--k", "2", "--k", "5"]])
+def test_values_of_a_list_may_be_given_one_by_one(words: list[str], store: str, capsys) -> None:
+    """An option of several values that is repeated keeps all of them."""
+    assert main(["grid", store, *words, "--json"]) == 0
+    assert [cell["k"] for cell in json.loads(capsys.readouterr().out)["cells"]] == [2, 5]
+    assert main(["cv", store, *words, "--folds", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ks"] == [2, 5]
+
+
 def test_cv_prints_what_python_returns(store: str, capsys) -> None:
     """Means, standard errors, both choices and the final selection."""
     found = printed(["cv", store, "--folds", "3", "--k", "2,8,5", "--rule", "one-standard-error", "--seed", "1"], capsys)

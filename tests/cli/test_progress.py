@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 import fastomp_nvm as fo
@@ -203,6 +204,57 @@ def test_json_lines_of_an_ingest(table: Path, tmp_path: Path, capsys: pytest.Cap
     assert last["bytes_done"] == last["bytes_total"] > 0
 
 
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> Path:
+    """Leave a finished run ``r`` and a model of the columns of ``table``; return the model."""
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    X, y = small_data()
+    model = tmp_path / "m.json"
+    table = pandas.DataFrame(X, columns=[f"c{place}" for place in range(X.shape[1])])
+    with fo.create_store("dram:progress", table, y) as cells:
+        fo.select(cells, k=2).save(model)
+    assert main(["select", store, "--k", "2", "--run", "r"]) == 0
+    return model
+
+
+def reading_commands(runs: Path, store: str, table: Path) -> list[list[str]]:
+    """Return commands that read stores and files without selecting."""
+    outs = [str(table.with_name(name)) for name in ("e.csv", "e.npz", "p.csv")]
+    return [
+        ["verify", store],
+        *(["export", "r", out, "--store", store] for out in outs[:2]),
+        ["predict", str(runs), str(table), outs[2]],
+    ]
+
+
+def test_json_lines_of_commands_that_read(runs: Path, store: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``verify``, ``export`` and ``predict`` count their bytes to the total; ``none`` and short work in a pipe are silent."""
+    capsys.readouterr()
+    for words in reading_commands(runs, store, table):
+        assert main([*words, "--progress", "json"]) == 0
+        last = json.loads(capsys.readouterr().err.splitlines()[-1])
+        assert last["command"] == words[0]
+        assert last["bytes_done"] == last["bytes_total"] > 0
+    for words in reading_commands(runs, store, table)[:2]:
+        for mode in ("none", "lines"):
+            assert main([*words, "--progress", mode]) == 0
+            assert capsys.readouterr().err == ""
+
+
+def test_verify_counts_every_byte_once(tmp_path: Path) -> None:
+    """Reports rise to the bytes of matrix and tier, in a store and in shards."""
+    wide = str(tmp_path / "wide")
+    fo.create_store(wide, np.random.default_rng(0).normal(size=(20, 600)), np.arange(20.0)).close()
+    assert main(["shard", wide, str(tmp_path / "shards"), "--into", "2"]) == 0
+    for url in (wide, f"cluster://{tmp_path}/shards/manifest.yaml"):
+        reports: list[tuple[int, int]] = []
+        with fo.open_store(url) as opened:
+            opened.verify(lambda done, total, reports=reports: reports.append((done, total)))
+        done, totals = zip(*reports, strict=True)
+        assert list(done) == sorted(set(done))
+        assert done[-1] == totals[-1] > 0
+
+
 @pytest.mark.parametrize("mode", [None, "lines", "none"])
 def test_short_commands_are_silent_in_a_pipe(mode: str | None, store: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The first line comes after 30 seconds."""
@@ -342,15 +394,21 @@ def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown[-1].startswith("select: 2 of 2 runs")
 
 
-def test_tables_in_a_pipe_are_plain(store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_in_a_pipe_are_plain(
+    store: str, table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No frame, no colour, no wrap and no space at the end of a line, even where the environment forces colours."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
-    for words in (["select", store, "--k", "3"], ["cv", store, "--k-max", "2"], ["info", store], ["doctor"]):
+    commands = (["select", store, "--k", "3"], ["cv", store, "--k-max", "2"], ["info", store])
+    dry_run = ["ingest", str(table), "--target", "y", "--dry-run"]
+    for words in (*commands, ["info", store, "--columns"], dry_run, ["doctor"]):
         assert main(words) == 0
         out = capsys.readouterr().out
         assert not set(out) & set("┏━┃│─\x1b")
         assert not any(line != line.rstrip() for line in out.splitlines())
+        if "column " in out:  # one line for each
+            assert sum(" as it is" in line for line in out.splitlines()) == out.count(" number ") > 1
     assert np.sum(["compiled extension" in line for line in out.splitlines()]) == 1
 
 

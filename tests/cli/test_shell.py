@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -205,23 +207,24 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("fastomp sel", "select"),
-        ("fastomp st", "stability"),
-        ("fastomp select --obj", "--objective"),
-        ("fastomp select STORE --objective log", "logistic"),
-        ("fastomp select STORE --algorithm fast_", "fast_omp"),
-        ("fastomp select STORE --io d", "direct"),
-        ("fastomp ingest tab", "table.csv"),
-        ("fastomp ingest table.csv out --missing med", "median"),
-        ("fastomp names --js", "--json"),
-        ("fastomp ado check --time", "--timeout"),
-        ("fastomp completion fi", "fish"),
-        ("fastomp help constr", "constraints"),
-    ],
-)
+#: What is typed, and the word that the shell makes of its end.
+COMPLETED = [
+    ("fastomp sel", "select"),
+    ("fastomp st", "stability"),
+    ("fastomp select --obj", "--objective"),
+    ("fastomp select STORE --objective log", "logistic"),
+    ("fastomp select STORE --algorithm fast_", "fast_omp"),
+    ("fastomp select STORE --io d", "direct"),
+    ("fastomp ingest tab", "table.csv"),
+    ("fastomp ingest table.csv out --missing med", "median"),
+    ("fastomp names --js", "--json"),
+    ("fastomp ado check --time", "--timeout"),
+    ("fastomp completion fi", "fish"),
+    ("fastomp help constr", "constraints"),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected"), COMPLETED)
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_completion(shell: str, typed: str, expected: str, scripts: Path) -> None:
     """The shell itself completes commands, options, choices and files."""
@@ -236,14 +239,36 @@ def test_completion(shell: str, typed: str, expected: str, scripts: Path) -> Non
     assert expected in [line.partition("\t")[0] for line in done.stdout.splitlines()], done
 
 
-def test_zsh_takes_the_script(scripts: Path) -> None:
-    """The shell zsh finds the script in its path of functions, without a syntax error, and completes fastomp by it."""
+def test_completion_in_zsh(scripts: Path) -> None:
+    """An interactive zsh, in a terminal, completes each line at the key Tab."""
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
-    subprocess.run(["zsh", "-fn", "_fastomp"], cwd=scripts, check=True)
-    asked = f"fpath=({scripts} $fpath); autoload -Uz compinit; compinit -D -u; print $_comps[fastomp]"
-    done = subprocess.run(["zsh", "-fc", asked], capture_output=True, text=True, check=True, cwd=scripts)
-    assert done.stdout.strip() == "_fastomp", done.stderr
+    terminal, inside = pty.openpty()
+    home = {"HOME": str(scripts), "ZDOTDIR": str(scripts), "TERM": "dumb", "PS1": "ready> "}
+    child = subprocess.Popen(
+        ["zsh", "-f", "-i", "-V"], stdin=inside, stdout=inside, stderr=inside, cwd=scripts, env={**os.environ, **home}
+    )
+    os.close(inside)
+
+    def typed_and_shown(line: str, expected: str) -> str:
+        """Type a line; return what the terminal shows until the expected text is there, or until a minute of silence."""
+        os.write(terminal, line.encode())
+        shown = ""
+        while expected not in shown and select.select([terminal], [], [], 60)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        return shown
+
+    try:
+        for line in (f"fpath=({scripts} $fpath)", "autoload -Uz compinit", "compinit -D -u", "unsetopt beep; echo 'begin'now"):
+            typed_and_shown(f"{line}\n", "beginnow" if "begin" in line else "ready>")
+        for line, expected in COMPLETED:
+            whole = f"{line.rpartition(' ')[0]} {expected}"
+            assert whole in typed_and_shown(f"{line}\t", whole), line
+            typed_and_shown("\x15echo 'begin'now\n", "beginnow")  # the key that clears a line
+    finally:
+        child.kill()
+        child.wait()
+        os.close(terminal)
 
 
 @pytest.mark.parametrize("command", [[str(SCRIPT)], [sys.executable, "-m", "fastomp_nvm"]], ids=["script", "module"])

@@ -83,7 +83,7 @@ def test_a_selection_in_a_notebook(store: fo.FeatureStore) -> None:
     page = read(found._repr_html_())
     assert page.tags.count("tr") == 1 + 5 + 1  # head, two features of one column and one of three, intercept
     assert "intercept" in page.texts
-    assert "job: job=a" in page.texts
+    assert "job=a" in page.texts
     assert any("passes" in text for text in page.texts)
     assert f"{found.coef[0][0]:.6g}" in page.texts
 
@@ -170,10 +170,12 @@ def test_pictures(store: fo.FeatureStore, data: tuple[Any, Any]) -> None:
     with pytest.raises(fo.DataError, match="linear selections only"):
         classes.plot_path()
     groups = np.random.default_rng(4).choice(["men", "wo$men$"], 300)
-    report = fo.fairness_report(classes, store, y, groups)
-    ax = report.plot_fairness()
+    with pytest.raises(fo.DataError, match="has no fairness report: select with protected="):
+        classes.plot_fairness()
+    ax = fo.select(store, y, k=2, objective="logistic", protected=groups).plot_fairness()
     ax.figure.canvas.draw()
     assert len(ax.patches) == 2 * 3
+    assert fo.fairness_report(classes, store, y, groups).plot_fairness(mine) is mine
     pyplot.close("all")
 
 
@@ -225,6 +227,22 @@ def test_cross_validation_has_the_names_of_scikit_learn(store: fo.FeatureStore) 
     assert found["param_k"].tolist() == [each["k"] for each in found["params"]] == [1, 2, 4, 8]
     assert found["param_k"][found["rank_test_score"].tolist().index(1)] == cv.best_k
     assert sorted(found["rank_test_score"].tolist()) == [1, 2, 3, 4]
+
+
+def test_a_grid_has_the_names_of_scikit_learn(store: fo.FeatureStore) -> None:
+    """``cv_results_`` has a row per cell, in their order, and ranks by the score that ``best`` compares."""
+    for fields in ({}, {"test_fraction": 0.3}):
+        grid = fo.grid(store, over={"k": [1, 8, 3], "tau": [0.3, 0.5]}, **fields)
+        found = grid.cv_results_
+        assert set(found) == {"param_k", "param_tau", "params", "mean_test_score", "rank_test_score"}
+        assert found["params"].tolist() == [dict(cell.settings) for cell in grid.cells]
+        assert found["param_k"].tolist() == [1, 1, 8, 8, 3, 3]
+        scores = [getattr(cell.selection, grid.ranked_by) for cell in grid.cells]
+        assert found["mean_test_score"].tolist() == scores
+        assert found["params"][found["rank_test_score"].argmin()] in [
+            dict(cell.settings) for cell, score in zip(grid.cells, scores, strict=True) if score == max(scores)
+        ]
+        assert found["rank_test_score"].min() == 1
 
 
 def test_a_fairness_report_is_short(store: fo.FeatureStore, data: tuple[Any, Any]) -> None:

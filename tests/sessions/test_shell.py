@@ -59,4 +59,4 @@ def test_a_classification(name: str, target: str, tmp_path: Path, capsys: Any, m
     expected = model.fit(train[features], train[target]).predict_proba(new[seen][features])
     shown = predicted[[column for column in predicted.columns if column.startswith("p(") or "probab" in column]].to_numpy()
     assert shown.shape[1] in (1, 2)
-    np.testing.assert_allclose(shown[seen][:, -1], expected[:, 1], atol=1e-6)
+    np.testing.assert_allclose(shown[seen][:, -1], expected[:, 1], atol=1e-8, rtol=0)

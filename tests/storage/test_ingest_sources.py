@@ -165,7 +165,8 @@ def test_a_dry_run_lists_every_column(capsys: pytest.CaptureFixture[str]) -> Non
     assert "column 'price': almost numeric: 250 of 250 cells are like '$1,000'" in printed.err
     assert "column 'lab': 5 cells are not numbers ('<5'): use --numeric lab" in printed.err
     assert "t.csv:11:4: column 'lab' holds '<5', expected a number" in printed.err
-    assert all(len(line) <= 80 for line in printed.out.splitlines()[:9])
+    names = [line.split()[0] for line in printed.out.splitlines()[:9]]
+    assert names == ["column", "row", "name", "price", "lab", "when", "flag", "c", "y"]  # one line each in a pipe
     assert {entry.name for entry in Path().iterdir()} == {"t.csv"}
     words = ["--thousands", ",", "--numeric", "lab", "--date", "when", "--id", "name", "--categorical", "c", "--drop", "row"]
     assert main(["ingest", "--dry-run", "t.csv", "s", "--target", "y", *words, "--json"]) == 0
@@ -238,6 +239,8 @@ def test_a_schema_file_repeats_the_treatment_of_missing_cells(capsys: pytest.Cap
     assert main(["ingest", "t.csv", "b", "--schema", "cols.yaml"]) == 0
     assert fingerprint("a") == fingerprint("b")
     assert columns("b")["x"].tolist() == [1, 2, 3]
+    assert main(["ingest", "t.csv", "d", "--schema", "cols.yaml", "--missing", "error"]) == 2
+    assert "is missing" in capsys.readouterr().err
     assert main(["ingest", "t.csv", "c", "--schema", "cols.yaml", "--missing", "drop-feature", "--drop", "c"]) == 2
     assert "every feature has a missing value" in capsys.readouterr().err
 
@@ -248,7 +251,7 @@ def test_a_dry_run_counts_the_category_of_missing_cells() -> None:
     options: dict[str, Any] = {"targets": ["y"], "missing": "mean", "drop_missing_target": True}
     dry, built = fo.ingest("t.csv", dry_run=True, **options), fo.ingest("t.csv", "s", **options)
     assert dry.columns == built.columns
-    assert [(column.categories, column.assumed) for column in dry.columns[1:]] == [(3, "3 indicator columns"), (2, "2 classes")]
+    assert [(column.categories, column.assumed) for column in dry.columns[1:]] == [(3, "one-hot"), (2, "2 classes")]
     assert list(columns("s")) == ["x", "c=a", "c=b", "c=(missing)"]
 
 

@@ -20,8 +20,9 @@ from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from storage_backends.build.new_rows import read_new_rows
+from storage_backends.build.profile import Profile
 from storage_backends.readers import open_reader, records
-from storage_backends.readers.base import ReaderOptions
+from storage_backends.readers.base import Chunk, ReaderOptions
 from storage_backends.readers.cells import CellRules, as_days, shape_of
 from storage_backends.readers.text import MISSING_TOKENS
 from tests.storage.reading import read_all
@@ -482,3 +483,37 @@ def test_python_and_the_shell_agree(capsys: pytest.CaptureFixture[str]) -> None:
         fo.ingest("t.csv", "z", colour="red")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="no place for the store"):
         fo.ingest("t.csv")
+
+
+@pytest.mark.parametrize("rows", [3, 600])  # read by two parsers
+@pytest.mark.parametrize("cell", ["-999", " -999", "-999.0", '"-999"'])
+def test_a_number_that_means_missing(cell: str, rows: int) -> None:
+    """``--na-values -999,NOPE`` begins as an option does, and means the number, however it is written, in files and tables."""
+    pandas = pytest.importorskip("pandas")
+    lines = [f"{cell if row % 3 == 0 else row + 1.0},{'NOPE' if row % 3 == 1 else row},{row}" for row in range(rows)]
+    Path("t.csv").write_text("a,b,y\n" + "\n".join(lines) + "\n")
+    options = ["--na-values", "-999,NOPE", "--missing", "mean", "--target", "y", "--dtype", "float64"]
+    assert main(["ingest", "t.csv", "s", *options]) == 0
+    number = np.arange(rows)
+    gaps = number % 3 == 0
+    expected = np.where(gaps, (number + 1.0)[~gaps].mean(), number + 1.0)
+    np.testing.assert_allclose(columns("s")["a"], expected)
+    pandas.DataFrame({"a": np.where(gaps, -999.0, number + 1.0), "y": number}).to_parquet("t.parquet")
+    assert main(["ingest", "t.parquet", "p", *options]) == 0
+    np.testing.assert_allclose(columns("p")["a"], expected)
+    model = fo.select("s", k=2, objective="linear")
+    table = pandas.DataFrame({"a": [-999.0, 2.0], "b": [1.0, 1.0]})
+    table.to_csv("new.csv", index=False)
+    np.testing.assert_allclose(model.predict(table), model.predict("new.csv"))
+    np.testing.assert_allclose(model.predict(table.replace(-999.0, np.nan)), model.predict(table))
+
+
+def test_a_nearly_constant_column_that_begins_otherwise() -> None:
+    """The usual value is found although the first chunk of a long table holds exceptions alone."""
+    profile = Profile(2, 10_000)
+    for first in range(0, 10_000, 40):
+        late = np.full(40, 7.0 if first == 0 else 0.0)
+        profile.add(Chunk(first, 0, np.column_stack((late, np.arange(40) % 2.0))))
+    assert profile.usual(0) == 0.0
+    assert profile.usual_share(0) == pytest.approx(1 - 40 / 10_000)
+    assert profile.usual_share(1) == 0.0

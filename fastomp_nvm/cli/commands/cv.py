@@ -49,8 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Screen()
     table = Table(title=f"{found.scores.shape[1]} folds, score on held-out observations")
-    for name in ("k", "mean", "standard error", ""):
+    for name in ("k", "mean", "standard error"):
         table.add_column(name, justify="right")
+    table.add_column("")
     marks = {found.one_standard_error_k: "within one standard error", found.best_k: "best"}
     for k, mean, error in zip(found.ks.tolist(), found.mean, found.standard_error, strict=True):
         table.add_row(str(k), f"{mean:.6g}", f"{error:.2g}", marks.get(k, ""))

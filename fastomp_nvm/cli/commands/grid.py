@@ -82,11 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         console.print(
             f"best: {settings} with {scale} {best.score:.6g} on the observations it was fitted on, which favours the largest k: "
-            "--test-fraction 0.25 ranks by observations held out",
-            soft_wrap=True,
+            "--test-fraction 0.25 ranks by observations held out"
         )
     if best.objective_reason is not None:
-        console.print(f"objective {best.objective}: {clean(best.objective_reason, None)}", soft_wrap=True)
+        console.print(f"objective {best.objective}: {clean(best.objective_reason, None)}")
     console.print(sharing_in_words(found.sharing))
     return 0
 

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         "features": f"{facts['n_features']:,}"
         + (f" in {facts['n_columns']:,} columns" if facts["n_columns"] != facts["n_features"] else ""),
         "observations": f"{facts['n_obs']:,}",
-        "matrix": f"{facts['dtype']}, {human_bytes(facts['bytes'])} in {facts['blocks']:,} blocks",
+        "matrix": f"{facts['dtype']}, {human_bytes(facts['bytes'])} in {facts['blocks']:,} block{'s' * (facts['blocks'] != 1)}",
         "tier": f"{facts['tier']}, {human_bytes(facts['tier_bytes'])}" if facts.get("tier_bytes") else "none",
         "constant columns": f"{facts['constant_columns']:,} (never selected)",
         "targets": ", ".join(

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_replace_argument, connected
-from fastomp_nvm.cli.output import clean
+from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
 from fastomp_nvm.durable_files import write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError, near
 from fastomp_nvm.remote.address import is_remote
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_replace_argument(parser)
     add_ray_argument(parser)
     add_connection_arguments(parser)
+    add_progress_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,11 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     if is_remote(arguments.store):
         if arguments.id_column is not None:
             raise RequestError("--id is for files, and a store on a server keeps its own identifiers: leave it out")
-        with connected(arguments) as client:
+        with byte_progress("predict", arguments.progress), connected(arguments) as client:
             eta, ids = client.linear_predictor(model)
         rows = EncodedRows(np.empty((len(eta), 0)), ids=ids)
     else:
-        rows = model.encode(arguments.store, id_column=arguments.id_column)
+        with byte_progress("predict", arguments.progress) as progress:
+            rows = model.encode(arguments.store, id_column=arguments.id_column, progress=progress)
         eta = model.linear_predictor(rows.values)
     columns = _columns(model, eta, rows.ids, arguments.id_column or "id")
     if out == "-":

@@ -7,9 +7,7 @@ import json
 import os
 import shlex
 import warnings
-from dataclasses import replace
 
-from fastomp_nvm.analysis.group_fairness import FairnessReport, fairness_report
 from fastomp_nvm.cli.arguments import (
     add_allow_infeasible_argument,
     add_connection_arguments,
@@ -26,7 +24,6 @@ from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError, RequestError, near
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.select import select
-from fastomp_nvm.selection.request import RequestFields
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.builders import READ_TARGET
 from fastomp_nvm.stores.contract import FeatureStore
@@ -71,43 +68,38 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"{arguments.save} exists: choose another name or ask to replace it (--replace)")
     with run_progress("select", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # violations are printed below
-        selection, report = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
+        selection = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
     if arguments.save is not None:
         selection.save(arguments.save, replace=arguments.replace)
     if arguments.json:
-        result = selection.to_json()
-        if report is not None:
-            result["fairness"] = report.to_json()
-        print(json.dumps(result, allow_nan=False))
+        print(json.dumps(selection.to_json(), allow_nan=False))
     else:
         show_selection(selection)
-        if report is not None:
-            show_fairness(report)
+        if selection.fairness is not None:
+            show_fairness(selection.fairness)
         if arguments.run_name is not None:
             print(_next_commands(arguments))
     return 0 if selection.feasible or arguments.allow_infeasible else infeasible(selection.violations)
 
 
-def _select(arguments: argparse.Namespace, observer: Observer | None) -> tuple[Selection, FairnessReport | None]:
-    """Select from a store of this machine; with ``--protected`` also return a report on its groups."""
+def _select(arguments: argparse.Namespace, observer: Observer | None) -> Selection:
+    """Select from a store of this machine."""
     if arguments.run_name is not None:
         if arguments.protected is not None:
             raise RequestError("--run cannot report on --protected: leave one of the two out")
         if arguments.io is not None:
             raise RequestError(f"--run reads as --io auto does, so that it can be resumed anywhere: leave --io {arguments.io} out")
     with opened_request(arguments) as request:
-        store, values, fields = request.store, request.response, request.fields
-        protected = None if arguments.protected is None else _protected(arguments, store, fields)
-        selection = select(store, values, observer=observer, run=arguments.run_name, **request.reading, **fields)
-        if protected is None:
-            return selection, None
-        if arguments.protected in fields.get("exclude", ()):
-            note = (
-                f"the protected feature {arguments.protected!r} was not a candidate (--keep-protected makes it one), but other "
-                "features may stand for it: compare the groups of the fairness report"
-            )
-            selection = replace(selection, notes=[*selection.notes, note])
-        return selection, fairness_report(selection, store, values, protected, constraint=fields.get("constraint"))
+        return select(
+            request.store,
+            request.response,
+            observer=observer,
+            run=arguments.run_name,
+            protected=None if arguments.protected is None else _protected(arguments.protected, request.store),
+            keep_protected=arguments.keep_protected,
+            **request.reading,
+            **request.fields,
+        )
 
 
 def _next_commands(arguments: argparse.Namespace) -> str:
@@ -118,14 +110,9 @@ def _next_commands(arguments: argparse.Namespace) -> str:
     return f"kept: 'fastomp resume {name}' prints it again, 'fastomp export {name} {name}.csv' writes the selected columns"
 
 
-def _protected(arguments: argparse.Namespace, store: FeatureStore, fields: RequestFields) -> object:
-    """Return the protected attribute, by name or as the values of a file; a feature is excluded from the request ``fields``."""
-    name: str = arguments.protected
-    if name in store.targets:
-        return name
-    if name in store.names:
-        if not arguments.keep_protected:
-            fields["exclude"] = [*fields.get("exclude", ()), name]
+def _protected(name: str, store: FeatureStore) -> object:
+    """Return the protected attribute, by name or as the values of a file."""
+    if name in store.targets or name in store.names:
         return name
     if os.path.isfile(name):
         return READ_TARGET.load()(name, store.layout.n_obs)[1]
@@ -133,7 +120,7 @@ def _protected(arguments: argparse.Namespace, store: FeatureStore, fields: Reque
     raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file{hint}: name one of these")
 
 
-def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> tuple[Selection, None]:
+def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> Selection:
     """Select on a server."""
     for name, advice in _LOCAL_ONLY.items():
         if getattr(arguments, name) is not None:
@@ -143,4 +130,4 @@ def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -
             arguments, lambda name: bool(client.info(name=name)["has_name"]), lambda: int(client.info()["n_obs"])
         )
         arguments.job = client.submit(values, run=arguments.run_name, verify=arguments.verify, **fields)  # Ctrl-C names it
-        return client.result(arguments.job, observer=observer)[0], None
+        return client.result(arguments.job, observer=observer)[0]

@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(clean(name), f"{found.frequencies[index]:.1%}", "stable" if place < len(found.stable) else "")
     console.print(table)
     if found.objective_reason is not None:
-        console.print(f"objective {found.objective}: {clean(found.objective_reason, None)}", soft_wrap=True)
+        console.print(f"objective {found.objective}: {clean(found.objective_reason, None)}")
     for note in found.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {note}")
     if found.expected_false is not None and not found.notes:
         console.print(f"at most {found.expected_false:.2g} irrelevant features are to be expected among the stable ones")
     console.print(sharing_in_words(found.sharing))
