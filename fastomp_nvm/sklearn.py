@@ -103,7 +103,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         ``auto``: logistic for a target of two classes, linear for other numbers.
     constraint : Constraint, mapping, YAML text or path of a YAML file, optional
         Further limits on the selection; descriptions refer to features by name (``f0, f1, ...`` for arrays).
-    algorithm, epsilon, tau, seed, until, polish, skip_weak, ridge, standardize, exclude
+    algorithm, epsilon, tau, seed, until, polish, skip_weak, plain, ridge, standardize, exclude
         As in ``SelectionRequest``.
     certificate, lambda_min, gather_bytes
         As in ``SelectionRequest``.
@@ -152,6 +152,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         until: Literal["paper", "full"] = "paper",
         polish: Literal["pool", "none"] = "pool",
         skip_weak: bool = False,
+        plain: bool = False,
         ridge: float | None = None,
         standardize: bool = True,
         exclude: Sequence[str] = (),
@@ -174,6 +175,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         self.until = until
         self.polish = polish
         self.skip_weak = skip_weak
+        self.plain = plain
         self.ridge = ridge
         self.standardize = standardize
         self.exclude = exclude

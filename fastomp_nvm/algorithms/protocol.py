@@ -35,6 +35,7 @@ class Parameters:
     until: Literal["paper", "full"] = "paper"
     polish: Literal["pool", "none"] = "pool"
     skip_weak: bool = False
+    plain: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class Counters:
         Models whose gradient was used: of a sequence, the prefixes up to j*, however many were computed.
     independence_rounds, independence_calls : int
         Rounds of independence queries, and single queries, as Theorem 2 counts them.
+    vectors : int
+        Vectors of all full sweeps: what they cost where computing, not reading, takes the time.
     traffic : Traffic
         Reads from the medium, counted as if this run were the only one.
     """
@@ -57,6 +60,7 @@ class Counters:
     gradient_calls: int = 0
     independence_rounds: int = 0
     independence_calls: int = 0
+    vectors: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
 

@@ -147,6 +147,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add("--until", metavar="paper|full", help="paper: at most ceil(1/epsilon) outer iterations (default); full: until maximal")
     add("--polish", metavar="pool|none", help="pool: exact greedy over the gathered columns, better set kept (default); none")
     add("--skip-weak", action="store_true", help="skip sequence elements that fell below the threshold (variant)")
+    add("--plain", action="store_true", help="sds_omp and sds_ma: one pass per feature (default: fewer where faster, same answer)")
     add("--certificate", action="store_true", help="bound the distance from the optimum by one more pass")
     add("--lambda-min", type=float, metavar="X", help="smallest eigenvalue that the certificate may assume (default: none assumed)")
     add(

@@ -76,6 +76,8 @@ class Answer:
         Parts of the constraint, as written, that the selection breaks.
     gradient_rounds, gradient_calls, independence_rounds, independence_calls : int
         Adaptivity and number of queries, as the paper counts them.
+    vectors : int, optional
+        Vectors of all full sweeps together.
     sweeps : int
     full_passes : float
         Features visited on any tier, divided by the number of features.
@@ -135,6 +137,7 @@ class Answer:
     gradient_calls: int
     independence_rounds: int
     independence_calls: int
+    vectors: int | None = None
     sweeps: int
     full_passes: float
     bytes_read: int

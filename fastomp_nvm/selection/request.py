@@ -41,6 +41,7 @@ class RequestFields(TypedDict, total=False):
     until: Literal["paper", "full"]
     polish: Literal["pool", "none"]
     skip_weak: bool
+    plain: bool
     ridge: float | None
     standardize: bool
     target: str | None
@@ -81,6 +82,9 @@ class SelectionRequest:
         Whether to run the exact greedy over the gathered columns afterwards and keep the better set.
     skip_weak : bool
         Skip an element of FAST_OMP's sequence if its own score is below the threshold at its turn. Theorem 1 does not cover this.
+    plain : bool
+        SDS_OMP and SDS_MA: one pass per feature, as published. By default the same answer is found in fewer passes where that is
+        expected to be faster.
     ridge : float, optional
         Penalty on squared coefficients of standardised columns; by default 0 (linear) or 1e-4 (GLMs).
     standardize : bool
@@ -117,6 +121,7 @@ class SelectionRequest:
     until: Literal["paper", "full"] = "paper"
     polish: Literal["pool", "none"] = "pool"
     skip_weak: bool = False
+    plain: bool = False
     ridge: float | None = None
     standardize: bool = True
     target: str | None = None
@@ -143,7 +148,7 @@ class SelectionRequest:
             raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
         if self.tau != "auto" and not (_is(self.tau, _REAL) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
-        for field in ("skip_weak", "certificate"):
+        for field in ("skip_weak", "plain", "certificate"):
             if not isinstance(getattr(self, field), (bool, np.bool_)):
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
         if self.lambda_min is not None and not (_is(self.lambda_min, _REAL) and 0 < self.lambda_min < math.inf):

@@ -215,6 +215,7 @@ def prepare(
         "full" if constraint.needs_base else request.until,
         request.polish,
         request.skip_weak,
+        request.plain,
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
@@ -327,6 +328,7 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         gradient_calls=counters.gradient_calls,
         independence_rounds=counters.independence_rounds,
         independence_calls=counters.independence_calls,
+        vectors=counters.vectors,
         sweeps=traffic.sweeps,
         full_passes=traffic.features_visited / dataset.n_features,
         bytes_read=traffic.bytes_read,

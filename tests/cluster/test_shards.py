@@ -155,6 +155,20 @@ def test_selections_among_many_candidates_answer_alike(store: FeatureStore, mani
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
+@pytest.mark.parametrize("algorithm", ["sds_omp", "sds_ma"])
+def test_greedy_verified_over_shards_is_plain(
+    few_sharded: FeatureStore, few: FeatureStore, algorithm: str, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1, 2, 3, 7 and uneven shards verify drafts of several steps as the one store does, and find what plain greedy finds."""
+    monkeypatch.setattr(f"fastomp_nvm.algorithms.{algorithm}.pays", lambda problem: True)
+    request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "target": "y"}
+    plain, found = fo.select(few, **request, plain=True), fo.select(few_sharded, **request)
+    assert found.indices.tolist() == plain.indices.tolist()
+    assert found.vectors > found.gradient_rounds
+    same(fo.select(few, **request), found)
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
 @pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
 def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, algorithm: str, tier: str) -> None:
     """The answer is the same with another objective."""
