@@ -22,7 +22,20 @@ from fastomp_nvm.objectives.base import Objective
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
 
-__all__ = ["Algorithm", "Ask", "Counters", "Gradients", "Journal", "Outcome", "Parameters", "Problem", "Query", "Round", "Steps"]
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Counters",
+    "Gradients",
+    "Journal",
+    "Outcome",
+    "Parameters",
+    "Problem",
+    "Query",
+    "Result",
+    "Round",
+    "Steps",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +162,9 @@ class Outcome:
         The paper's ``r`` as the algorithm used it, when it needs one.
     rank_estimated : bool
         True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
+    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+        What is known of the selection: Theorem 1 of the paper; at least f of full greedy; no addition and no exchange of one
+        feature for one improves f.
     """
 
     selected: IndexArray
@@ -157,6 +173,7 @@ class Outcome:
     certificate: Certificate | None = None
     rank: int | None = None
     rank_estimated: bool = False
+    guarantee: str | None = None
 
 
 Result = TypeVar("Result")

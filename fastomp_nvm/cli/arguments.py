@@ -124,6 +124,11 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add("--k", type=kinds["k"], metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
     add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
     add(
+        "--quality",
+        metavar="fast|verified|best",
+        help="verified: never below full greedy; best: exchanged until no exchange helps; both take more passes (default fast)",
+    )
+    add(
         "--objective",
         metavar="NAME",
         help=f"one of {', '.join(OBJECTIVES)}, or auto: logistic for two classes, else linear (default auto)",

@@ -57,6 +57,11 @@ class Answer:
         The objective is the one used, also where the request said ``auto``.
     objective_reason : str, optional
         Why it was chosen, where the request said ``auto``.
+    quality : str
+        As requested.
+    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+        What is known of the selection: Theorem 1 of the paper; at least f of full greedy (of matching pursuit, for GLMs); no
+        addition and no exchange of one feature for one, among all features, improves f.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -119,6 +124,8 @@ class Answer:
     objective: str
     objective_reason: str | None = None
     algorithm: str
+    quality: str = "fast"
+    guarantee: str | None = None
     k: int
     seed: int
     epsilon: float

@@ -33,6 +33,7 @@ class RequestFields(TypedDict, total=False):
 
     k: int | None
     algorithm: str
+    quality: Literal["fast", "verified", "best"]
     objective: str
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None
     epsilon: float
@@ -64,6 +65,10 @@ class SelectionRequest:
         Most features to select; optional if the constraint bounds their number.
     algorithm : str
         A name in ``ALGORITHMS``.
+    quality : {"fast", "verified", "best"}
+        Of FAST_OMP's answer. ``verified`` is never worse than full matching pursuit nor, for the linear model, than full greedy;
+        ``best`` also starts from further seeds and exchanges features until no exchange improves the set (linear model,
+        standardised columns). Both take more passes.
     objective : {"auto", "linear", "logistic", "poisson"}
         ``auto`` chooses by the target: logistic for two classes or values, otherwise linear; the result says which and why. Refused
         where the target may be either (see ``fastomp_nvm.selection.automatic``).
@@ -113,6 +118,7 @@ class SelectionRequest:
 
     k: int | None = None
     algorithm: str = "fast_omp"
+    quality: Literal["fast", "verified", "best"] = "fast"
     objective: str = "auto"
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None
     epsilon: float = 0.1
@@ -139,9 +145,16 @@ class SelectionRequest:
         if self.objective != "auto" and self.objective not in OBJECTIVES:
             hint = near(str(self.objective), OBJECTIVES)
             raise RequestError(f"unknown objective {self.objective!r}{hint}: expected one of auto, {', '.join(OBJECTIVES)}")
-        for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
+        for field, allowed in (
+            ("quality", ("fast", "verified", "best")),
+            ("until", ("paper", "full")),
+            ("polish", ("pool", "none")),
+            ("tier", ("auto", "exact", "int8")),
+        ):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
+        if self.quality != "fast" and self.algorithm != "fast_omp":
+            raise RequestError(f"quality {self.quality!r} improves on fast_omp, not on {self.algorithm}: leave one of them out")
         if self.k is not None and not (_is(self.k, _WHOLE) and self.k >= 1):
             raise RequestError(f"k is {self.k!r}: expected a whole number of at least 1")
         if not (_is(self.epsilon, _REAL) and _SMALLEST_EPSILON <= self.epsilon < 1):

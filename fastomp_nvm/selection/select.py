@@ -222,6 +222,10 @@ def prepare(
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
+    if request.quality != "fast":
+        from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
+
+        algorithm = improved(problem, algorithm, exchanges=request.quality == "best")
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     tier, account = dataset.tier, None
@@ -310,6 +314,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         objective=response.objective,
         objective_reason=response.reason,
         algorithm=request.algorithm,
+        quality=request.quality,
+        guarantee=outcome.guarantee or ("paper" if request.algorithm == "fast_omp" and not request.skip_weak else None),
         k=request.k if request.k is not None else problem.constraint.rank,
         seed=int(request.seed),
         epsilon=request.epsilon,

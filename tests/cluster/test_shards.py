@@ -279,6 +279,7 @@ def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -
             request: dict[str, Any] = {
                 "k": 20,
                 "algorithm": "sds_omp",
+                "plain": True,
                 "constraint": {"partition": {"groups": {"a": ["f1*"]}, "caps": {"a": 2}}},
             }
             found = fo.select(sharded, **request).to_json()
@@ -299,7 +300,7 @@ def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> No
             manifest = cut(whole, f"{place}/full-cut-{n_columns}", 2)
         constraint = fo.constraints.Partition(n_columns, scattered, [2, 20])
         with open_in_process(manifest) as sharded:
-            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", constraint=constraint).bytes_sent)
+            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", plain=True, constraint=constraint).bytes_sent)
     assert sent[1] - sent[0] < 1.5 * (sizes[1] - sizes[0]) / 8  # a bit per feature once, over twenty rounds
 
 

@@ -31,6 +31,7 @@ REQUEST = fo.SelectionRequest(
     until="full",
     polish="none",
     skip_weak=True,
+    plain=True,
     ridge=0.5,
     standardize=False,
     target="sold",
