@@ -210,7 +210,7 @@ class Point:
 
         Of many members only those are paired whose removal costs least.
         """
-        paired = range(len(self.members))
+        paired: Sequence[int] = range(len(self.members))
         if removed > 1 and len(paired) > MOST_PAIRED:
             losses = [float(np.square(self.along @ self.directions([place])).sum()) for place in paired]
             paired = np.sort(np.argsort(losses, kind="stable")[:MOST_PAIRED]).tolist()
@@ -294,7 +294,7 @@ def _kicked(point: Point, kick: int) -> list[int]:
     return hood.completed([*kept.tolist(), *others[first_of((*name, 1), others, min(len(others), 1))].tolist()])
 
 
-def _survey(point: Point) -> Steps[tuple[IndexArray, bool]]:
+def _survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
     """Return the features of feasible additions and exchanges that improve f, and all features; those with the best moves first."""
     hood, problem, objective = point.hood, point.hood.problem, point.hood.objective
     selected, usable = hood.features[point.members], problem.usable
