@@ -25,6 +25,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "peers": "benchmarks.peers:main",
         "plan": "benchmarks.plan:main",
         "push-down": "benchmarks.push_down:main",
+        "quality": "benchmarks.quality:main",
         "scale": "benchmarks.scale:main",
         "side-by-side": "benchmarks.side_by_side:main",
         "tier-noise": "benchmarks.tier_noise:main",

@@ -47,12 +47,12 @@ BAR = 0.02
 #: The exact matrix has four times the bytes of its tier, so rounds are four times as long.
 REQUESTS: dict[str, dict[str, Any]] = {
     "fast_omp": {"k": 200},
-    "sds_omp": {"k": 60, "algorithm": "sds_omp"},
-    "sds_omp, exact": {"k": 30, "algorithm": "sds_omp", "tier": "exact"},
+    "sds_omp": {"k": 60, "algorithm": "sds_omp", "plain": True},
+    "sds_omp, exact": {"k": 30, "algorithm": "sds_omp", "plain": True, "tier": "exact"},
 }
 COLD_REQUESTS: dict[str, dict[str, Any]] = {
     "fast_omp": {"k": 33, "tier": "exact"},
-    "sds_omp": {"k": 10, "algorithm": "sds_omp", "tier": "exact"},
+    "sds_omp": {"k": 10, "algorithm": "sds_omp", "plain": True, "tier": "exact"},
 }
 
 #: Steps that only a durable run takes, and waits for.

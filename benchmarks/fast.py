@@ -107,7 +107,7 @@ def linear(report: Report, size: Size, repeats: int) -> None:
         "FAST_OMP, int8 tier": lambda: fo.select(store, k=size.k, tier="int8").indices,
     }
     if size.fortran is not None:
-        ours["SDS_OMP"] = lambda: fo.select(store, k=size.k, tier="exact", algorithm="sds_omp").indices
+        ours["SDS_OMP"] = lambda: fo.select(store, k=size.k, tier="exact", algorithm="sds_omp", plain=True).indices
     name = f"{size.n_obs} x {size.n_features}"
     times: dict[str, dict[str, list[float]]] = {}
     chosen: dict[str, np.ndarray] = {}
@@ -191,7 +191,7 @@ def paper_set(report: Report, repeats: int) -> None:
     contestants = {
         FORTRAN: lambda: _sklearn(fortran, y, k, False),
         "scikit-learn, Gram": lambda: _sklearn(fortran, y, k, True),
-        "SDS_OMP": lambda: fo.select(X, y, k=k, algorithm="sds_omp").indices,
+        "SDS_OMP": lambda: fo.select(X, y, k=k, algorithm="sds_omp", plain=True).indices,
         "FAST_OMP": lambda: fo.select(X, y, k=k).indices,
         coarse: lambda: fo.select(X, y, k=k, epsilon=0.3, polish="none").indices,
     }
@@ -243,7 +243,7 @@ def _one_logistic(n_obs: int, n_features: int, k: int, seed: int, dtype: str, re
     request: dict[str, Any] = {"k": k, "objective": "logistic", "ridge": LOGISTIC_RIDGE}
     with fo.create_store("dram:benchmark-fast", X, y, dtype=dtype, tier="none", replace=True) as store:
         runs: dict[str, Callable[[], Any]] = {
-            name: lambda name=name: fo.select(store, algorithm=name, **request)  # type: ignore[misc]
+            name: lambda name=name: fo.select(store, algorithm=name, plain=True, **request)  # type: ignore[misc]
             for name in ("fast_omp", "sds_omp")
         }
         seconds, found = in_turn(runs, repeats)

@@ -109,7 +109,7 @@ def tier(n_obs: int, n_features: int, k: int, repeats: int) -> list[dict[str, An
     with fo.create_store("dram:benchmark-kernels", X, y, tier="int8", replace=True) as store:
         for algorithm in ("sds_omp", "fast_omp"):
             ways: dict[str, Callable[[], Any]] = {
-                way: lambda way=way, name=algorithm: fo.select(store, k=k, algorithm=name, tier=way)  # type: ignore[misc]
+                way: lambda way=way, name=algorithm: fo.select(store, k=k, algorithm=name, plain=True, tier=way)  # type: ignore[misc]
                 for way in ("exact", "int8")
             }
             seconds, found = in_turn(ways, repeats)

@@ -364,7 +364,7 @@ def measure_cell(cell: Cell) -> dict[str, Any]:
                 dataset = Dataset.of_store(store)
                 dataset = dataset.loaded(cell.url) if cell.load == "dram" else dataset
                 loads.append(time.perf_counter() - started)
-                found = fo.select(dataset, k=cell.k, algorithm=cell.algorithm, tier=cell.tier, **cell.asked)
+                found = fo.select(dataset, k=cell.k, algorithm=cell.algorithm, plain=True, tier=cell.tier, **cell.asked)
                 traits = dataset.traits
                 del dataset  # frees its copy in memory before the next turn makes another
             if cell.cold or turn:
@@ -407,7 +407,7 @@ def _through(client: Client, cell: Cell, detail: str) -> dict[str, Any]:
     taken = []
     for turn in range(cell.repeats + 1):
         started = time.perf_counter()
-        found = client.select(k=cell.k, algorithm=cell.algorithm, tier=cell.tier, **cell.asked)
+        found = client.select(k=cell.k, algorithm=cell.algorithm, plain=True, tier=cell.tier, **cell.asked)
         if turn:
             taken.append(time.perf_counter() - started)
     figures = {"load_seconds": 0.0, "emulated": False, "detail": detail, "peak_memory": 0, "resident_before": None}

@@ -59,7 +59,7 @@ def _fastomp(algorithm: str) -> Callable[[np.ndarray, np.ndarray, int], Prepared
         from fastomp_nvm.engine.dataset import Dataset
 
         data = Dataset.of_array(X)
-        return lambda: fo.select(data, y, k=k, algorithm=algorithm).indices
+        return lambda: fo.select(data, y, k=k, algorithm=algorithm, plain=True).indices
 
     return prepare
 

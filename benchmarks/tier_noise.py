@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         del X
         for algorithm in ("sds_omp", "fast_omp"):
             runs: dict[str, Callable[[], Any]] = {
-                tier: lambda tier=tier, name=algorithm: fo.select(store, k=k, algorithm=name, tier=tier)  # type: ignore[misc]
+                tier: lambda tier=tier, name=algorithm: fo.select(store, k=k, algorithm=name, plain=True, tier=tier)  # type: ignore[misc]
                 for tier in ("exact", "auto")
             }
             seconds, found = in_turn(runs, repeats, warm=1)

@@ -103,7 +103,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         ``auto``: logistic for a target of two classes, linear for other numbers.
     constraint : Constraint, mapping, YAML text or path of a YAML file, optional
         Further limits on the selection; descriptions refer to features by name (``f0, f1, ...`` for arrays).
-    algorithm, epsilon, tau, seed, until, polish, skip_weak, ridge, standardize, exclude
+    algorithm, quality, epsilon, tau, seed, until, polish, skip_weak, plain, ridge, standardize, exclude
         As in ``SelectionRequest``.
     certificate, lambda_min, gather_bytes
         As in ``SelectionRequest``.
@@ -146,12 +146,14 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         objective: Literal["auto", "linear", "logistic", "poisson"] = "auto",
         constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None,
         algorithm: str = "fast_omp",
+        quality: Literal["fast", "verified", "best"] = "fast",
         epsilon: float = 0.1,
         tau: float | Literal["auto"] = 0.5,
         seed: int = 0,
         until: Literal["paper", "full"] = "paper",
         polish: Literal["pool", "none"] = "pool",
         skip_weak: bool = False,
+        plain: bool = False,
         ridge: float | None = None,
         standardize: bool = True,
         exclude: Sequence[str] = (),
@@ -168,12 +170,14 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         self.objective = objective
         self.constraint = constraint
         self.algorithm = algorithm
+        self.quality = quality
         self.epsilon = epsilon
         self.tau = tau
         self.seed = seed
         self.until = until
         self.polish = polish
         self.skip_weak = skip_weak
+        self.plain = plain
         self.ridge = ridge
         self.standardize = standardize
         self.exclude = exclude

@@ -27,6 +27,7 @@ __all__ = [
     "Model",
     "OuterStep",
     "Run",
+    "best_exchange",
     "blocking_index",
     "brute_force_optimum",
     "certificate_bound",
@@ -420,6 +421,14 @@ def sds_ma(X: Any, y: Any, groups: Groups | None, independent: Independent, k: i
     """Add the extension with the largest value of f, one at a time."""
     f = Model(X, y, groups, **model)
     return _greedy(f, independent, k, lambda S, candidates: {s: f.value([*S, s]) for s in candidates})
+
+
+def best_exchange(f: Model, independent: Independent, selected: Sequence[int]) -> float:
+    """Return by how much the best feasible addition or exchange of one feature for one improves f, by refits of all of them."""
+    S = list(selected)
+    smaller = [S, *([s for s in S if s != removed] for removed in S)]
+    moves = ([*rest, s] for rest in smaller for s in f.extensions(independent, rest) if s not in S)
+    return max((f.value(move) for move in moves), default=-math.inf) - f.value(S)
 
 
 def top_k(X: Any, y: Any, groups: Groups | None, independent: Independent, k: int | None = None, **model: Any) -> list[int]:

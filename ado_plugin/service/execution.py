@@ -17,6 +17,7 @@ from typing import Any
 
 from ado_plugin.service.job import Job
 from ado_plugin.service.pools import Pools
+from fastomp_nvm.algorithms.verified import LONGEST, PRODUCT_BYTES
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import FastompError, StoreError
@@ -33,7 +34,7 @@ __all__ = ["Execution", "estimate"]
 #: Bytes of work from which a job keeps a journal; a smaller job is run again after a crash.
 _JOURNAL_FROM = 4 << 30
 
-#: Algorithms that read the matrix once per selected feature; the others about ``1 / epsilon`` times.
+#: Algorithms that read the matrix at most once per selected feature; the others about ``1 / epsilon`` times.
 _ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
 
 
@@ -47,6 +48,9 @@ def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> tuple
     rounds = rank if request.algorithm in _ONE_PASS_PER_FEATURE else math.ceil(1 / request.epsilon)
     models = 4 if request.tau == "auto" else 1
     products = 3 * 8 * models * layout.n_columns
+    if request.quality != "fast" or (request.algorithm in ("sds_omp", "sds_ma") and not request.plain):
+        rounds += rank if request.quality != "fast" else 0  # at worst, plain greedy after FAST_OMP
+        products += 3 * min(PRODUCT_BYTES, 8 * 2 * LONGEST * layout.n_columns)
     factors = 2 * 8 * min(rank, layout.n_obs) * layout.n_obs
     return min(request.gather_bytes or LARGEST_BUDGET, matrix) + products + factors, (rounds + 2) * matrix
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,12 +20,13 @@ import numpy as np
 from fastomp_nvm.algorithms.protocol import Gradients, Problem, Round, Steps
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
 from fastomp_nvm.objectives.newton import Coefficients
 
-__all__ = ["Gains", "gains_of_nothing"]
+__all__ = ["Directions", "Gains", "LinearGains", "gains_of_nothing"]
 
 #: Candidates refitted between two points at which a run may be cancelled.
 REFITS = 256
@@ -57,7 +58,7 @@ class Gains(ABC):
 def gains_of_nothing(problem: Problem) -> Steps[Gains]:
     """Return the gains over the empty set."""
     if isinstance(problem.objective, Linear):
-        return (yield from _LinearGains.of_nothing(problem, problem.objective))
+        return (yield from LinearGains.of_nothing(problem, problem.objective))
     if isinstance(problem.objective, GLM):
         yield Round(0, 0.0)
         return _RefittedGains(problem, problem.objective, np.empty(0, dtype=np.int64), problem.objective.null_coefficients, 0.0)
@@ -65,7 +66,7 @@ def gains_of_nothing(problem: Problem) -> Steps[Gains]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Directions:
+class Directions:
     """The directions that a sequence of features adds to the span of a set.
 
     Attributes
@@ -84,11 +85,23 @@ class _Directions:
 
 
 @dataclass(frozen=True, slots=True)
-class _LinearGains(Gains):
-    """Gradient and squared remainders (n_columns,) of the usable features; a small matrix of remainders per wide feature."""
+class LinearGains(Gains):
+    """Gradient and squared remainders (n_columns,) of some features; a small matrix of remainders per feature of several columns.
+
+    Attributes
+    ----------
+    features : (f,) int64
+        Ascending; the usable features, or some of them.
+    standardisation : Standardisation
+        Of these features.
+    basis : (n_obs, m) float64
+        The directions of the set.
+    """
 
     problem: Problem
     objective: Linear
+    features: IndexArray
+    standardisation: Standardisation
     gradient: Float64Array
     pivot: Float64Array
     groups: tuple[Float64Array, ...]
@@ -98,38 +111,61 @@ class _LinearGains(Gains):
     value: float
 
     @classmethod
-    def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[Gains]:
+    def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[LinearGains]:
         """Ask for the gradient at the empty model."""
         answers = yield from problem.ask(0, 0.0, [objective.null().residual], problem.usable)
         columns = None if objective.centred else problem.pool.columns(problem.usable)
-        pivot, groups = objective.remainders(problem.design.standardisation.subset(problem.usable), columns)
+        standardisation = problem.design.standardisation.subset(problem.usable)
+        pivot, groups = objective.remainders(standardisation, columns)
         gradient = answers[0].of(problem.usable)
         basis, smallest = np.empty((len(objective.response), 0)), SMALLEST_PIVOT * pivot
-        return cls(problem, objective, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)
+        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)
 
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
         """Return ``g^2 / d``."""
         yield Round(self.size, self.value)
-        standardisation = self.problem.design.standardisation.subset(self.problem.usable)
-        gains = exact_gains(standardisation, self.gradient, self.pivot, self.groups, self.smallest)
-        return gains[np.searchsorted(self.problem.usable, candidates)]
+        return self.all()[np.searchsorted(self.features, candidates)]
+
+    def all(self) -> Float64Array:
+        """Return (f,): the gain of each of ``features``."""
+        return exact_gains(self.standardisation, self.gradient, self.pivot, self.groups, self.smallest)
+
+    def among(self, features: IndexArray) -> LinearGains:
+        """Return the gains of ``features`` alone, ascending and some of these."""
+        positions = np.searchsorted(self.features, features)
+        columns, groups = column_index(self.standardisation.offsets, positions), list[Float64Array]()
+        for group, pivots in zip(self.standardisation.whiteners, self.groups, strict=True):
+            here = pivots[np.isin(group.features, positions, assume_unique=True)]
+            groups += [here] if len(here) else []
+        return replace(
+            self,
+            features=features,
+            standardisation=self.standardisation.subset(positions),
+            gradient=self.gradient[columns],
+            pivot=self.pivot[columns],
+            groups=tuple(groups),
+            smallest=self.smallest[columns],
+        )
 
     def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
         """Sweep all new directions at once."""
-        spans = [self._directions(features) for features in sets]
+        spans = [self.directions(features) for features in sets]
         vectors = [self.objective.weighted(vector) for span in spans for vector in span.vectors]
         answers: Sequence[Gradients] = ()
         if vectors:
-            answers = yield from self.problem.ask(self.size, self.value, vectors, self.problem.usable)
+            answers = yield from self.problem.ask(self.size, self.value, vectors, self.features)
         starts = np.cumsum([0, *(len(span.vectors) for span in spans)]).tolist()
-        return [self._walk(span, answers[start : start + len(span.vectors)]) for span, start in zip(spans, starts, strict=False)]
+        return [
+            self.walk(span, (answer.of(self.features) for answer in answers[start : start + len(span.vectors)]))
+            for span, start in zip(spans, starts, strict=False)
+        ]
 
-    def _directions(self, features: IndexArray) -> _Directions:
+    def directions(self, features: IndexArray) -> Directions:
         """Orthogonalise the columns of ``features``, one after the other, against the set and each other."""
         objective, basis = self.objective, self.basis
         dense = objective.weighted(self.problem.pool.columns(features).dense(np.arange(len(features))))
         offsets = self.problem.design.standardisation.subset(features).offsets
-        span = _Directions([], [], [])
+        span = Directions([], [], [])
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             for column in dense.T[first:last]:
                 overlaps = basis.T @ column
@@ -148,19 +184,27 @@ class _LinearGains(Gains):
             span.ends.append(len(span.vectors))
         return span
 
-    def _walk(self, span: _Directions, answers: Sequence[Gradients]) -> Iterator[Gains]:
-        """Yield the gains after each feature of ``span``."""
-        whiteners = self.problem.design.standardisation.subset(self.problem.usable).whiteners
-        gradient, pivot, groups, basis, value, first = self.gradient, self.pivot, self.groups, self.basis, self.value, 0
-        for added, end in enumerate(span.ends, 1):
-            for vector, move, answer in zip(span.vectors[first:end], span.moves[first:end], answers[first:end], strict=True):
-                coordinates = answer.of(self.problem.usable)
-                gradient, pivot, value = gradient - coordinates * move, pivot - coordinates**2, value + move * move
-                parts = [coordinates[group.columns] for group in whiteners]
-                groups = tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(groups, parts, strict=True))
-                basis = np.column_stack((basis, vector))
+    def walk(self, span: Directions, coordinates: Iterable[Float64Array]) -> Iterator[LinearGains]:
+        """Yield the gains after each feature of ``span``; ``coordinates`` are those of all columns, one array per vector."""
+        gains, following, first = self, iter(coordinates), 0
+        for end in span.ends:
+            for vector, move in zip(span.vectors[first:end], span.moves[first:end], strict=True):
+                gains = gains._moved(vector, move, next(following))
             first = end
-            yield replace(self, gradient=gradient, pivot=pivot, groups=groups, basis=basis, size=self.size + added, value=value)
+            gains = replace(gains, size=gains.size + 1)
+            yield gains
+
+    def _moved(self, vector: Float64Array, move: float, coordinates: Float64Array) -> LinearGains:
+        """Return the gains after one more direction."""
+        parts = [coordinates[group.columns] for group in self.standardisation.whiteners]
+        return replace(
+            self,
+            gradient=self.gradient - coordinates * move,
+            pivot=self.pivot - coordinates**2,
+            groups=tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(self.groups, parts, strict=True)),
+            basis=np.column_stack((self.basis, vector)),
+            value=self.value + move * move,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,20 @@ from fastomp_nvm.objectives.base import Objective
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
 
-__all__ = ["Algorithm", "Ask", "Counters", "Gradients", "Journal", "Outcome", "Parameters", "Problem", "Query", "Round", "Steps"]
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Counters",
+    "Gradients",
+    "Journal",
+    "Outcome",
+    "Parameters",
+    "Problem",
+    "Query",
+    "Result",
+    "Round",
+    "Steps",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,7 @@ class Parameters:
     until: Literal["paper", "full"] = "paper"
     polish: Literal["pool", "none"] = "pool"
     skip_weak: bool = False
+    plain: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +63,8 @@ class Counters:
         Models whose gradient was used: of a sequence, the prefixes up to j*, however many were computed.
     independence_rounds, independence_calls : int
         Rounds of independence queries, and single queries, as Theorem 2 counts them.
+    vectors : int
+        Vectors of all full sweeps: what they cost where computing, not reading, takes the time.
     traffic : Traffic
         Reads from the medium, counted as if this run were the only one.
     """
@@ -57,6 +73,7 @@ class Counters:
     gradient_calls: int = 0
     independence_rounds: int = 0
     independence_calls: int = 0
+    vectors: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
 
@@ -145,6 +162,9 @@ class Outcome:
         The paper's ``r`` as the algorithm used it, when it needs one.
     rank_estimated : bool
         True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
+    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+        What is known of the selection: Theorem 1 of the paper; at least f of full greedy; no addition and no exchange of one
+        feature for one improves f.
     """
 
     selected: IndexArray
@@ -153,6 +173,7 @@ class Outcome:
     certificate: Certificate | None = None
     rank: int | None = None
     rank_estimated: bool = False
+    guarantee: str | None = None
 
 
 Result = TypeVar("Result")

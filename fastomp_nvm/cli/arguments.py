@@ -129,6 +129,11 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add("--k", type=kinds["k"], action=action("k"), metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
     add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
     add(
+        "--quality",
+        metavar="fast|verified|best",
+        help="verified: never below full greedy; best: exchanged until no exchange helps; both take more passes (default fast)",
+    )
+    add(
         "--objective",
         metavar="NAME",
         help=f"one of {', '.join(OBJECTIVES)}, or auto: logistic for two classes, else linear (default auto)",
@@ -159,6 +164,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add("--until", metavar="paper|full", help="paper: at most ceil(1/epsilon) outer iterations (default); full: until maximal")
     add("--polish", metavar="pool|none", help="pool: exact greedy over the gathered columns, better set kept (default); none")
     add("--skip-weak", action="store_true", help="skip sequence elements that fell below the threshold (variant)")
+    add("--plain", action="store_true", help="sds_omp and sds_ma: one pass per feature (default: fewer where faster, same answer)")
     add("--certificate", action="store_true", help="bound the distance from the optimum by one more pass")
     add("--lambda-min", type=float, metavar="X", help="smallest eigenvalue that the certificate may assume (default: none assumed)")
     add(

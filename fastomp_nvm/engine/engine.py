@@ -243,6 +243,7 @@ class Engine:
             if answers is None:
                 return
             run.problem.counters.traffic.include(cost)
+            run.problem.counters.vectors += len(run.query.asks)
             if run.account is not None:
                 run.account.settle(cost)
             self._advance(run, answers)
@@ -283,6 +284,7 @@ class Engine:
         for run, query in batch:
             cost, pool = replace(swept), run.problem.pool
             run.problem.counters.traffic.include(cost)
+            run.problem.counters.vectors += len(query.asks)
             if first:
                 self.saved.include(cost)
             answers = sweep.answer(query.asks, first, pool, run.account)

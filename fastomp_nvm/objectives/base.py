@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -152,6 +152,13 @@ class Model(ABC):
     @abstractmethod
     def add(self, columns: Float64Array) -> None:
         """Add standardised ``columns`` (n_obs, d)."""
+
+    @abstractmethod
+    def branch(self) -> Self:
+        """Return a model of the same features that grows by itself.
+
+        The two share memory: once this one or another branch of it has grown further, the branch may only be read.
+        """
 
     @abstractmethod
     def follow(self, columns: Columns, gradient: Float64Array) -> Candidates:

@@ -11,8 +11,9 @@ variances of a family change by no more than the factor ``e^t``: fits rely on it
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -234,6 +235,12 @@ class GLMModel(Model):
         """Add columns and refit, warm-started."""
         self.extended(columns.shape[1])[self._size :] = columns.T
         self.grow(columns.shape[1])
+
+    def branch(self) -> Self:
+        """Return a model of the same features that grows by itself; rows beyond those of this one are written by either."""
+        branch = copy(self)
+        branch.move(self._size, self.at)
+        return branch
 
     def grow(self, width: int, left: float = PASSING, factor: Float64Array | None = None) -> None:
         """Refit with the last ``width`` rows of the extended design, to a decrement of ``left``.

@@ -9,6 +9,8 @@ candidates' products with that block alone; all other arrays are as small as the
 from __future__ import annotations
 
 import math
+from copy import copy
+from typing import Self
 
 import numpy as np
 from scipy.linalg import lapack
@@ -253,6 +255,13 @@ class LinearModel(Model):
         """Add columns."""
         self.hand_over(self.objective.weighted(columns).T, np.arange(columns.shape[1]), 0.0)
         self.settle()
+
+    def branch(self) -> Self:
+        """Return a model of the same features that grows by itself; rows beyond those of this one are written by either."""
+        self.settle()
+        branch = copy(self)
+        branch._pending, branch._pending_places = [], []
+        return branch
 
     def hand_over(self, rows: Float64Array, places: IndexArray, gain: float) -> None:
         """Add the weighted columns ``rows[places].T``, whose gain is known, without factoring them yet."""

@@ -63,6 +63,11 @@ class Answer:
         The objective is the one used, also where the request said ``auto``.
     objective_reason : str, optional
         Why it was chosen, where the request said ``auto``.
+    quality : str
+        As requested.
+    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+        What is known of the selection: Theorem 1 of the paper; at least f of full greedy (of matching pursuit, for GLMs); no
+        addition and no exchange of one feature for one, among all features, improves f.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -82,6 +87,8 @@ class Answer:
         Parts of the constraint, as written, that the selection breaks.
     gradient_rounds, gradient_calls, independence_rounds, independence_calls : int
         Adaptivity and number of queries, as the paper counts them.
+    vectors : int, optional
+        Vectors of all full sweeps together.
     sweeps : int
     full_passes : float
         Features visited on any tier, divided by the number of features.
@@ -123,6 +130,8 @@ class Answer:
     objective: str
     objective_reason: str | None = None
     algorithm: str
+    quality: str = "fast"
+    guarantee: str | None = None
     k: int
     seed: int
     epsilon: float
@@ -141,6 +150,7 @@ class Answer:
     gradient_calls: int
     independence_rounds: int
     independence_calls: int
+    vectors: int | None = None
     sweeps: int
     full_passes: float
     bytes_read: int

@@ -46,7 +46,7 @@ __all__ = [
 LARGEST_MESSAGE = 64 << 20
 
 _VECTOR_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
-_TEXT_FIELDS = ("algorithm", "objective", "until", "polish", "target")
+_TEXT_FIELDS = ("algorithm", "quality", "objective", "until", "polish", "target")
 
 
 def encode_message(message: Mapping[str, object]) -> bytes:

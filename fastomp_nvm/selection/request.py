@@ -33,6 +33,7 @@ class RequestFields(TypedDict, total=False):
 
     k: int | None
     algorithm: str
+    quality: Literal["fast", "verified", "best"]
     objective: str
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None
     epsilon: float
@@ -41,6 +42,7 @@ class RequestFields(TypedDict, total=False):
     until: Literal["paper", "full"]
     polish: Literal["pool", "none"]
     skip_weak: bool
+    plain: bool
     ridge: float | None
     standardize: bool
     target: str | None
@@ -63,6 +65,10 @@ class SelectionRequest:
         Most features to select; optional if the constraint bounds their number.
     algorithm : str
         A name in ``ALGORITHMS``.
+    quality : {"fast", "verified", "best"}
+        Of FAST_OMP's answer. ``verified`` is never worse than full matching pursuit nor, for the linear model, than full greedy;
+        ``best`` also starts from further seeds and exchanges features until no exchange improves the set (linear model,
+        standardised columns). Both take more passes.
     objective : {"auto", "linear", "logistic", "poisson"}
         ``auto`` chooses by the target: logistic for two classes or values, otherwise linear; the result says which and why. Refused
         where the target may be either (see ``fastomp_nvm.selection.automatic``).
@@ -81,6 +87,9 @@ class SelectionRequest:
         Whether to run the exact greedy over the gathered columns afterwards and keep the better set.
     skip_weak : bool
         Skip an element of FAST_OMP's sequence if its own score is below the threshold at its turn. Theorem 1 does not cover this.
+    plain : bool
+        SDS_OMP and SDS_MA: one pass per feature, as published. By default the same answer is found in fewer passes where that is
+        expected to be faster.
     ridge : float, optional
         Penalty on squared coefficients of standardised columns; by default 0 (linear) or 1e-4 (GLMs).
     standardize : bool
@@ -109,6 +118,7 @@ class SelectionRequest:
 
     k: int | None = None
     algorithm: str = "fast_omp"
+    quality: Literal["fast", "verified", "best"] = "fast"
     objective: str = "auto"
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None
     epsilon: float = 0.1
@@ -117,6 +127,7 @@ class SelectionRequest:
     until: Literal["paper", "full"] = "paper"
     polish: Literal["pool", "none"] = "pool"
     skip_weak: bool = False
+    plain: bool = False
     ridge: float | None = None
     standardize: bool = True
     target: str | None = None
@@ -134,16 +145,23 @@ class SelectionRequest:
         if self.objective != "auto" and self.objective not in OBJECTIVES:
             hint = near(str(self.objective), OBJECTIVES)
             raise RequestError(f"unknown objective {self.objective!r}{hint}: expected one of auto, {', '.join(OBJECTIVES)}")
-        for field, allowed in (("until", ("paper", "full")), ("polish", ("pool", "none")), ("tier", ("auto", "exact", "int8"))):
+        for field, allowed in (
+            ("quality", ("fast", "verified", "best")),
+            ("until", ("paper", "full")),
+            ("polish", ("pool", "none")),
+            ("tier", ("auto", "exact", "int8")),
+        ):
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
+        if self.quality != "fast" and self.algorithm != "fast_omp":
+            raise RequestError(f"quality {self.quality!r} improves on fast_omp, not on {self.algorithm}: leave one of them out")
         if self.k is not None and not (_is(self.k, _WHOLE) and self.k >= 1):
             raise RequestError(f"k is {self.k!r}: expected a whole number of at least 1")
         if not (_is(self.epsilon, _REAL) and _SMALLEST_EPSILON <= self.epsilon < 1):
             raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
         if self.tau != "auto" and not (_is(self.tau, _REAL) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
-        for field in ("skip_weak", "certificate"):
+        for field in ("skip_weak", "plain", "certificate"):
             if not isinstance(getattr(self, field), (bool, np.bool_)):
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
         if self.lambda_min is not None and not (_is(self.lambda_min, _REAL) and 0 < self.lambda_min < math.inf):

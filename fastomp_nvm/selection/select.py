@@ -214,12 +214,17 @@ def prepare(
         "full" if constraint.needs_base else request.until,
         request.polish,
         request.skip_weak,
+        request.plain,
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
+    if request.quality != "fast":
+        from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
+
+        algorithm = improved(problem, algorithm, exchanges=request.quality == "best")
     if request.certificate:
         from fastomp_nvm.algorithms.certificate import certified  # imports every objective
 
@@ -310,6 +315,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         objective=response.objective,
         objective_reason=response.reason,
         algorithm=request.algorithm,
+        quality=request.quality,
+        guarantee=outcome.guarantee or ("paper" if request.algorithm == "fast_omp" and not request.skip_weak else None),
         k=request.k if request.k is not None else problem.constraint.rank,
         seed=int(request.seed),
         epsilon=request.epsilon,
@@ -328,6 +335,7 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         gradient_calls=counters.gradient_calls,
         independence_rounds=counters.independence_rounds,
         independence_calls=counters.independence_calls,
+        vectors=counters.vectors,
         sweeps=traffic.sweeps,
         full_passes=traffic.features_visited / dataset.n_features,
         bytes_read=traffic.bytes_read,

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         request: dict[str, Any] = {"constraint": parse(CONSTRAINT, store.names), "seed": arguments.seed}
         store.verify()  # also maps every page, so that neither algorithm pays for that
         fast = select(store, **request)
-        slow = select(store, algorithm="sds_omp", **request)
+        slow = select(store, algorithm="sds_omp", plain=True, **request)
     chosen = Table(title=f"{len(fast.features)} features chosen")
     for title in ("kind", "allowed", "chosen", "examples"):
         chosen.add_column(title, justify="right" if title in ("allowed", "chosen") else "left")

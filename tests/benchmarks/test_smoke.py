@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster, constraint_share, fast, kernels, paper, peers, plan, tier_noise
+from benchmarks import cluster, constraint_share, fast, kernels, paper, peers, plan, quality, tier_noise
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.errors import RequestError
@@ -52,6 +52,17 @@ def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> No
     assert [bar["claim"].split(":")[0] for bar in ratios] == ["sds_omp", "fast_omp"]
     assert all(bar["interval"][0] <= bar["found"] <= bar["interval"][1] for bar in ratios)
     assert changed["found"] == 0
+
+
+def test_quality_prints_every_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form has each bar; those that do not depend on the draw of a design are met."""
+    assert (
+        quality.main(["--quick", "--json", "--observations", "50", "--features", "60", "--k", "4", "--constraint", "knapsack"]) == 0
+    )
+    found = {bar["claim"]: bar["found"] for bar in json.loads(capsys.readouterr().out)["bars"]}
+    assert found["R^2 by which verified is below full greedy, largest"] <= 1e-9
+    assert 0.95 <= found["R^2 of best over the optimum's, worst problem"] <= 1 + 1e-9
+    assert "passes of best, most" in found
 
 
 def test_constraint_share_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,8 @@ def test_stability_prints_what_python_returns(store: str, capsys) -> None:
         (["select", "STORE", "--k", "4", "--certificate"], "no feasible set has more than"),
         (["select", "STORE", "--k", "4", "--certificate", "--lambda-min", "0.4"], "Theorem 1 promises"),
         (["select", "STORE", "--k", "4", "--tau", "auto"], "was the best of those tried"),
+        (["select", "STORE", "--k", "4", "--quality", "verified"], "no worse than matching pursuit"),
+        (["select", "STORE", "--k", "4", "--quality", "best"], "no exchange of one feature for another improves the fit"),
     ],
 )
 def test_people_get_words(words: list[str], expected: str, store: str, capsys) -> None:
@@ -116,6 +118,14 @@ def test_select_prints_the_certificate(store: str, capsys) -> None:
     assert certificate["theorem1_factor"] is None
     assert certificate["unconditional"] == (certificate["condition"] is None)
     assert found["skip_weak"]
+
+
+@pytest.mark.parametrize("words", [["grid", "--k", "3,4"], ["cv", "--folds", "3", "--k", "2,4"], ["select", "--k", "4"]])
+def test_every_command_of_selections_takes_a_quality(words: list[str], store: str, capsys) -> None:
+    """Grids, cross-validation and single selections say which guarantee holds; the quality is part of the request."""
+    found = printed([words[0], store, *words[1:], "--quality", "verified"], capsys)
+    selections = found.get("cells") or [found.get("selection", found)]
+    assert {(each["quality"], each["guarantee"]) for each in selections} == {("verified", "greedy")}
 
 
 def test_check_constraint_tells_rank_and_p(store: str, tmp_path: Path, capsys) -> None:

@@ -155,6 +155,20 @@ def test_selections_among_many_candidates_answer_alike(store: FeatureStore, mani
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
+@pytest.mark.parametrize("algorithm", ["sds_omp", "sds_ma"])
+def test_greedy_verified_over_shards_is_plain(
+    few_sharded: FeatureStore, few: FeatureStore, algorithm: str, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1, 2, 3, 7 and uneven shards verify drafts of several steps as the one store does, and find what plain greedy finds."""
+    monkeypatch.setattr(f"fastomp_nvm.algorithms.{algorithm}.pays", lambda problem: True)
+    request: dict[str, Any] = {"constraint": GENERAL, "algorithm": algorithm, "tier": tier, "target": "y"}
+    plain, found = fo.select(few, **request, plain=True), fo.select(few_sharded, **request)
+    assert found.indices.tolist() == plain.indices.tolist()
+    assert found.vectors > found.gradient_rounds
+    same(fo.select(few, **request), found)
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
 @pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
 def test_logistic_selections_answer_alike(store: FeatureStore, manifest: Path, algorithm: str, tier: str) -> None:
     """The answer is the same with another objective."""
@@ -265,6 +279,7 @@ def test_what_crosses_the_network_does_not_grow_with_the_features(place: Path) -
             request: dict[str, Any] = {
                 "k": 20,
                 "algorithm": "sds_omp",
+                "plain": True,
                 "constraint": {"partition": {"groups": {"a": ["f1*"]}, "caps": {"a": 2}}},
             }
             found = fo.select(sharded, **request).to_json()
@@ -285,7 +300,7 @@ def test_what_crosses_does_not_grow_with_a_group_that_is_full(place: Path) -> No
             manifest = cut(whole, f"{place}/full-cut-{n_columns}", 2)
         constraint = fo.constraints.Partition(n_columns, scattered, [2, 20])
         with open_in_process(manifest) as sharded:
-            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", constraint=constraint).bytes_sent)
+            sent.append(fo.select(sharded, k=20, algorithm="sds_omp", plain=True, constraint=constraint).bytes_sent)
     assert sent[1] - sent[0] < 1.5 * (sizes[1] - sizes[0]) / 8  # a bit per feature once, over twenty rounds
 
 

@@ -19,6 +19,9 @@ from tests.service.running import RunningServer, small_data
 REQUESTS: list[dict[str, Any]] = [
     {"k": 6},
     {"k": 4, "algorithm": "sds_omp", "seed": 3},
+    {"k": 4, "algorithm": "sds_ma", "plain": True},
+    {"k": 4, "quality": "verified"},
+    {"k": 4, "quality": "best"},
     {"k": 5, "epsilon": 0.3, "tau": 0.9, "polish": "none", "until": "full"},
     {"k": 3, "ridge": 0.25, "standardize": False},
     {"k": 8, "constraint": {"partition": {"groups": {"low": ["f1*"], "high": ["f2*"]}, "caps": {"low": 2, "high": 1}}}},

@@ -22,6 +22,7 @@ _PLACES = {
 _WORDS = {
     "algorithm": tuple(ALGORITHMS),
     "objective": tuple(OBJECTIVES),
+    "quality": ("fast", "verified", "best"),
     "until": ("paper", "full"),
     "polish": ("pool", "none"),
     "rule": ("best", "one-standard-error"),

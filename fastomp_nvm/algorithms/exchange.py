@@ -1,0 +1,351 @@
+"""Exchanges for the linear model: a set is improved until no addition and no exchange improves it, proven over all features.
+
+Let ``C`` be the coordinates of all columns in the orthonormal directions of the set, ``z`` those of the response, ``g`` and ``d``
+gradient and squared remainder of each column. Removing members takes the directions ``U`` out that only they provide: with
+``V = C'U`` and ``w = U'z`` it turns ``g`` into ``g + V w`` and ``d`` into ``d + V V'``. The gain of a feature added then is the
+usual ``g^2 / d``, less the ``w'w`` that the removal costs. A ridge enters as further rows of the columns: through the factor of
+the Gram matrix, and through ``d``.
+
+Moves are sought among columns in memory, in float64: additions, exchanges of one for one and, where the constraint is no matroid,
+of two for one and one for two. A *survey* then computes the gain of every addition and every exchange of one for one, for all
+features, in one pass or, where memory is short, a few. Features of improving moves join the columns in memory, until none is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.linalg import lapack
+
+from fastomp_nvm.algorithms.protocol import Gradients, Problem, Steps
+from fastomp_nvm.algorithms.verified import PRODUCT_BYTES
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.constraints.intersection import parts_of
+from fastomp_nvm.constraints.knapsack import Knapsack
+from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
+from fastomp_nvm.objectives.linear import Linear
+from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
+from fastomp_nvm.random_keys import first_of
+
+__all__ = ["exchanged"]
+
+#: A move must improve f by more than this share of it.
+TOLERANCE = 1e-9
+
+#: Gains of a survey above this are computed again in float64: products of float32 columns carry about seven digits.
+SURVEYED = {4: -1e-6, 8: -1e-10}
+
+#: Surveys, at most.
+MOST_SURVEYS = 12
+
+#: Members of which pairs are exchanged for one feature, at most.
+MOST_PAIRED = 24
+
+#: Sets from which exchanges of one for two are tried, at most, at a set that nothing else improves.
+MOST_TRIED = 256
+
+#: Times that random members of the best set are removed and another feature put in their place, to leave a local optimum; and the
+#: most members removed.
+KICKS, MOST_KICKED = 16, 4
+
+#: Features in memory beside the set, at most.
+MOST_NEAR = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Remainders:
+    """What a set leaves of some features: gradient and squared remainders (n_columns,), and a matrix per feature of several."""
+
+    standardisation: Standardisation
+    gradient: Float64Array
+    pivot: Float64Array
+    groups: Sequence[Float64Array]
+    smallest: Float64Array
+
+    def without(self, coordinates: Sequence[Float64Array], directions: Float64Array) -> Remainders:
+        """Return what is left after a direction (or several) is taken out of the set.
+
+        ``coordinates`` are those of the columns along each, ``directions`` (b,) those of the response.
+        """
+        gradient, pivot, groups = self.gradient, self.pivot, self.groups
+        for along, move in zip(coordinates, directions.tolist(), strict=True):
+            gradient, pivot = gradient + along * move, pivot + along * along
+            groups = _changed(self.standardisation, groups, along, 1.0)
+        return Remainders(self.standardisation, gradient, pivot, groups, self.smallest)
+
+    def gains(self) -> Float64Array:
+        """Return (n_features,): the gain of adding each feature."""
+        return exact_gains(self.standardisation, self.gradient, self.pivot, self.groups, self.smallest)
+
+
+def _changed(
+    standardisation: Standardisation, groups: Sequence[Float64Array], along: Float64Array, sign: float
+) -> list[Float64Array]:
+    """Return the matrices of features of several columns with the outer products of ``along`` (n_columns,) added."""
+    parts = [along[group.columns] for group in standardisation.whiteners]
+    return [old + sign * part[:, :, None] * part[:, None, :] for old, part in zip(groups, parts, strict=True)]
+
+
+class Neighbourhood:
+    """Features whose columns are in memory, among which moves are sought.
+
+    Parameters
+    ----------
+    problem : Problem
+    objective : Linear
+    features : (f,) int64
+        Ascending.
+    """
+
+    def __init__(self, problem: Problem, objective: Linear, features: IndexArray) -> None:
+        self.problem, self.objective, self.features = problem, objective, features
+        columns = problem.pool.columns(features)
+        self.standardisation = columns.standardisation
+        self.dense = objective.weighted(columns.dense(np.arange(len(features))))
+        self.gram, self.moves = self.dense.T @ self.dense, self.dense.T @ objective.response
+        self.pivot, self.groups = objective.remainders(columns.standardisation, None)
+
+    def extends(self, members: Sequence[int], others: IndexArray) -> IndexArray:
+        """Return those of ``others`` that may be added to ``members``, by position."""
+        chosen = self.features[np.array(members, dtype=np.int64)]
+        return others[self.problem.extensions(chosen, self.features[others])]
+
+    def completed(self, members: Sequence[int], per_cost: Float64Array | None = None) -> list[int]:
+        """Return ``members`` grown by the feature with the largest gain (per cost), until nothing extends them."""
+        grown, open_ = list(members), np.arange(len(self.features))
+        while (open_ := self.extends(grown, open_)).size:
+            gains = Point(self, grown).remainders.gains()[open_]
+            grown.append(int(open_[int(np.argmax(gains if per_cost is None else gains / per_cost[open_]))]))
+        return grown
+
+    def climbed(self, members: Sequence[int]) -> list[int]:
+        """Return ``members`` after moves, the best of the first kind that has any, until none improves f."""
+        members, matroid = list(members), self.problem.constraint.p == 1.0
+        while True:
+            point = Point(self, members)
+            kinds = (point.exchanges(0), point.exchanges(1))
+            further = () if matroid else (point.exchanges(2), point.one_for_two())
+            for gain, out, into in (_best(kind) for kind in (*kinds, *further)):
+                if gain > TOLERANCE * point.value:
+                    members = [member for member in members if member not in out] + list(into)
+                    break
+            else:
+                return members
+
+
+#: A move: by how much it improves f, the members removed, the features added; positions.
+Move = tuple[float, Sequence[int], Sequence[int]]
+
+
+def _best(moves: Iterable[Move]) -> Move:
+    """Return the best of some moves, the first among equals."""
+    return max(moves, key=lambda move: move[0], default=(0.0, (), ()))
+
+
+class Point:
+    """A set of features of a neighbourhood: its directions, and what it leaves of all features.
+
+    Attributes
+    ----------
+    members : list of int
+        Positions.
+    value : float
+        f of the set.
+    remainders : Remainders
+        Of all features of the neighbourhood.
+    directions : list of (m, b)
+        Per member: the directions of the span, in coordinates of the basis, that the others do not provide.
+    """
+
+    def __init__(self, hood: Neighbourhood, members: Sequence[int]) -> None:
+        self.hood, self.members = hood, list(members)
+        offsets = hood.standardisation.offsets
+        spans = [np.arange(offsets[member], offsets[member + 1]) for member in self.members]
+        columns = np.concatenate([np.empty(0, dtype=np.int64), *spans])
+        gram = hood.gram[np.ix_(columns, columns)]
+        gram.flat[:: len(gram) + 1] += hood.objective.ridge
+        self.factor, kept = cholesky_of_independent(gram, DEPENDENT)
+        self.columns = columns[kept]
+        owners = np.repeat(np.arange(len(spans)), [len(span) for span in spans])[kept]
+        if len(kept):
+            self._coordinates = lapack.dtrtrs(self.factor, hood.gram[self.columns], trans=1)[0]
+            self.along = lapack.dtrtrs(self.factor, hood.moves[self.columns], trans=1)[0]
+            apart = lapack.dtrtrs(self.factor, np.eye(len(kept)), trans=1)[0]
+        else:
+            self._coordinates, self.along, apart = np.zeros((0, len(hood.moves))), np.zeros(0), np.zeros((0, 0))
+        self.value = float(self.along @ self.along)
+        self._apart = [apart[:, owners == place] for place in range(len(spans))]
+        pivot, groups = hood.pivot - (self._coordinates**2).sum(axis=0), hood.groups
+        for along in self._coordinates if groups else ():
+            groups = _changed(hood.standardisation, groups, along, -1.0)
+        gradient = hood.moves - self.along @ self._coordinates
+        self.remainders = Remainders(hood.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * hood.pivot)
+
+    def directions(self, places: Sequence[int]) -> Float64Array:
+        """Return (m, b): an orthonormal basis of the directions that only the members at ``places`` provide."""
+        if not places:
+            return np.empty((len(self.along), 0))
+        return np.asarray(np.linalg.qr(np.hstack([self._apart[place] for place in places]))[0])
+
+    def exchanges(self, removed: int) -> Iterator[Move]:
+        """Yield the best feasible exchange of each ``removed`` members for one feature."""
+        least, outside = TOLERANCE * self.value, np.ones(len(self.hood.features), dtype=np.bool_)
+        outside[self.members] = False
+        for places, gains in self._single_exchanges() if removed == 1 else self._exchanges(removed):
+            better = np.flatnonzero(outside & (gains > least))
+            if not better.size:
+                continue
+            left = [member for place, member in enumerate(self.members) if place not in places]
+            if (better := self.hood.extends(left, better)).size:
+                best = int(better[int(np.argmax(gains[better]))])
+                least = float(gains[best])
+                yield least, [self.members[place] for place in places], [best]
+
+    def _exchanges(self, removed: int) -> Iterator[tuple[Sequence[int], Float64Array]]:
+        """Yield places of ``removed`` members and the gains (n_features,) of exchanging them for each feature.
+
+        Of many members only those are paired whose removal costs least.
+        """
+        paired: Sequence[int] = range(len(self.members))
+        if removed > 1 and len(paired) > MOST_PAIRED:
+            losses = [float(np.square(self.along @ self.directions([place])).sum()) for place in paired]
+            paired = np.sort(np.argsort(losses, kind="stable")[:MOST_PAIRED]).tolist()
+        for places in combinations(paired, removed):
+            directions = self.directions(places)
+            moves = self.along @ directions
+            left = self.remainders.without(directions.T @ self._coordinates, moves)
+            yield places, left.gains() - float(moves @ moves)
+
+    def _single_exchanges(self) -> Iterator[tuple[Sequence[int], Float64Array]]:
+        """Yield as ``_exchanges(1)`` does, from one product for all members where features have one column each."""
+        left = self.remainders
+        if left.groups or len(self.columns) < len(self.members):
+            yield from self._exchanges(1)
+            return
+        directions = np.hstack(self._apart)
+        directions /= np.sqrt((directions**2).sum(axis=0))
+        along, moves = directions.T @ self._coordinates, (self.along @ directions)[:, None]
+        pivot = left.pivot + along**2
+        gains = np.zeros_like(pivot)
+        np.divide((left.gradient + along * moves) ** 2, pivot, out=gains, where=pivot > left.smallest)
+        for place, gained in enumerate(gains - moves**2):
+            yield [place], gained
+
+    def one_for_two(self) -> Iterator[Move]:
+        """Yield exchanges of one member for two features, the best second for each of the most promising first ones."""
+        tried = max(MOST_TRIED // max(len(self.members), 1), 1)
+        for place, member in enumerate(self.members):
+            directions, left = self.directions([place]), [*self.members[:place], *self.members[place + 1 :]]
+            gains = self.remainders.without(directions.T @ self._coordinates, self.along @ directions).gains()
+            gains[self.members] = -1.0
+            first = np.argsort(-gains, kind="stable")[: 4 * tried]
+            for one in self.hood.extends(left, first[gains[first] >= 0.0])[:tried].tolist():
+                grown = Point(self.hood, [*left, one])
+                for gain, _, into in grown.exchanges(0):
+                    yield grown.value + gain - self.value, [member], [one, *into]
+
+
+def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray]) -> Steps[tuple[IndexArray, bool]]:
+    """Return the best set that moves lead to from any of ``starts``, and whether no exchange for any feature improves it."""
+    most = min(MOST_NEAR, problem.pool.budget // (8 * problem.design.matrix.shape[1]))
+    hood = Neighbourhood(problem, objective, np.union1d(np.concatenate(starts), _near(problem, starts[0], most)))
+    found = [np.searchsorted(hood.features, start).tolist() for start in starts]
+    costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
+    found += [hood.completed([], np.maximum(each[hood.features], 1e-12)) for each in costs]
+    best = max((Point(hood, hood.climbed(members)) for members in found), key=lambda point: point.value)
+    for kick in range(KICKS):
+        tried = Point(hood, hood.climbed(_kicked(best, kick)))
+        best = tried if tried.value > (1.0 + TOLERANCE) * best.value else best
+    for _ in range(MOST_SURVEYS):
+        better, close = yield from _survey(best)
+        members = hood.features[best.members]
+        if np.isin(better, hood.features).all():
+            return members, True
+        joining = np.concatenate((members, better[: most // 2], close[: most // 2]))
+        hood = Neighbourhood(problem, objective, np.unique(joining))
+        start = np.searchsorted(hood.features, members).tolist()
+        best = Point(hood, hood.climbed(start))
+        if len(better) <= most // 2 and set(best.members) == set(start):
+            return members, True
+    return hood.features[best.members], False
+
+
+def _near(problem: Problem, start: IndexArray, most: int) -> IndexArray:
+    """Return ``most`` features to seek moves among, gathered so far, that fit best beside ``start``; all, where they are fewer."""
+    if len(problem.usable) <= most:
+        return problem.usable
+    features = np.intersect1d(problem.pool.features, problem.usable, assume_unique=True)
+    model, columns = problem.objective.null(), problem.pool.columns(features)
+    model.add(problem.pool.columns(start).dense(np.arange(len(start))))
+    scores = columns.standardisation.scores(columns.products(model.residual[:, None]))[:, 0]
+    return features[np.argsort(-scores, kind="stable")[:most]]
+
+
+def _kicked(point: Point, kick: int) -> list[int]:
+    """Return a maximal set near that of ``point``: up to a third of it removed, another feature added, the rest by gain."""
+    hood, members = point.hood, np.array(point.members, dtype=np.int64)
+    name = (hood.problem.parameters.seed, kick)
+    kept = members[first_of((*name, 0), members, len(members) - min(len(members) // 3 + 1, MOST_KICKED))]
+    others = hood.extends(kept.tolist(), np.setdiff1d(np.arange(len(hood.features)), members))
+    return hood.completed([*kept.tolist(), *others[first_of((*name, 1), others, min(len(others), 1))].tolist()])
+
+
+def _survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
+    """Return the features of feasible additions and exchanges that improve f, and all features; those with the best moves first."""
+    hood, problem, objective = point.hood, point.hood.problem, point.hood.objective
+    selected, usable = hood.features[point.members], problem.usable
+    standardisation = problem.design.standardisation.subset(usable)
+    basis = hood.dense[:, point.columns]
+    if len(point.columns):
+        basis = lapack.dtrtrs(point.factor, basis.T, trans=1)[0].T
+    taken = [point.directions([place]) for place in range(len(point.members))]
+    vectors = [objective.response - basis @ point.along, *basis.T, *(vector for each in taken for vector in (basis @ each).T)]
+    products = _Products(problem, objective, vectors, len(selected), point.value)
+    gradient = yield from products.next()
+    pivot, groups = objective.remainders(standardisation, None)
+    smallest = SMALLEST_PIVOT * pivot
+    for _ in point.columns:
+        along = yield from products.next()
+        pivot, groups = pivot - along * along, _changed(standardisation, groups, along, -1.0)
+    left = Remainders(standardisation, gradient, pivot, groups, smallest)
+    outside, bar = ~np.isin(usable, selected), SURVEYED.get(problem.design.matrix.itemsize, SURVEYED[4])
+    gains, any_gains = np.full((2, len(usable)), -np.inf)  # of feasible moves that improve f, and of all moves
+
+    def include(gained: Float64Array, kept: IndexArray) -> None:
+        np.maximum(any_gains, gained, out=any_gains, where=outside)
+        better = np.flatnonzero(outside & (gained > np.maximum(bar, gains)))
+        better = better[problem.extensions(kept, usable[better])] if better.size else better
+        gains[better] = gained[better]
+
+    include(left.gains(), selected)
+    for place, directions in enumerate(taken):
+        moves, coordinates = point.along @ directions, list[Float64Array]()
+        while len(coordinates) < len(moves):
+            coordinates.append((yield from products.next()))
+        include(left.without(coordinates, moves).gains() - float(moves @ moves), np.delete(selected, place))
+    better = np.flatnonzero(gains > bar)
+    return usable[better[np.argsort(-gains[better], kind="stable")]], usable[np.argsort(-any_gains, kind="stable")]
+
+
+class _Products:
+    """Products of the usable columns with vectors, in as few queries as memory allows."""
+
+    def __init__(self, problem: Problem, objective: Linear, vectors: Sequence[Float64Array], size: int, value: float) -> None:
+        self._problem, self._objective, self._vectors, self._at = problem, objective, vectors, (size, value)
+        self._width = max(PRODUCT_BYTES // (8 * int(problem.design.standardisation.offsets[-1])), 1)
+        self._answers: Iterator[Gradients] = iter(())
+        self._asked = 0
+
+    def next(self) -> Steps[Float64Array]:
+        """Return the products with the next vector."""
+        answer = next(self._answers, None)
+        if answer is None:
+            chunk = [self._objective.weighted(vector) for vector in self._vectors[self._asked : self._asked + self._width]]
+            self._asked += len(chunk)
+            self._answers = iter((yield from self._problem.ask(*self._at, chunk, self._problem.usable)))
+            answer = next(self._answers)
+        return answer.of(self._problem.usable)

@@ -1,0 +1,71 @@
+"""Better sets than FAST_OMP's for more passes: never worse than full greedy, or improved until no exchange helps.
+
+``verified`` runs, after FAST_OMP, full matching pursuit and for the linear model full exact-gain greedy in the same sweeps
+(:mod:`fastomp_nvm.algorithms.verified`), and keeps the best of the sets. ``best`` adds runs of FAST_OMP with other seeds and, for
+the linear model on standardised columns, exchanges from all these sets (:mod:`fastomp_nvm.algorithms.exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from fastomp_nvm.algorithms.exchange import exchanged
+from fastomp_nvm.algorithms.fast_omp import fast_omp
+from fastomp_nvm.algorithms.protocol import Algorithm, Problem, Steps
+from fastomp_nvm.algorithms.together import together
+from fastomp_nvm.algorithms.verified import exact_gain_greedy, matching_pursuit
+from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.objectives.linear import Linear
+
+__all__ = ["improved"]
+
+#: Further seeds of FAST_OMP that ``best`` tries.
+SEEDS = 2
+
+
+def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algorithm:
+    """Run ``algorithm``, which is FAST_OMP, and improve its set; ``exchanges`` asks for the best set, not only a verified one."""
+    outcome = yield from algorithm
+    objective, first = problem.objective, outcome.selected
+    parts: list[Callable[[Problem], Steps[IndexArray]]] = [partial(matching_pursuit, near=first)]
+    if isinstance(objective, Linear):
+        parts.append(partial(exact_gain_greedy, near=first))
+    if exchanges:
+        parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
+    found = yield from together(problem, parts)
+    selected, guarantee = _best(problem, [first, *found]), "greedy"
+    if exchanges and isinstance(objective, Linear) and objective.centred:
+        swapped, proven = yield from exchanged(problem, objective, [first, *found])
+        swapped = _by_gain(problem, swapped)
+        selected, guarantee = _best(problem, [selected, swapped]), "swap-optimal" if proven else "greedy"
+    return replace(outcome, selected=selected, guarantee=guarantee)
+
+
+def _reseeded(problem: Problem, by: int) -> Steps[IndexArray]:
+    """Return FAST_OMP's set with another seed."""
+    parameters = replace(problem.parameters, seed=(problem.parameters.seed + by) % 2**64)
+    outcome = yield from fast_omp(replace(problem, parameters=parameters))
+    return outcome.selected
+
+
+def _best(problem: Problem, sets: Sequence[IndexArray]) -> IndexArray:
+    """Return the set with the largest f, the first among equals; one that meets lower bounds before one that does not."""
+    best, best_rank = sets[0], (False, -np.inf)
+    for features in sets:
+        meets = not (problem.constraint.needs_base and problem.constraint.violations(features))
+        rank = meets, problem.objective.refit(problem.pool.columns(features)).value
+        if rank > best_rank:
+            best, best_rank = features, rank
+    return best
+
+
+def _by_gain(problem: Problem, features: IndexArray) -> IndexArray:
+    """Return ``features`` in the order in which greedy would take them."""
+    features = np.sort(features)
+    tracker = problem.objective.gains(problem.pool.columns(features))
+    taken = tracker.grow(np.ones(len(features), dtype=np.bool_), len(features), -1.0, last=True)
+    return features[np.array([place for place, _ in taken], dtype=np.int64)]
