@@ -145,6 +145,8 @@ class Outcome:
         The paper's ``r`` as the algorithm used it, when it needs one.
     rank_estimated : bool
         True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
+    repaired : bool
+        True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
     """
 
     selected: IndexArray
@@ -153,6 +155,7 @@ class Outcome:
     certificate: Certificate | None = None
     rank: int | None = None
     rank_estimated: bool = False
+    repaired: bool = False
 
 
 Result = TypeVar("Result")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.bounds import Bounds
 from fastomp_nvm.constraints.cardinality import Cardinality
+from fastomp_nvm.constraints.extendable import Extendable, intersect
 from fastomp_nvm.constraints.fairness import Fairness, effective_judgements
 from fastomp_nvm.constraints.graphic import Graphic
-from fastomp_nvm.constraints.intersection import Intersection, intersect
+from fastomp_nvm.constraints.intersection import Intersection
 from fastomp_nvm.constraints.knapsack import Knapsack
 from fastomp_nvm.constraints.laminar import Laminar
 from fastomp_nvm.constraints.monotone import Monotone
@@ -24,6 +25,7 @@ __all__ = [
     "Cardinality",
     "Constraint",
     "Counterexample",
+    "Extendable",
     "Fairness",
     "Graphic",
     "Intersection",
