@@ -17,7 +17,7 @@ from benchmarks.harness.report import Report, argument_parser, at_least
 from benchmarks.harness.timing import stopwatch
 from fastomp_nvm.algorithms.draws import RandomSequence
 from fastomp_nvm.constraints import Cardinality, Partition
-from fastomp_nvm.constraints.intersection import intersect
+from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.engine.dataset import Dataset
 
 __all__ = ["main"]

@@ -9,26 +9,28 @@ Readings of Algorithm 1 (line numbers as printed):
 
 * line 2: the test precedes the body, so there are at most ``ceil(1 / epsilon)`` outer iterations; ``until="full"`` goes on until
   nothing extends the set.
-* line 4: ``r`` is the rank of the whole constraint (estimated where it knows only a bound, see :mod:`fastomp_nvm.selectors.rank`),
+* line 4: ``r`` is the rank of the whole constraint (estimated where it knows only a bound, see :mod:`fastomp_nvm.algorithms.rank`),
   ``m / M`` is the parameter ``tau``.
 * line 8: prefixes run over ``j = 0..k``. ``j = 0`` can qualify in the first inner iteration only, where it filters with the
   gradient already computed; then no sequence is drawn and no query made. ``|X_j|`` is not monotone in ``j``, so prefixes are
   evaluated in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty, so ``j*`` exists.
 
-Two additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps and over one
-pool of columns; the polish then uses all gathered columns, and the best set is kept. ``skip_weak`` is a variant outside
+Two additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps; each run is
+polished over its own columns, then all columns gathered are, and the best set is kept. ``skip_weak`` is a variant outside
 Theorem 1: an element of the sequence whose own score has fallen below ``t`` when its turn comes is skipped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from fastomp_nvm.algorithms.polish import polish
+from fastomp_nvm.algorithms.polish import best_of, polish
 from fastomp_nvm.algorithms.protocol import Algorithm, Counters, Gradients, Outcome, Problem, Query, Round, Steps
 from fastomp_nvm.algorithms.rank import find_rank
 from fastomp_nvm.algorithms.sequence import SMALLEST_BLOCK, inner_iterations
@@ -39,38 +41,59 @@ __all__ = ["TAUS", "fast_omp"]
 #: Values of tau for ``tau="auto"``.
 TAUS = (0.25, 0.5, 0.75, 0.95)
 
+Found = TypeVar("Found")
+
 
 def fast_omp(problem: Problem) -> Algorithm:
-    """Run FAST_OMP, then the polish unless it is switched off."""
-    tau, chosen = problem.parameters.tau, None
+    """Run FAST_OMP, then the polish unless it is switched off; with ``tau="auto"`` once per member of ``TAUS``."""
+    tau = problem.parameters.tau
     rank, estimated = find_rank(problem)
-    if tau == "auto":
-        selected, value, chosen = yield from _best_of(problem, TAUS, rank)
+    if tau != "auto":
+        selected, polished = yield from _run(problem, tau, rank)
+        outcome = Outcome(selected, rank=rank, rank_estimated=estimated)
     else:
-        selected, value = yield from _pursue(problem, tau, rank)
-    outcome = Outcome(selected, tau=chosen, rank=rank, rank_estimated=estimated)
+        runs = yield from _together(problem, [partial(_run, tau=each, rank=rank) for each in TAUS])
+        best = best_of(problem, [run[0] for run in runs])
+        selected, polished = runs[best]
+        outcome = Outcome(selected, tau=TAUS[best], rank=rank, rank_estimated=estimated)
+        if polished is not None:
+            # Of the sets of each run alone, and of the polish over all columns gathered, the best.
+            over_all = yield from polish(problem, selected, problem.pool.features, partial(_complete, problem, TAUS[best], rank))
+            sets = [selected, over_all, *(alone for _, alone in runs if alone is not None)]
+            polished = sets[best_of(problem, sets)]
+    return outcome if polished is None else replace(outcome, selected=polished, unpolished=selected)
+
+
+def _run(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, IndexArray | None]]:
+    """Run Algorithm 1, then polish over the columns it gathered; return both sets, the second None without a polish."""
+    selected, pool = yield from _pursue(problem, tau, rank, np.empty(0, dtype=np.int64))
     if problem.parameters.polish == "none":
-        return outcome
-    return replace(outcome, selected=polish(problem, selected, value), unpolished=selected)
+        return selected, None
+    return selected, (yield from polish(problem, selected, pool, partial(_complete, problem, tau, rank)))
 
 
-def _best_of(problem: Problem, taus: Sequence[float], rank: int) -> Steps[tuple[IndexArray, float, float]]:
-    """Run one pursuit per tau in shared sweeps; return the best set, its f and its tau, the first among equals."""
-    children = [replace(problem, counters=Counters(traffic=problem.counters.traffic)) for _ in taus]
-    pursuits = [_pursue(child, tau, rank) for child, tau in zip(children, taus, strict=True)]
-    found: dict[int, IndexArray] = {}
-    answers: dict[int, Sequence[Gradients] | None] = dict.fromkeys(range(len(taus)))
+def _complete(problem: Problem, tau: float, rank: int, selected: IndexArray) -> Steps[IndexArray]:
+    """Return ``selected`` extended by Algorithm 1 until it is maximal."""
+    return (yield from _pursue(problem, tau, rank, selected))[0]
+
+
+def _together(problem: Problem, runs: Sequence[Callable[[Problem], Steps[Found]]]) -> Steps[list[Found]]:
+    """Run several parts of an algorithm in shared sweeps, each with one ask per query; return their results."""
+    children = [replace(problem, counters=Counters(traffic=problem.counters.traffic)) for _ in runs]
+    steps = [run(child) for run, child in zip(runs, children, strict=True)]
+    found: dict[int, Found] = {}
+    answers: dict[int, Sequence[Gradients] | None] = dict.fromkeys(range(len(runs)))
     while answers:
         waiting: dict[int, Query] = {}
         for place, answer in answers.items():
             try:
-                step = pursuits[place].send(answer)
+                step = steps[place].send(answer)
                 while not isinstance(step, Query):
                     yield step
-                    step = pursuits[place].send(None)
+                    step = steps[place].send(None)
                 waiting[place] = step
             except StopIteration as stop:
-                found[place] = stop.value[0]
+                found[place] = stop.value
         _add_up(problem.counters, [child.counters for child in children])
         answers = {}
         if waiting:
@@ -78,13 +101,7 @@ def _best_of(problem: Problem, taus: Sequence[float], rank: int) -> Steps[tuple[
             answered = yield Query(ahead.selected, ahead.value, tuple(query.asks[0] for query in waiting.values()))
             assert answered is not None
             answers = {place: (gradients,) for place, gradients in zip(waiting, answered, strict=True)}
-    # A pursuit knows its f to the precision of its products; refits are compared instead.
-    values = [problem.objective.refit(problem.pool.columns(found[place])).value for place in range(len(taus))]
-    best = 0
-    for place in range(1, len(taus)):  # the same set found in another order differs by rounding only
-        if values[place] > values[best] and set(found[place].tolist()) != set(found[best].tolist()):
-            best = place
-    return found[best], values[best], taus[best]
+    return [found[place] for place in range(len(runs))]
 
 
 def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
@@ -97,11 +114,12 @@ def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
         part.gradient_rounds = part.gradient_calls = part.independence_rounds = part.independence_calls = 0
 
 
-def _pursue(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, float]]:
-    """Run Algorithm 1 with ``rank`` for r; return the set and its f."""
+def _pursue(problem: Problem, tau: float, rank: int, selected: IndexArray) -> Steps[tuple[IndexArray, IndexArray]]:
+    """Run Algorithm 1 from ``selected`` with ``rank`` for r; return the set, and the features whose columns were gathered."""
     parameters, epsilon, model = problem.parameters, problem.parameters.epsilon, problem.objective.null()
-    selected = np.empty(0, dtype=np.int64)
-    candidates = problem.usable
+    if selected.size:
+        model.add(problem.pool.columns(selected).dense(np.arange(len(selected))))
+    candidates, gathered = problem.usable, np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
     outer, block = 0, SMALLEST_BLOCK
     while parameters.until == "full" or outer < math.ceil(1.0 / epsilon):
         extends = problem.extensions(selected, candidates)
@@ -113,6 +131,7 @@ def _pursue(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, 
         survivors, inner = gradients.at_least(threshold), 1
         if not len(survivors) < (1.0 - epsilon) * len(candidates):  # j* = 0 does not qualify: X stays as it is
             survivors, inner = (survivors if parameters.skip_weak else candidates), 0
+        gathered[survivors] = True
         following = model.follow(problem.pool.columns(survivors), gradients.of(survivors))
         del gradients  # frees an n-vector
         while following.features.size:  # members of X extend S, so Cond(S) is not empty either
@@ -123,4 +142,4 @@ def _pursue(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, 
         del following  # frees columns before the next outer iteration
         outer += 1
     problem.objective.remember(selected, model)
-    return selected, model.value
+    return selected, np.flatnonzero(gathered)

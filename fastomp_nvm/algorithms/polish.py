@@ -1,31 +1,72 @@
-"""The polish: exact-gain greedy over the columns a run has gathered, without another pass over the medium.
+"""The polish: exact-gain greedy over the columns a run has gathered.
 
-FAST_OMP adds random members of a good set; greedy on exact gains among the same columns usually explains more. The better of the
-two sets is kept, so every guarantee of the first still holds.
+FAST_OMP adds random members of a good set; greedy on exact gains among the same columns usually explains more. The best set is
+kept, so every guarantee of the first still holds. Under a knapsack the greedy runs twice, by gain and by gain per cost: either
+alone can be far from the optimum. No pass over the medium is needed, except with ``until="full"``, where a greedy set that leaves
+room for features outside the pool is completed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Problem
-from fastomp_nvm.arrays import BoolArray, IndexArray
+from fastomp_nvm.algorithms.protocol import Problem, Steps
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.matrix.pool import Columns
 
-__all__ = ["polish"]
+__all__ = ["best_of", "polish"]
 
 #: A gain below this share of f is rounding: the fit is perfect, and further features would be picked by noise.
 NOTHING = 1e-12
 
 
-def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
-    """Return the greedy set over ``problem.pool`` when it beats ``selected``, whose f is ``value``; else ``selected``.
+def polish(
+    problem: Problem, selected: IndexArray, pool: IndexArray, complete: Callable[[IndexArray], Steps[IndexArray]]
+) -> Steps[IndexArray]:
+    """Return the best of ``selected`` and the greedy sets over the features of ``pool``.
 
-    With ``until="full"`` the greedy set must also be as large, so that the result stays maximal.
+    ``complete`` extends a set until it is maximal over all features; it is called where ``until="full"`` asks for that.
     """
-    features, constraint = problem.pool.features, problem.constraint
-    if not features.size:
+    if not pool.size:
         return selected
-    full = problem.parameters.until == "full"
+    constraint, found = problem.constraint, [selected]
+    shares = constraint.budget_shares
+    for prices in (None,) if shares is None else (None, shares[pool]):
+        chosen = _greedy(problem, pool, prices)
+        full = problem.parameters.until == "paper" or len(chosen) == constraint.rank
+        if not full and constraint.extensions(chosen, problem.usable).any():
+            chosen = yield from complete(chosen)
+        found.append(chosen)
+    return found[best_of(problem, found)]
+
+
+def best_of(problem: Problem, sets: Sequence[IndexArray]) -> int:
+    """Return the position of the best of several sets, the first among equals.
+
+    A set that meets the constraint as written precedes one that does not: under lower bounds not every maximal set does. Then the
+    score of a refit decides, the one that the answer shows; f, which differs from it by the penalty of a ridge, must not fall below
+    that of the first set.
+    """
+    different: dict[frozenset[int], int] = {}
+    for place, features in enumerate(sets):  # found in another order, the same set differs by rounding only
+        different.setdefault(frozenset(features.tolist()), place)
+    if len(different) == 1:
+        return 0
+    best, value, quality = 0, 0.0, (False, 0.0)
+    for place in different.values():
+        fit = problem.objective.refit(Columns(problem.pool, sets[place]), exact=False)  # reads only what it lacks
+        other = (not problem.constraint.violations(sets[place]), fit.score)
+        if place == 0 or (other > quality and (fit.value >= value or other[0] > quality[0])):
+            best, quality = place, other
+        value = fit.value if place == 0 else value
+    return best
+
+
+def _greedy(problem: Problem, features: IndexArray, prices: Float64Array | None) -> IndexArray:
+    """Return the greedy set over ``features``, by gain or, with ``prices`` (f,), by gain per price."""
+    constraint = problem.constraint
 
     def extends(added: IndexArray, others: IndexArray) -> BoolArray:
         return constraint.extensions(features[added], features[others])
@@ -33,7 +74,7 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
     tracker = problem.objective.gains(problem.pool.columns(features), extends)
     room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # no larger set is independent
     open_, size, predicted = np.ones(len(features), dtype=np.bool_), 0, 0.0
-    least = -1.0 if full else NOTHING
+    least = -1.0 if problem.parameters.until == "full" else NOTHING
     while size < len(room):
         free = min(constraint.free(room[:size]), len(room) - size)
         taken = tracker.grow(open_, free, least * (1.0 + predicted), size + free == len(room)) if free else []
@@ -44,7 +85,7 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
             if len(taken) < free:
                 break
             continue
-        best, gain = tracker.best(open_)
+        best, gain = tracker.best(open_, prices)
         if gain < 0.0 or gain <= least * (1.0 + predicted):
             break
         room[size] = features[best]
@@ -55,10 +96,5 @@ def polish(problem: Problem, selected: IndexArray, value: float) -> IndexArray:
         else:  # infeasible candidates remain so: close all of them
             positions = np.flatnonzero(open_)
             open_[positions] = constraint.extensions(room[:size], features[positions])
-    chosen = room[:size]
-    if tracker.value <= value or (full and len(chosen) < len(selected)) or np.array_equal(np.sort(chosen), np.sort(selected)):
-        return selected
-    # Of two maximal sets under lower bounds and something else, one may meet the bounds and the other not.
-    if constraint.needs_base and constraint.violations(chosen) and not constraint.violations(selected):
-        return selected
-    return chosen
+    tracker.settle()
+    return room[:size]

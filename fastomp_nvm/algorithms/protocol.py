@@ -165,6 +165,8 @@ class Outcome:
     guarantee : {"paper", "greedy", "swap-optimal"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy; no addition and no exchange of one
         feature for one improves f.
+    repaired : bool
+        True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
     """
 
     selected: IndexArray
@@ -174,6 +176,7 @@ class Outcome:
     rank: int | None = None
     rank_estimated: bool = False
     guarantee: str | None = None
+    repaired: bool = False
 
 
 Result = TypeVar("Result")

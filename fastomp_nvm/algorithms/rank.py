@@ -2,7 +2,8 @@
 
 FAST_OMP's threshold is the mean of the ``r`` largest scores. With a bound as loose as the number of features it is the mean of all
 scores: nothing is filtered and the answer is a random maximal set. So such a bound is replaced by the largest of a few sets drawn
-by ``rndSeq``: feasible, hence never above the true ``r``, and without a look at the data.
+by ``rndSeq``: feasible, hence never above the true ``r``, and without a look at the data. Where ``p`` is known, no feasible set is
+larger than ``p`` times a maximal one; a draw that reaches this bound is the true ``r``, and Theorem 1 rests on no estimate.
 
 A draw fills its set up from ever larger parts of a random order of the features, so that the many rounds at its beginning ask about
 few of them, and ends where a large part holds nothing that fits. What it asks then hardly depends on the number of features.
@@ -51,6 +52,8 @@ def find_rank(problem: Problem) -> tuple[int, bool]:
                 break
             drawn = np.concatenate((drawn, more))
             start, size = start + size, 2 * size
+        if constraint.p is not None and start >= len(order):  # every feature was asked about: the set is maximal
+            bound = min(bound, int(constraint.p * len(drawn)))
         largest = max(largest, len(drawn))
         if largest == bound:
             return bound, False

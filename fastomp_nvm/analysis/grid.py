@@ -13,8 +13,9 @@ import numpy as np
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.arrays import AnyArray, JSONObject
 from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.constraints.fairness import Fairness
-from fastomp_nvm.constraints.intersection import intersect, parts_of
+from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
 from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words

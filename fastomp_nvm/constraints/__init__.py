@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from fastomp_nvm.constraints.base import Constraint
     from fastomp_nvm.constraints.bounds import Bounds
     from fastomp_nvm.constraints.cardinality import Cardinality
+    from fastomp_nvm.constraints.extendable import Extendable, intersect
     from fastomp_nvm.constraints.fairness import Fairness, effective_judgements
     from fastomp_nvm.constraints.graphic import Graphic
-    from fastomp_nvm.constraints.intersection import Intersection, intersect
+    from fastomp_nvm.constraints.intersection import Intersection
     from fastomp_nvm.constraints.knapsack import Knapsack
     from fastomp_nvm.constraints.laminar import Laminar
     from fastomp_nvm.constraints.monotone import Monotone
@@ -30,6 +31,7 @@ __all__ = [
     "Cardinality",
     "Constraint",
     "Counterexample",
+    "Extendable",
     "Fairness",
     "Graphic",
     "Intersection",
@@ -50,9 +52,10 @@ __getattr__ = lazily(
         "base": ("Constraint",),
         "bounds": ("Bounds",),
         "cardinality": ("Cardinality",),
+        "extendable": ("Extendable", "intersect"),
         "fairness": ("Fairness", "effective_judgements"),
         "graphic": ("Graphic",),
-        "intersection": ("Intersection", "intersect"),
+        "intersection": ("Intersection",),
         "knapsack": ("Knapsack",),
         "laminar": ("Laminar",),
         "monotone": ("Monotone",),

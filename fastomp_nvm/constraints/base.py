@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastomp_nvm.arrays import BoolArray, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 
 __all__ = ["Constraint", "Matroid", "first_infeasible"]
 
@@ -45,8 +45,20 @@ class Constraint(ABC):
     #: Whether ``rank`` may be far above the size of the largest independent set; algorithms then estimate that size by sampling.
     rank_is_bound: bool = False
 
+    #: Queries so far that were left open and answered with yes: a look-ahead of bounded effort, see ``Extendable``.
+    open_questions: int = 0
+
     #: Whether only maximal sets satisfy the constraint as written (lower bounds); implies ``until="full"``.
     needs_base: bool = False
+
+    @property
+    def budget_shares(self) -> Float64Array | None:
+        """(n_features,) float64, all above 0: the share of a budget that each feature takes; None where all take the same."""
+        return None
+
+    def burden(self, selected: IndexArray, candidates: IndexArray) -> Float64Array:
+        """Return, per candidate, the room it would take from further additions to ``selected``; zeros where nothing is known."""
+        return np.zeros(len(candidates))
 
     @abstractmethod
     def independent(self, features: IndexArray) -> bool:

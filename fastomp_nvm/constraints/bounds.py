@@ -62,8 +62,8 @@ class Bounds(Matroid):
         self.groups = group_labels(groups, self.n_features, len(self.lower), "bounds")
         self.names = group_names(names, len(self.lower))
         given = np.ones(self.n_features) if usable is None else usable
-        self._usable = mask_of(np.asarray(given, dtype=np.bool_), "the mask of usable features", self.n_features)
-        self._check_lower(self._usable)
+        self.usable = mask_of(np.asarray(given, dtype=np.bool_), "the mask of usable features", self.n_features)
+        self._check_lower(self.usable)
         # Features in no group form one more group, the last, with bounds 0 and n_features.
         self._group = np.where(self.groups < 0, len(self.lower), self.groups)
         self._lower = np.append(self.lower, 0)
@@ -76,7 +76,7 @@ class Bounds(Matroid):
 
         Stopping a selection at ``total`` instead could fill it before every group has met its lower bound.
         """
-        return Bounds(self.n_features, self.groups, self.lower, self.upper, total, usable=self._usable, names=self.names)
+        return Bounds(self.n_features, self.groups, self.lower, self.upper, total, usable=self.usable, names=self.names)
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether ``features`` can be completed to a set that meets all bounds."""
@@ -94,6 +94,12 @@ class Bounds(Matroid):
         if len(features) > self.total:
             found.append(f"{len(features)} features are selected, at most {self.total} are allowed")
         return tuple(found)
+
+    def lacking(self, features: IndexArray) -> list[tuple[int, int]]:
+        """Return the groups with fewer ``features`` than their lower bound, and how many they lack."""
+        lack = (self._lower - self._counts(features))[:-1]
+        groups = np.flatnonzero(lack > 0)
+        return list(zip(groups.tolist(), lack[groups].tolist(), strict=True))
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the position from which the candidate's group is full, or meets its lower bound with all places committed."""

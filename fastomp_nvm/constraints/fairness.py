@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastomp_nvm.arrays import BoolArray, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint, first_infeasible
 from fastomp_nvm.constraints.checks import array_of, finite_number, mask_of, whole_number
 from fastomp_nvm.errors import ConstraintError
@@ -84,6 +84,11 @@ class Fairness(Constraint):
             return ()
         objecting = self.unfairness(features)
         return (f"{objecting:.1%} of the {self.n_people} people object to a selected feature, at most {self.limit:.1%} may",)
+
+    def burden(self, selected: IndexArray, candidates: IndexArray) -> Float64Array:
+        """Return the share of the people who accept ``selected`` but not the candidate."""
+        accepting = self._accepting(selected)[:, np.newaxis]
+        return np.asarray((_people(accepting)[0] - _people(self._words[:, candidates] & accepting)) / self.n_people)
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Bisect over ``j`` on the people who accept ``selected + sequence[:j]``, all candidates at once."""

@@ -35,15 +35,19 @@ class CappedGroups(Matroid):
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether no group exceeds its cap."""
-        return bool((self._counts(features) <= self.caps).all())
+        return bool((self.counts(features) <= self.caps).all())
 
     def violations(self, features: IndexArray) -> Sequence[str]:
         """Name each group over its cap."""
-        return tuple(over_cap(self._counts(features), self.caps, self.names))
+        return tuple(over_cap(self.counts(features), self.caps, self.names))
 
     @abstractmethod
-    def _counts(self, features: IndexArray) -> IndexArray:
-        """Return (n_groups,): the number of ``features`` in each group."""
+    def counts(self, features: IndexArray) -> IndexArray:
+        """Return (n_groups,): the number of ``features`` in each group, those of nested groups included."""
+
+    @abstractmethod
+    def forest(self) -> tuple[IndexArray, IndexArray]:
+        """Return the innermost group of each feature, and the group that encloses each group; ``n_groups`` where there is none."""
 
 
 def over_cap(counts: IndexArray, caps: IndexArray, names: Sequence[str]) -> list[str]:

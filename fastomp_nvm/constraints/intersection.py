@@ -6,21 +6,22 @@ function of the user's are queried last, and only about candidates that all othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from fastomp_nvm.arrays import BoolArray, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.constraints.bounds import Bounds
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["Intersection", "intersect", "parts_of"]
+__all__ = ["Intersection", "parts_of"]
 
 
 class Intersection(Constraint):
-    """Sets that are independent in every part. The rank is an upper bound, the smallest rank of the parts.
+    """Sets that are independent in every part.
+
+    The rank is the smallest rank of the parts: exact for one part with an exact rank beside cardinalities, else an upper bound.
 
     Parameters
     ----------
@@ -36,7 +37,8 @@ class Intersection(Constraint):
             raise ConstraintError(f"the constraints are over {' and '.join(map(str, sizes))} features: expected the same number")
         self.n_features = sizes[0]
         self.calls_user_code = any(part.calls_user_code for part in self.parts)
-        self.rank_is_bound = any(part.rank_is_bound for part in self.parts)
+        several = sum(not isinstance(part, Cardinality) for part in self.parts) > 1
+        self.rank_is_bound = several or any(part.rank_is_bound for part in self.parts)
         self.needs_base = any(part.needs_base for part in self.parts)
         self.rank = min(part.rank for part in self.parts)
         # Let S and U be bases. Each element of S outside U is refused by some part, for which U is then a base of U and the
@@ -46,6 +48,16 @@ class Intersection(Constraint):
         if None not in known:
             self.p = float(max(1.0, min(sum(p for p in known if p is not None), self.rank)))
         self._cheapest_first = sorted(self.parts, key=lambda part: part.calls_user_code)
+
+    @property
+    def budget_shares(self) -> Float64Array | None:
+        """The sum of the shares of all parts."""
+        shares = [share for part in self.parts if (share := part.budget_shares) is not None]
+        return np.sum(shares, axis=0) if shares else None
+
+    def burden(self, selected: IndexArray, candidates: IndexArray) -> Float64Array:
+        """Return the sum of the burdens in all parts."""
+        return np.asarray(np.sum([part.burden(selected, candidates) for part in self.parts], axis=0))
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether the set is independent in every part."""
@@ -85,24 +97,3 @@ class Intersection(Constraint):
 def parts_of(constraint: Constraint) -> tuple[Constraint, ...]:
     """Return the parts of an intersection, or the constraint itself as the only part."""
     return constraint.parts if isinstance(constraint, Intersection) else (constraint,)
-
-
-def intersect(parts: Iterable[Constraint]) -> Constraint:
-    """Return the intersection of ``parts`` such that its maximal sets can meet lower bounds; a single part is returned unchanged.
-
-    Differs from :class:`Intersection` when the parts include a cardinality below the total of :class:`Bounds`: the cardinality
-    becomes that total, so that places are reserved for the lower bounds. The sets that satisfy all parts as written stay the same.
-
-    Parameters
-    ----------
-    parts : iterable of Constraint
-
-    Returns
-    -------
-    Constraint
-    """
-    given = [inner for part in parts for inner in parts_of(part)]
-    k = min((part.k for part in given if isinstance(part, Cardinality)), default=None)
-    if k is not None:
-        given = [part.with_total(k) if isinstance(part, Bounds) and k < part.total else part for part in given]
-    return given[0] if len(given) == 1 else Intersection(given)

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.checks import array_of, finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError
 
-__all__ = ["Knapsack"]
+__all__ = ["BUDGET_TICKS", "Knapsack"]
 
-_BUDGET_TICKS = 2.0**40
+#: Ticks in a budget.
+BUDGET_TICKS = 2.0**40
 
 
 class Knapsack(Constraint):
@@ -51,17 +52,27 @@ class Knapsack(Constraint):
         with np.errstate(over="ignore"):  # an infinite number of ticks is over any budget
             scale = self.costs / self.budget if self.budget > 0 else np.where(self.costs > 0, 2.0, 0.0)
         # Whole numbers in float64, exact to 2^53: a sum large enough to be rounded is far over the budget already.
-        self._ticks = np.floor(scale * _BUDGET_TICKS)
-        cheapest_first = np.cumsum(np.sort(self._ticks))
-        self.rank = int(np.searchsorted(cheapest_first, _BUDGET_TICKS, side="right"))
+        self.ticks = np.floor(scale * BUDGET_TICKS)
+        cheapest_first = np.cumsum(np.sort(self.ticks))
+        self.rank = int(np.searchsorted(cheapest_first, BUDGET_TICKS, side="right"))
         # Over the costs above 0 and within the budget. For bases S and U take the cheapest e in S - U: as U + e is over the budget
         # that S keeps, cost(U - S) > cost(S - U) - cost(e), hence |S - U| < most / least * |U - S| + 1.
-        paid = self._ticks[(self._ticks > 0) & (self._ticks <= _BUDGET_TICKS)]
+        paid = self.ticks[(self.ticks > 0) & (self.ticks <= BUDGET_TICKS)]
         self.p = 1.0 if not paid.size else float(min(math.ceil(paid.max() / paid.min()), max(self.rank, 1)))
+
+    @property
+    def budget_shares(self) -> Float64Array | None:
+        """The cost of each feature as a share of the budget; a tick for a feature without cost."""
+        shares = np.maximum(self.ticks, 1.0) / BUDGET_TICKS
+        return shares if (shares != shares[:1]).any() else None
+
+    def burden(self, selected: IndexArray, candidates: IndexArray) -> Float64Array:
+        """Return the cost of each candidate as a share of the budget."""
+        return self.ticks[candidates] / BUDGET_TICKS
 
     def independent(self, features: IndexArray) -> bool:
         """Return whether the budget pays for all ``features``."""
-        return bool(self._ticks[features].sum() <= _BUDGET_TICKS)
+        return bool(self.ticks[features].sum() <= BUDGET_TICKS)
 
     def violations(self, features: IndexArray) -> Sequence[str]:
         """Name the cost of the selection when it exceeds the budget."""
@@ -71,5 +82,5 @@ class Knapsack(Constraint):
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the position from which the remaining budget does not pay for the candidate."""
-        spent = np.cumsum(np.append(self._ticks[selected].sum(), self._ticks[sequence]))
-        return np.searchsorted(spent, _BUDGET_TICKS - self._ticks[candidates], side="right").astype(np.int64)
+        spent = np.cumsum(np.append(self.ticks[selected].sum(), self.ticks[sequence]))
+        return np.searchsorted(spent, BUDGET_TICKS - self.ticks[candidates], side="right").astype(np.int64)

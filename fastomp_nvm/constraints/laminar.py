@@ -51,7 +51,7 @@ class Laminar(CappedGroups):
         for group in order:
             parent[group] = self._enclosing(group, members[group])
             self._innermost[members[group]] = group
-        self._chains = _chains(parent)
+        self._chains, self._parent = _chains(parent), parent[:-1]
         self.rank = self._find_rank(order, parent)
 
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
@@ -59,11 +59,16 @@ class Laminar(CappedGroups):
         never = len(sequence) + 1
         chains = self._chains[self._innermost[sequence]]
         positions = np.repeat(np.arange(len(sequence)), chains.shape[1])
-        full = first_full(chains.ravel(), self.caps - self._counts(selected), never, positions)
+        full = first_full(chains.ravel(), self.caps - self.counts(selected), never, positions)
         earliest: IndexArray = np.append(full, never)[self._chains].min(axis=1)
         return earliest[self._innermost[candidates]]
 
-    def _counts(self, features: IndexArray) -> IndexArray:
+    def forest(self) -> tuple[IndexArray, IndexArray]:
+        """Return the innermost group of each feature, and the group around each group."""
+        none = len(self.caps)
+        return np.where(self._innermost < 0, none, self._innermost), np.where(self._parent < 0, none, self._parent)
+
+    def counts(self, features: IndexArray) -> IndexArray:
         """Count the features of each group, those of nested groups included."""
         return np.bincount(self._chains[self._innermost[features]].ravel() + 1, minlength=len(self.caps) + 1)[1:]
 

@@ -41,9 +41,14 @@ class Partition(CappedGroups):
     def _first_blocked(self, selected: IndexArray, sequence: IndexArray, candidates: IndexArray) -> IndexArray:
         """Return the position at which the candidate's group is full."""
         never = len(sequence) + 1
-        full = first_full(self.groups[sequence], self.caps - self._counts(selected), never)
+        full = first_full(self.groups[sequence], self.caps - self.counts(selected), never)
         return np.append(full, never)[self.groups[candidates]]  # label -1 indexes the appended entry
 
-    def _counts(self, features: IndexArray) -> IndexArray:
+    def forest(self) -> tuple[IndexArray, IndexArray]:
+        """Return the group of each feature; no group encloses another."""
+        none = len(self.caps)
+        return np.where(self.groups < 0, none, self.groups), np.full(none, none)
+
+    def counts(self, features: IndexArray) -> IndexArray:
         """Count the features of each group."""
         return np.bincount(self.groups[features] + 1, minlength=len(self.caps) + 1)[1:]

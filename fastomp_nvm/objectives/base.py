@@ -97,22 +97,18 @@ class Candidates(ABC):
 class GainTracker(ABC):
     """Gains of adding each candidate to a growing set, for greedy selection over columns in memory."""
 
-    @property
-    @abstractmethod
-    def value(self) -> float:
-        """F of the set so far. The fit behind it may be reused by a later refit."""
-
     @abstractmethod
     def gains(self) -> Float64Array:
         """Return (n_features,): the increase of f with each feature; exact or, for GLMs, to second order."""
 
-    def best(self, open_: BoolArray) -> tuple[int, float]:
+    def best(self, open_: BoolArray, prices: Float64Array | None = None) -> tuple[int, float]:
         """Return the candidate with the largest gain among ``open_`` (n_features,) bool, and its gain.
 
-        Of equal gains the first wins; the gain is -1.0 when no candidate is open.
+        With ``prices`` (n_features,), all above 0, the one with the largest gain per price. Of equal ones the first wins; the gain
+        is -1.0 when no candidate is open.
         """
         gains = np.where(open_, self.gains(), -1.0)
-        place = int(gains.argmax())
+        place = int((gains if prices is None else gains / prices).argmax())
         return place, float(gains[place])
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
@@ -133,7 +129,13 @@ class GainTracker(ABC):
 
     @abstractmethod
     def add(self, position: int) -> None:
-        """Add the candidate at ``position``: the best feasible one, so that candidates with larger gains can be dropped."""
+        """Add the candidate at ``position``, the best feasible one as ``best`` was last asked.
+
+        Without prices candidates with larger gains are infeasible, and can be dropped.
+        """
+
+    def settle(self) -> None:  # noqa: B027 - optional
+        """Leave the fit of the set to a later refit; no candidate is added afterwards."""
 
 
 class Model(ABC):

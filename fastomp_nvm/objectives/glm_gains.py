@@ -76,6 +76,7 @@ class GLMGains(GainTracker):
         # The quadratic model, made when first needed: its features, their standardisation, curvature and gains, the columns added
         # to it, and the small gains of all other features.
         self._linearised = False
+        self._by_gain = True  # ``best`` was last asked for the largest gain, not gain per price
         self._wanted = sys.maxsize  # features when the greedy ends
         self._near: IndexArray
         self._standardisation: Standardisation
@@ -85,12 +86,10 @@ class GLMGains(GainTracker):
         self._others: Float64Array
         self._most_of_others: float
 
-    @property
-    def value(self) -> float:
-        """F of the set so far, refitted."""
+    def settle(self) -> None:
+        """Fit the set exactly, for a refit that starts there."""
         self._refit(EXACT)
         self._objective.remember(self._columns.features[self._added], self._model)
-        return self._model.value
 
     def gains(self) -> Float64Array:
         """Return the second-order gain of each feature; tiny gains, ordered by score, outside the quadratic model."""
@@ -99,9 +98,12 @@ class GLMGains(GainTracker):
         gains[self._near] = 0.5 * self._quadratic.gains()
         return gains
 
-    def best(self, open_: BoolArray) -> tuple[int, float]:
+    def best(self, open_: BoolArray, prices: Float64Array | None = None) -> tuple[int, float]:
         """Return the best open feature, usually one in the quadratic model, and its gain."""
         self._fit_when_due()
+        self._by_gain = prices is None
+        if prices is not None:
+            return super().best(open_, prices)
         place, gain = self._quadratic.best(open_[self._near])
         return (int(self._near[place]), 0.5 * gain) if 0.5 * gain > self._most_of_others else super().best(open_)
 
@@ -113,10 +115,10 @@ class GLMGains(GainTracker):
         gains = 0.5 * self._quadratic.gains()
         gain = float(gains[place] if near else self._others[position])
         self._predicted += gain
-        # The caller adds the best feasible feature: features with larger gains are infeasible, and remain so.
-        self._done[self._near[gains > gain]] = True
-        if gain < self._most_of_others:
-            self._done |= self._others > gain
+        if self._by_gain:  # the caller adds the best feasible feature: features with larger gains are infeasible, and remain so
+            self._done[self._near[gains > gain]] = True
+            if gain < self._most_of_others:
+                self._done |= self._others > gain
         self._done[position] = True
         self._added.append(position)
         if not near:

@@ -114,13 +114,13 @@ class FollowedGains:
         """Return (n_features,): the gain of each feature; 0 for dependent ones."""
         return exact_gains(self._standardisation, self._gradient, self._pivot, self._groups, self._smallest)
 
-    def best(self, open_: BoolArray) -> tuple[int, float]:
-        """Return the feature with the largest gain among ``open_`` (n_features,) bool, and its gain; -1.0 when none is open."""
+    def best(self, open_: BoolArray, prices: Float64Array | None = None) -> tuple[int, float]:
+        """Return the feature with the largest gain (per price) among ``open_`` (n_features,) bool, and its gain; -1.0 for none."""
         self.open_ = open_
-        if native.extension and not self._groups:
+        if native.extension and not self._groups and prices is None:
             return native.extension.best(self._gradient, self._pivot, self._smallest, open_)
         gains = np.where(open_, self.gains(), -1.0)
-        place = int(gains.argmax())
+        place = int((gains if prices is None else gains / prices).argmax())
         return place, float(gains[place])
 
     def follow(self, column: int, gram: Float64Array) -> None:

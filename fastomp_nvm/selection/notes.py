@@ -41,6 +41,7 @@ def notes_on(
     standardised: bool,
     limit: int,
     constant: int,
+    repaired: bool = False,
 ) -> list[str]:
     """Return the notes on a selection, most important first.
 
@@ -62,6 +63,8 @@ def notes_on(
         Most features that could be selected.
     constant : int
         Features that are constant.
+    repaired : bool
+        Whether features were exchanged at the end to meet lower bounds.
     """
     used = None if weights is None else weights > 0
     n_obs = len(response.values) if used is None else int(np.count_nonzero(used))
@@ -75,6 +78,12 @@ def notes_on(
         found.append(
             f"up to {limit:,} features may be selected from {n_obs:,} observations: that many fit any target exactly, so choose a "
             "smaller k, or judge by the score on observations held out (--test-fraction, test_fraction=)"
+        )
+    if problem.constraint.open_questions:
+        exchanged = "; features were exchanged at the end to meet them" if repaired else ""
+        found.append(
+            f"whether the lower bounds could still be met was left open {problem.constraint.open_questions:,} times, to save time"
+            f"{exchanged}"
         )
     if constant:
         have = "feature is" if constant == 1 else "features are"

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Parameters, Problem
+from fastomp_nvm.algorithms.repair import repaired
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
-from fastomp_nvm.constraints.intersection import intersect
+from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
@@ -202,7 +203,7 @@ def prepare(
     if request.constraint is not None:
         given = bind_constraint(request.constraint, dataset, usable)
         # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
-        constraint = intersect([given] if limit is None else [limit, given])
+        constraint = intersect([given] if limit is None else [limit, given], usable)
     elif limit is not None:
         constraint = limit
     else:
@@ -220,7 +221,7 @@ def prepare(
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
-    algorithm = ALGORITHMS.load(request.algorithm)(problem)
+    algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
     if request.quality != "fast":
         from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
 
@@ -293,7 +294,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
     names = list(map(dataset.names.__getitem__, indices.tolist()))
     limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
-    notes = notes_on(names, columns, fit, problem, response, prepared.weights, request.standardize, limit, prepared.constant)
+    about = problem, response, prepared.weights, request.standardize, limit, prepared.constant, outcome.repaired
+    notes = notes_on(names, columns, fit, *about)
     spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
     positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))

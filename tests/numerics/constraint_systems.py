@@ -187,7 +187,19 @@ def intersection(draw, n):
     return System(constraint, lambda T: all(part.defined(T) for part in parts), False)
 
 
-SYSTEMS = {**SIMPLE, "intersection": intersection}
+@st.composite
+def extendable(draw, n):
+    bounded, other = draw(bounds(n)), draw(SIMPLE[draw(st.sampled_from(sorted(SIMPLE.keys() - {"bounds", "cardinality"})))](n))
+    limits = bounded.constraint
+    counts = lambda T: np.bincount(limits.groups[array(T)] + 1, minlength=len(limits.lower) + 1)[1:]  # noqa: E731
+    met = [T for T in subsets(n) if bounded.defined(T) and (counts(T) >= limits.lower).all() and other.defined(T)]
+    constraint = fc.intersect([limits, other.constraint])
+    if not met:  # nothing is valid: the parts alone
+        return System(constraint, lambda T: bounded.defined(T) and other.defined(T), False)
+    return System(constraint, lambda T: any(T <= S for S in met), False)
+
+
+SYSTEMS = {**SIMPLE, "intersection": intersection, "extendable": extendable}
 every_family = pytest.mark.parametrize("family", sorted(SYSTEMS))
 
 

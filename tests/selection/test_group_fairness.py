@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.constraints import Cardinality, Fairness
-from fastomp_nvm.constraints.intersection import intersect
+from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.selection.group_fairness import classification_figures, outcome_fairness
 from fastomp_nvm.selection.held_out import held_out_rows, split_weights
 

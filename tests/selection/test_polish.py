@@ -83,8 +83,9 @@ def test_hardly_a_column_is_computed_that_is_not_used(computed, name) -> None:
     """The greedy among the near ones foresees the one among all, the constraint included: few columns and few blocks."""
     X, y = data(n_obs=600, together=0.0)
     used = len(fo.select(X, y, **CONSTRAINTS[name]).indices)
-    assert used <= sum(computed) <= 1.2 * used
-    assert len(computed) <= 4
+    greedies = 2 if name == "knapsack" else 1  # by gain, and by gain per cost
+    assert used <= sum(computed) <= 1.2 * greedies * used
+    assert len(computed) <= 4 * greedies
 
 
 @pytest.mark.usefixtures("many")

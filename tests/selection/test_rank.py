@@ -106,14 +106,29 @@ def test_the_estimate_is_the_size_of_a_feasible_set(family, data):
 
 
 def test_families_say_whether_their_rank_is_a_loose_bound() -> None:
-    """Fairness, oracles and monotone functions do, and so does what contains one of them; a matroid or a knapsack does not."""
+    """Fairness, oracles and monotone functions do, and intersections of several families; a matroid or a knapsack does not."""
     n = 6
     fair = fc.Fairness(n, np.ones((3, n), dtype=bool), 0.5)
     loose = [fair, fc.Oracle(n, lambda features: True), fc.Monotone(n, lambda features: float(len(features)), 3.0)]
     exact = [fc.Cardinality(n, 3), fc.Partition(n, [0] * n, [2]), fc.Knapsack(n, np.ones(n), 3.0)]
     assert [constraint.rank_is_bound for constraint in [*loose, *exact]] == [True] * 3 + [False] * 3
-    assert not fc.Intersection(exact).rank_is_bound
+    assert not any(fc.Intersection([exact[0], constraint]).rank_is_bound for constraint in exact)
+    assert fc.Intersection(exact).rank_is_bound
     assert all(fc.Intersection([*exact, constraint]).rank_is_bound for constraint in loose)
+
+
+def test_a_loose_smallest_rank_of_two_families_is_estimated() -> None:
+    """The smallest rank of the parts may be far above that of the intersection; a known p turns draws into a bound again."""
+    n = 400
+    cheap_alone = fc.Knapsack(n, np.where(np.arange(n) < 200, 0.01, 1.0), 10.0)
+    dear_only = fc.Partition(n, np.where(np.arange(n) < 200, 0, 1), [1, 200])
+    both = fc.Intersection([cheap_alone, dear_only])
+    rank, estimated, _ = rank_of(both, np.arange(n))
+    assert both.rank > 200
+    assert (rank, estimated) == (10, True)
+    matroid = fc.Oracle(n, lambda features: len(features) <= 9, p=1)
+    assert rank_of(matroid, np.arange(n))[:2] == (9, False)
+    assert rank_of(fc.Oracle(n, lambda features: len(features) <= 9), np.arange(n))[:2] == (9, True)
 
 
 def test_a_limit_below_the_estimate_wins() -> None:

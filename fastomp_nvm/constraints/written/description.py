@@ -15,7 +15,7 @@ from typing import Any
 
 from fastomp_nvm.arrays import BoolArray
 from fastomp_nvm.constraints.base import Constraint
-from fastomp_nvm.constraints.intersection import intersect
+from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.constraints.written.document import Item, read_document, read_text
 from fastomp_nvm.constraints.written.families import FAMILIES
 from fastomp_nvm.constraints.written.feature_names import FeatureNames
