@@ -109,6 +109,8 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         As in ``SelectionRequest``.
     tier : {"auto", "exact", "int8"}
         As in ``SelectionRequest``; arrays have no tier.
+    gram : {"auto", "never"}
+        As in ``SelectionRequest``.
     missing : {"error", "mean", "median"}
         What replaces a missing number of a table or array, here and in later ones: the mean or median of its column in ``fit``; a
         missing text becomes a category of its own. ``error`` refuses missing cells. A store has its own rule.
@@ -163,6 +165,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         target: str | None = None,
         gather_bytes: int | None = None,
         tier: Literal["auto", "exact", "int8"] = "auto",
+        gram: Literal["auto", "never"] = "auto",
         threads: int | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -187,6 +190,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         self.target = target
         self.gather_bytes = gather_bytes
         self.tier = tier
+        self.gram = gram
         self.threads = threads
         self.observer = observer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
@@ -16,12 +16,8 @@ import numpy as np
 from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.analysis.splits import checked_request, draw_folds
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
-from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.matrix.sweeper import Sweeper
-from fastomp_nvm.matrix.traffic import Traffic
-from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
@@ -125,7 +121,7 @@ class CrossValidation:
             "one_standard_error_k": self.one_standard_error_k,
             "k": self.k,
             "selection": self.selection.to_json(),
-            **asdict(self.sharing),
+            **self.sharing.to_json(),
         }
 
 
@@ -189,21 +185,16 @@ def cross_validate(
             raise RequestError("a fold holds no observation with weight, or all of them: choose fewer folds")
         requests = [make_request({**request, "k": k, "weights": weights}) for k in tried for weights in training]
         requests += [make_request({**request, "k": k}) for k in tried]
+        tests = [*held_out * len(tried), *[None] * len(tried)]
         with watched(observer, progress, "cv") as watching:
-            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
-        objective = OBJECTIVES.load(response.objective)(response.values, common.weights, centred=common.standardize)
+            selections, traffic = select_shared(
+                dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled, held_out=tests
+            )
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
-        scoring = Traffic()
-        scores = np.array(
-            [
-                [objective.score(_predictor(dataset, selection, scoring), held_out[fold]) for fold, selection in enumerate(row)]
-                for row in by_k
-            ]
-        )
+        scores = np.array([[selection.test_score for selection in row] for row in by_k], dtype=np.float64)  # None becomes NaN
         if not np.isfinite(scores).all():
             raise DataError("the target is constant on the held-out observations of a fold: choose fewer folds")
-        traffic.include(scoring)
-        sharing = Sharing.of(traffic, selections, dataset.n_features, scoring)
+        sharing = Sharing.of(traffic, selections, dataset.n_features)
     mean, error = scores.mean(axis=1), scores.std(axis=1, ddof=1) / math.sqrt(n_folds)
     best = int(np.argmax(mean))
     within = int(np.flatnonzero(mean >= mean[best] - error[best])[0])
@@ -233,10 +224,3 @@ def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
     for k in given:
         make_request({"k": k})
     return sorted({int(k) for k in given})
-
-
-def _predictor(dataset: Dataset, selection: Selection, traffic: Traffic) -> Float64Array:
-    """Return the linear predictor (n_obs,) of a selection; its columns are read again and added to ``traffic``."""
-    rows = Sweeper(1).gather(dataset.matrix, selection.column_positions)
-    traffic.include(Traffic(1, len(selection.indices), rows.nbytes))
-    return selection.linear_predictor(rows.T)

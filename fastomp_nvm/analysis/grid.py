@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 import numpy as np
@@ -122,7 +122,7 @@ class Grid:
         """Return the object that ``grid --json`` prints."""
         best = next(place for place, cell in enumerate(self.cells) if cell is self.best)
         cells = [{"settings": dict(cell.settings), **cell.selection.to_json()} for cell in self.cells]
-        return {"cells": cells, "best": best, "ranked_by": self.ranked_by, **asdict(self.sharing)}
+        return {"cells": cells, "best": best, "ranked_by": self.ranked_by, **self.sharing.to_json()}
 
 
 def grid(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from fastomp_nvm.arrays import JSONObject
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.text import human_bytes
@@ -20,24 +21,32 @@ class Sharing:
     ----------
     bytes_read, bytes_read_alone : int
     full_passes, full_passes_alone : float
+    gram : str, optional
+        Whether the selections were made from Gram matrices, and why; as in a ``Selection``.
     """
 
     bytes_read: int
     bytes_read_alone: int
     full_passes: float
     full_passes_alone: float
+    gram: str | None = None
 
     @classmethod
-    def of(cls, traffic: Traffic, selections: Sequence[Selection], n_features: int, scoring: Traffic | None = None) -> Sharing:
-        """Return the comparison of ``traffic`` with the selections one by one; ``scoring`` is traffic that cannot be shared."""
-        extra = Traffic() if scoring is None else scoring
+    def of(cls, traffic: Traffic, selections: Sequence[Selection], n_features: int) -> Sharing:
+        """Return the comparison of ``traffic`` with the selections one by one."""
         return cls(
             bytes_read=traffic.bytes_read,
-            bytes_read_alone=sum(selection.bytes_read for selection in selections) + extra.bytes_read,
+            bytes_read_alone=sum(selection.bytes_read for selection in selections),
             full_passes=traffic.features_visited / n_features,
-            full_passes_alone=sum(selection.full_passes for selection in selections) + extra.features_visited / n_features,
+            full_passes_alone=sum(selection.full_passes for selection in selections),
+            gram=selections[0].gram,
         )
+
+    def to_json(self) -> JSONObject:
+        """Return the fields; ``gram`` only where it says something."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def in_words(self) -> str:
         """Return the traffic as text."""
-        return f"{self.full_passes:.1f} passes, {human_bytes(self.bytes_read)} read"
+        gram = "" if self.gram is None else f"; Gram matrices {self.gram}"
+        return f"{self.full_passes:.1f} passes, {human_bytes(self.bytes_read)} read{gram}"

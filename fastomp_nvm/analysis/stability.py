@@ -6,13 +6,13 @@ Subsamples are observation weights of 0 and 1 on the one stored matrix; the data
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from fastomp_nvm.analysis.sharing import Sharing
-from fastomp_nvm.analysis.splits import checked_request, draw_subsample
+from fastomp_nvm.analysis.splits import checked_request, draw_blocks, draw_subsample
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
@@ -121,7 +121,7 @@ class Stability:
             "objective": self.objective,
             **({} if self.objective_reason is None else {"objective_reason": self.objective_reason}),
             **({"notes": list(self.notes)} if self.notes else {}),
-            **asdict(self.sharing),
+            **self.sharing.to_json(),
         }
 
 
@@ -149,7 +149,8 @@ def stability(
     data, y, threads, names, observer, progress, cancelled, verify, load, io
         As for ``select``.
     subsamples : int
-        How many, drawn by the request's ``seed`` without replacement, classes in proportion.
+        How many, drawn by the request's ``seed`` without replacement, classes in proportion. Of many observations they are unions
+        of random blocks; see ``draw_blocks`` in ``fastomp_nvm.analysis.splits``.
     fraction : float in (0, 1)
         Share of the observations in each.
     threshold : float in (0, 1]
@@ -171,7 +172,8 @@ def stability(
     with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
         response = resolve_response(dataset, common, y)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights
-        drawn = [draw_subsample(fraction, common, response, draw) for draw in range(subsamples)]
+        block_of = draw_blocks(fraction, common, response)
+        drawn = [draw_subsample(fraction, common, response, block_of, draw) for draw in range(subsamples)]
         if not all(every[rows].any() for rows in drawn):
             raise RequestError(f"a subsample of {fraction:g} of the observations holds none with weight: take a larger fraction")
         requests = [make_request({**request, "weights": np.where(rows, every, 0.0)}) for rows in drawn]

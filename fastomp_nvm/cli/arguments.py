@@ -177,6 +177,11 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add("--test-fraction", type=float, metavar="F", help="hold out this share of observations and score on them (default: none)")
     add("--tier", metavar="auto|int8|exact", help="what full passes read: int8, exact, or auto (default); the answer is the same")
     add(
+        "--gram",
+        metavar="auto|never",
+        help="auto (default): several selections over tall data share the Gram matrices of one pass where that is less work; never",
+    )
+    add(
         "--gather-bytes", type=int, metavar="N", help="memory for gathered columns (default half of what is free, at most 2.75 GiB)"
     )
     add(

@@ -57,6 +57,8 @@ def show_selection(selection: Selection) -> None:
     )
     if selection.guarantee in GUARANTEES:
         console.print(GUARANTEES[selection.guarantee])
+    if selection.gram is not None:
+        console.print(f"Gram matrix of all columns {selection.gram}", soft_wrap=True)
     estimated = selection.rank if selection.rank_estimated else None
     if estimated is not None:
         console.print(
@@ -97,4 +99,5 @@ def sharing_in_words(sharing: Sharing) -> str:
     return (
         f"{human_bytes(sharing.bytes_read)} read in {sharing.full_passes:.1f} passes; one by one it would have been "
         f"{human_bytes(sharing.bytes_read_alone)} in {sharing.full_passes_alone:.1f}"
+        f"{'' if sharing.gram is None else f'; Gram matrices {sharing.gram}'}"
     )

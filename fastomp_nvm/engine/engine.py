@@ -206,7 +206,7 @@ class Engine:
     def _report(self, observer: Observer, run: Run, selected: int, value: float) -> None:
         """Report a round of a run, or its end."""
         # Counters are those of separate runs; only the bytes that merged sweeps really took are reported.
-        taken = sum(other.problem.pool.traffic.bytes_read for other in self._runs) - self.saved.bytes_read
+        taken = sum(other.problem.counters.traffic.bytes_read for other in self._runs) - self.saved.bytes_read
         seconds, rank = time.perf_counter() - self._started, run.problem.constraint.rank
         self._latest = Progress(
             run.place,
@@ -263,14 +263,15 @@ class Engine:
             if not batch:
                 design, rows, wide, tier = theirs, theirs.matrix, theirs.standardisation.wide, source
                 width = max(PRODUCT_BYTES // (8 * rows.shape[0]), len(query.asks))
-            alike = source is tier and (theirs.standardisation.wide is wide or np.array_equal(theirs.standardisation.wide, wide))
+            alike = theirs.matrix.array is rows.array and source is tier
+            alike = alike and (theirs.standardisation.wide is wide or np.array_equal(theirs.standardisation.wide, wide))
             if alike and len(asks) + len(query.asks) <= width:
                 batch.append((run, query))
                 asks += query.asks
         if not batch:
             return False
         vectors = Vectors(np.stack(list(map(attrgetter("vector"), asks)), axis=1), rows.dtype)
-        swept = Traffic(1, len(design.standardisation.offsets) - 1, rows.nbytes)
+        swept = Traffic(1, len(design.standardisation.offsets) - 1, rows.nbytes) if rows.counted else Traffic()
         if tier is not None:
             swept.bytes_read = swept.bytes_read_tier = tier.codes.nbytes
         self.traffic.include(swept)

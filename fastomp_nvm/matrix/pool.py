@@ -147,7 +147,7 @@ class ColumnPool:
         matrix = design.matrix
         self.design = design
         self.sweeper = sweeper
-        self.traffic = traffic
+        self.traffic = traffic if matrix.counted else Traffic()
         self.budget = budget
         self._row_bytes = max(matrix.shape[1] * matrix.itemsize, 1)
         self._capacity = budget // self._row_bytes

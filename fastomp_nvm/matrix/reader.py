@@ -258,6 +258,11 @@ class FileRows(ArrayRows):
         if self._pace is not None:
             self._pace.wait(out.nbytes, len(columns))
 
+    def pace(self, nbytes: int) -> None:
+        """Wait as long as the emulated device takes for ``nbytes``."""
+        if self._pace is not None:
+            self._pace.wait(nbytes)
+
     def reads_directly(self, *, again: bool) -> bool:
         """Tell whether the next visit or gather goes past the mapping; ``again``: whether there will be more of them."""
         if self._io != "auto":

@@ -77,10 +77,13 @@ class Rows(ABC):
         True where a sweep may have to wait for a device or a network.
     network : Network, optional
         Traffic with other machines, where the rows lie there.
+    counted : bool
+        Whether reading the rows counts as traffic with the medium.
     """
 
     array: AnyArray | None = None
     on_device = False
+    counted = True
     network: Network | None = None
 
     def __init__(self, shape: tuple[int, int], dtype: DType) -> None:
@@ -158,6 +161,9 @@ class LocalRows(Rows):
         again : bool
             Whether there will be more visits, for which pages of a file are worth keeping in memory.
         """
+
+    def pace(self, nbytes: int) -> None:
+        """Wait as long as an emulated device takes for ``nbytes``, where there is one."""
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
         whole: AnyArray = self.arrays[0] if len(self.arrays) == 1 else np.concatenate(self.arrays)

@@ -24,6 +24,14 @@ __all__ = ["RequestFields", "SelectionRequest", "make_request", "named_file"]
 _SMALLEST_EPSILON = 1e-6
 T = TypeVar("T")
 
+#: Fields of a request -> their allowed values.
+_CHOICES = {
+    "quality": ("fast", "verified", "best"),
+    "until": ("paper", "full"),
+    "polish": ("pool", "none"),
+    "tier": ("auto", "exact", "int8"),
+    "gram": ("auto", "never"),
+}
 _WHOLE = (int, np.integer)
 _REAL = (int, float, np.integer, np.floating)
 
@@ -53,6 +61,7 @@ class RequestFields(TypedDict, total=False):
     lambda_min: float | None
     gather_bytes: int | None
     tier: Literal["auto", "exact", "int8"]
+    gram: Literal["auto", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,9 @@ class SelectionRequest:
     tier : {"auto", "exact", "int8"}
         Whether full passes go over the store's int8 tier or over the exact matrix, with the same answer; ``auto`` takes the tier
         where that is faster (see ``worthwhile`` and ``TierAccount`` in ``fastomp_nvm.matrix.tier``).
+    gram : {"auto", "never"}
+        Whether several linear selections over tall data may be made from Gram matrices of all columns, which take one pass; the
+        answer is the same up to rounding. ``auto`` does so where it is less work (see ``fastomp_nvm.selection.compression``).
     """
 
     k: int | None = None
@@ -138,6 +150,7 @@ class SelectionRequest:
     lambda_min: float | None = None
     gather_bytes: int | None = None
     tier: Literal["auto", "exact", "int8"] = "auto"
+    gram: Literal["auto", "never"] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse values outside their domain, one sentence each."""
@@ -145,12 +158,7 @@ class SelectionRequest:
         if self.objective != "auto" and self.objective not in OBJECTIVES:
             hint = near(str(self.objective), OBJECTIVES)
             raise RequestError(f"unknown objective {self.objective!r}{hint}: expected one of auto, {', '.join(OBJECTIVES)}")
-        for field, allowed in (
-            ("quality", ("fast", "verified", "best")),
-            ("until", ("paper", "full")),
-            ("polish", ("pool", "none")),
-            ("tier", ("auto", "exact", "int8")),
-        ):
+        for field, allowed in _CHOICES.items():
             if getattr(self, field) not in allowed:
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected {' or '.join(allowed)}")
         if self.quality != "fast" and self.algorithm != "fast_omp":

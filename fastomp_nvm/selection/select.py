@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
@@ -32,6 +32,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.compression import Compression, Split, compress
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.notes import notes_on
@@ -103,13 +104,16 @@ def select_shared(
     dropped: Callable[[int], bool] | None = None,
     ended: Callable[[int, Selection | None], None] | None = None,
     deadline: Callable[[], bool] | None = None,
+    held_out: Sequence[Float64Array | None] = (),
 ) -> tuple[list[Selection], Traffic]:
     """Answer several requests as ``select_many`` does; return also the traffic of all of them together.
 
     ``journals`` make the runs durable, one each. ``dropped(place)`` is asked at every round of the request at that position
     whether it alone is to end. With ``ended``, each selection is passed to ``ended(place, selection)`` as soon as it is there (None
     for a dropped request), while the others go on, and no selection is returned; nor is one where ``deadline`` (see
-    ``Engine.drive``) ends the sweeps.
+    ``Engine.drive``) ends the sweeps. ``held_out`` holds observation weights (n_obs,) for each request, on which ``test_score`` is
+    computed. Where ``journals`` are given, even as None, no Gram matrix is used: such runs share sweeps with whatever else waits,
+    and that must not change a bit of them.
     """
     started = time.perf_counter()
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -118,78 +122,96 @@ def select_shared(
         if dataset.matrix.network is not None:
             dataset.matrix.network.restart()
         sweeper = Sweeper(threads)
-        wanted: list[tuple[SelectionRequest, Float64Array | None]] = []
+        wanted: list[Split] = []
         weighted: list[Float64Array] = []
         pools = 0  # whose size is left to us
-        for each in requests:
+        for place, each in enumerate(requests):
             request = each if isinstance(each, SelectionRequest) else make_request(each)
             weights = request.weights
             if weights is not None and len(weights) != dataset.n_obs:
                 raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
+            test = held_out[place] if held_out else None
             if request.test_fraction is not None:
-                weights, _ = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
-            wanted.append((request, weights))
+                weights, test = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
+            wanted.append(Split(request, weights, test))
             pools += request.gather_bytes is None
             if weights is not None and request.standardize:
                 weighted.append(weights)
-        if len(weighted) > 1:
+        found = None if journals else compress(dataset, wanted, y, sweeper, cancelled)
+        compression = found if isinstance(found, Compression) else None
+        if compression is None and len(weighted) > 1:
             dataset = dataset.knowing(weighted)
         budget = LARGEST_BUDGET
         if pools and not dataset.resident:
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
         prepared: list[Prepared] = []
         runs: list[Run] = []
-        for place, (request, weights) in enumerate(wanted):
-            prepared.append(prepare(dataset, request, y, weights, sweeper, budget))
+        for place, split in enumerate(wanted):
+            prepared.append(prepare(dataset, split, y, sweeper, budget, compression))
             runs.append(prepared[place].run)
             if journals:
                 runs[place].journal = journals[place]
 
-        finish = partial(_finish, dataset, sweeper, started)
+        reason = found if isinstance(found, str) else None if compression is None else compression.reason
+        finish = partial(_finish, dataset, sweeper, started, reason)
 
         def hand_over(place: int) -> None:
             assert ended is not None
             ended(place, None if runs[place].outcome is None else finish(prepared[place]))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
-        if len(weighted) > 1:  # one pass of moments serves all of them
-            engine.saved.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), len(weighted) - 1)
+        sharing = len(weighted) if compression is None else len(wanted)
+        if sharing > 1:  # one pass of moments, or of Gram matrices, serves all of them
+            engine.saved.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), sharing - 1)
         driven = engine.drive(runs, deadline)
+        selections = [] if ended is not None or not driven else list(map(finish, prepared))
         # Merged sweeps and the pass of moments count once, gathers as often as they were made.
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
-        return [] if ended is not None or not driven else list(map(finish, prepared)), traffic
+        return selections, traffic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A request bound to data, ready to run; ``weights`` are zero where held out, ``constant`` counts constant features."""
+    """A request bound to data, ready to run.
 
-    request: SelectionRequest
+    Attributes
+    ----------
+    split : Split
+    response : Response
+        Of the observations, or of the pseudo-observations of compressed data.
+    run : Run
+    constant : int
+        Number of constant features.
+    compression : Compression, optional
+    """
+
+    split: Split
     response: Response
     run: Run
-    weights: Float64Array | None
     constant: int
+    compression: Compression | None
 
 
 def prepare(
     dataset: Dataset,
-    request: SelectionRequest,
+    split: Split,
     y: object,
-    weights: Float64Array | None,
     sweeper: Sweeper,
     budget: int = LARGEST_BUDGET,
+    compression: Compression | None = None,
 ) -> Prepared:
-    """Bind a request to the data.
-
-    ``weights`` (n_obs,) are the observation weights of the request, zero for the observations held out; None without either.
-    ``budget`` is the memory in bytes for gathered columns where the request names none.
-    """
-    counters = Counters()
+    """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default."""
+    counters, request, weights, resident = Counters(), split.request, split.weights, dataset.resident
     response = resolve_response(dataset, request, y)
-    design = dataset.design(request.standardize, weights, counters.traffic)
+    if compression is None:
+        design = dataset.design(request.standardize, weights, counters.traffic)
+    else:
+        compressed = compression.of(split)
+        design, response, weights, resident = compressed.design, replace(response, values=compressed.response), None, True
+        counters.traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes))
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:
@@ -219,7 +241,7 @@ def prepare(
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
-    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
+    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
     if request.quality != "fast":
@@ -230,7 +252,7 @@ def prepare(
         from fastomp_nvm.algorithms.certificate import certified  # imports every objective
 
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
-    tier, account = dataset.tier, None
+    tier, account = dataset.tier if compression is None else None, None
     if tier is None and request.tier == "int8":
         raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
     if tier is not None and request.tier != "int8":
@@ -238,7 +260,7 @@ def prepare(
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
-    return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account), weights, constant)
+    return Prepared(split, response, Run(problem, algorithm, tier=tier, account=account), constant, compression)
 
 
 def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
@@ -269,42 +291,50 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
-def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepared) -> Selection:
+def _finish(dataset: Dataset, sweeper: Sweeper, started: float, gram: str | None, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
-    request, response, run = prepared.request, prepared.response, prepared.run
+    split, response, run, compression = prepared.split, prepared.response, prepared.run, prepared.compression
+    request, weights, original, mean = split.request, split.weights, run.problem.design.standardisation, 0.0
+    if compression is not None:
+        compressed = compression.of(split)
+        weights, original, mean = None, compressed.original, compressed.intercept
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
     assert outcome is not None
     indices = outcome.selected
     columns = problem.pool.columns(indices)
     fit = problem.objective.refit(columns)
     with np.errstate(over="ignore", invalid="ignore"):
-        coef, shift = columns.standardisation.coefficients(fit.coef)
-    if not (np.isfinite(coef).all() and math.isfinite(fit.intercept + shift) and math.isfinite(fit.score)):
+        coef, shift = original.subset(indices).coefficients(fit.coef)
+    intercept = fit.intercept + mean + shift
+    if not (np.isfinite(coef).all() and math.isfinite(intercept) and math.isfinite(fit.score)):
         raise DataError("the fit left the range of float64: scale the columns and the target to moderate sizes")
     unpolished = fit.score
     if outcome.unpolished is not None and not np.array_equal(outcome.unpolished, indices):
         unpolished = problem.objective.refit(problem.pool.columns(outcome.unpolished), exact=False).score
+    positions = column_index(dataset.offsets, indices)
     test_score = test_rows = None
-    if request.test_fraction is not None:
-        _, test = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), request.weights)
-        test_score = problem.objective.score(columns.dense(np.arange(len(columns.features))) @ fit.coef + fit.intercept, test)
-        test_rows = int(np.count_nonzero(test))
+    if split.test is not None:
+        if compression is not None:
+            test_score = compression.score(split, positions, coef, intercept)
+        else:
+            predictor = columns.dense(np.arange(len(columns.features))) @ fit.coef + fit.intercept
+            test_score = problem.objective.score(predictor, split.test)
+        test_rows = int(np.count_nonzero(split.test))
     violations = list(problem.constraint.violations(indices))
     if violations:
         warnings.warn(f"the answer breaks the constraint as written: {'; '.join(violations)}", stacklevel=4)
     names = list(map(dataset.names.__getitem__, indices.tolist()))
     limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
-    about = problem, response, prepared.weights, request.standardize, limit, prepared.constant, outcome.repaired
+    about = problem, response, weights, request.standardize, limit, prepared.constant, outcome.repaired
     notes = notes_on(names, columns, fit, *about)
     spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
-    positions = column_index(dataset.offsets, indices)
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=names,
         indices=indices,
         coef=coef if len(coef) == len(indices) else list(map(coef.__getitem__, spans)),
-        intercept=fit.intercept + shift,
+        intercept=intercept,
         score=fit.score,
         columns=list(map(column_names.__getitem__, spans)),
         column_positions=positions,
@@ -349,6 +379,7 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         durability=dataset.traits.durability,
         emulated=dataset.traits.emulated,
         tier="exact" if run.tier is None else "int8",
+        gram=gram,
         kernel=sweeper.kernel.id,
         verified=dataset.verified,
         target=response.name,

@@ -42,6 +42,7 @@ REQUEST = fo.SelectionRequest(
     lambda_min=0.5,
     gather_bytes=1 << 20,
     tier="exact",
+    gram="never",
 )
 
 

@@ -117,6 +117,7 @@ def test_merged_runs_share_their_passes() -> None:
     from fastomp_nvm.engine.dataset import Dataset
     from fastomp_nvm.engine.engine import Engine, Run
     from fastomp_nvm.matrix.sweeper import Sweeper
+    from fastomp_nvm.selection.compression import Split
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.select import prepare
 
@@ -124,7 +125,7 @@ def test_merged_runs_share_their_passes() -> None:
     dataset = Dataset.of_array(design.matrix().T)
     sweeper = Sweeper(1)
     runs: list[Run] = [
-        prepare(dataset, SelectionRequest(k=20, seed=seed), design.response(), None, sweeper).run for seed in range(8)
+        prepare(dataset, Split(SelectionRequest(k=20, seed=seed), None, None), design.response(), sweeper).run for seed in range(8)
     ]
     engine = Engine(dataset.matrix, sweeper)
     engine.drive(runs)
@@ -140,6 +141,7 @@ def test_a_deadline_stops_between_sweeps() -> None:
     from fastomp_nvm.engine.engine import Engine
     from fastomp_nvm.matrix.sweeper import Sweeper
     from fastomp_nvm.runs.journal import DecisionJournal
+    from fastomp_nvm.selection.compression import Split
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.select import prepare
     from tests.harness.memory_log import MemoryLog
@@ -150,7 +152,7 @@ def test_a_deadline_stops_between_sweeps() -> None:
     done, calls = False, 0
     while not done:
         log = MemoryLog(records)
-        run = prepare(dataset, SelectionRequest(k=20), design.response(), None, sweeper).run
+        run = prepare(dataset, Split(SelectionRequest(k=20), None, None), design.response(), sweeper).run
         run.journal = journal = DecisionJournal(log, {})
         engine = Engine(dataset.matrix, sweeper)
         done = engine.drive([run], deadline=lambda: True)

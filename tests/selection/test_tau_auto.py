@@ -158,6 +158,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
     from fastomp_nvm.engine.engine import Engine
     from fastomp_nvm.matrix.sweeper import Sweeper
     from fastomp_nvm.runs.journal import DecisionJournal
+    from fastomp_nvm.selection.compression import Split
     from fastomp_nvm.selection.request import SelectionRequest
     from fastomp_nvm.selection.select import prepare
     from tests.harness.memory_log import MemoryLog
@@ -168,7 +169,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_outcome(constraint) -> None:
 
     def driven(records: list[bytes]) -> tuple[list[bytes], tuple[Any, ...], int]:
         log = MemoryLog(records)
-        run = prepare(dataset, request, y, None, sweeper).run
+        run = prepare(dataset, Split(request, None, None), y, sweeper).run
         run.journal = journal = DecisionJournal(log, {})
         engine = Engine(dataset.matrix, sweeper)
         engine.drive([run])

@@ -1,0 +1,181 @@
+"""Requests answered from Gram matrices: one pass over tall data in place of the sweeps of every run.
+
+Taken for the linear objective where columns are few against observations and several selections share the pass: all k of a grid,
+folds of a cross-validation, subsamples. Whether it is taken depends on sizes and requests, never on the clock. The data is then
+compressed (:mod:`fastomp_nvm.matrix.gram`), once for each vector of observation weights, and the algorithms run on the compressed
+data as they run on any other: same selection, same coefficients up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+
+import numpy as np
+
+from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.errors import CancelledError
+from fastomp_nvm.matrix.gram import BlockGrams, Compressed, IllConditionedError, Moments, gram_bytes
+from fastomp_nvm.matrix.memory import fillable_memory
+from fastomp_nvm.matrix.rows import LocalRows
+from fastomp_nvm.matrix.sweeper import Sweeper
+from fastomp_nvm.random_keys import mix
+from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.response import resolve_response
+
+__all__ = ["Compression", "Split", "compress"]
+
+#: Observations per column, and entries of the matrix, below which data is not compressed: sweeps cost little there.
+FEWEST_PER_COLUMN, FEWEST_ENTRIES = 8, 1 << 22
+
+#: Passes that a run by sweeps counts as, all its work included (gathers, products of gathered columns): by algorithm, by default,
+#: and for moments under observation weights. SDS_OMP takes a pass for each feature that it selects.
+PASSES, DEFAULT_PASSES, WEIGHTED_PASSES = {"random": 1, "top_k": 2}, 12, 12
+
+#: Columns of a Gram matrix per pass that it replaces. A pass multiplies an entry of the matrix with a vector at the speed of
+#: memory, a Gram matrix with half of all columns at the speed of BLAS: about 8 columns per pass take the same time (measured).
+COLUMNS_PER_PASS = 3
+
+#: Most blocks of observations, and most memory of their Gram matrices and the compressed data.
+MOST_BLOCKS, MOST_BYTES = 128, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """A request and the observation weights (n_obs,) of its training and test observations; None: all alike, or no test."""
+
+    request: SelectionRequest
+    weights: Float64Array | None
+    test: Float64Array | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compression:
+    """The data compressed under the weights of several requests.
+
+    Attributes
+    ----------
+    reason : str
+        Why the data was compressed.
+    """
+
+    reason: str
+    _compressed: dict[bytes, Compressed]
+    _moments: dict[bytes, Moments]
+
+    def of(self, split: Split) -> Compressed:
+        """Return the compressed training data of a request."""
+        return self._compressed[_key(split.weights)]
+
+    def score(self, split: Split, columns: IndexArray, coef: Float64Array, intercept: float) -> float:
+        """Return the score of a model in original units on the test observations of a request."""
+        return self._moments[_key(split.test)].score(columns, coef, intercept)
+
+
+def compress(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    y: object,
+    sweeper: Sweeper,
+    cancelled: Callable[[], bool] | None,
+) -> Compression | str | None:
+    """Return the compressed data of ``splits``; the reason where it turned out to be too ill conditioned; None: not worthwhile."""
+    requests = [split.request for split in splits]
+    n_columns, n_obs = dataset.matrix.shape
+    if not (
+        isinstance(dataset.matrix, LocalRows)
+        and n_obs * n_columns >= FEWEST_ENTRIES
+        and n_obs >= FEWEST_PER_COLUMN * n_columns
+        and n_columns <= COLUMNS_PER_PASS * (passes := sum(map(_passes, splits)))
+        and all(each.gram == "auto" and each.standardize and each.tier != "int8" for each in requests)
+        and len({(each.objective, each.target) for each in requests}) == 1
+    ):
+        return None
+    response = resolve_response(dataset, requests[0], y)
+    if response.objective != "linear":
+        return None
+    trained = {_key(split.weights): split.weights for split in splits}
+    tested = {_key(split.test): split.test for split in splits if split.test is not None}
+    distinct = trained | tested
+    if n_columns * (1.0 + len(trained) * n_columns / n_obs) > COLUMNS_PER_PASS * passes:  # factors cost as much as observations
+        return None
+    blocks = _blocks(n_obs, list(distinct.values()))
+    if blocks is None:
+        return None
+    needed = gram_bytes(n_columns, blocks.factors.shape[1], len(distinct))
+    if needed > min(MOST_BYTES, fillable_memory() / 2):
+        return None
+
+    def look(share: float) -> None:
+        if cancelled is not None and cancelled():
+            raise CancelledError("the selection was cancelled")
+
+    compressed: dict[bytes, Compressed] = {}
+    moments: dict[bytes, Moments] = {}
+
+    def derive(key: bytes, under: Callable[[], Moments]) -> None:
+        look(1.0)
+        known = under()
+        if key in tested:
+            moments[key] = known
+        if key in trained:
+            compressed[key] = grams.compress(known, dataset.offsets, trained[key])
+
+    try:
+        grams = BlockGrams(dataset.matrix, dataset.statistics, response.values, blocks.weights, blocks.block_of, sweeper, look)
+        sweeper.share_out(list(map(partial, repeat(derive), distinct, grams.under(blocks.factors))))
+    except IllConditionedError as error:
+        return f"not used: {error}, so that products in float64 do not suffice"
+    reason = f"used: one pass over {n_obs:,} observations of {n_columns:,} columns for {len(splits)} selections"
+    return Compression(reason, compressed, moments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Observations in blocks on which several weights differ by a factor alone.
+
+    Attributes
+    ----------
+    weights : (n_obs,) float64
+    block_of : (n_obs,) int64
+    factors : (m, blocks) float64
+        Weights m over ``weights``, in each block.
+    """
+
+    weights: Float64Array
+    block_of: IndexArray
+    factors: Float64Array
+
+
+def _blocks(n_obs: int, given: Sequence[Float64Array | None]) -> _Blocks | None:
+    """Return the blocks for several observation weights; None where there are too many."""
+    ones = np.ones(n_obs)
+    all_weights = [ones if each is None else each for each in given]
+    largest = np.maximum.reduce(all_weights)
+    keys = mix((0x626C_6F63,), np.arange(len(all_weights)))
+    patterns = np.zeros(n_obs, dtype=np.uint64)
+    for key, each in zip(keys, all_weights, strict=True):
+        patterns ^= np.where(each > 0.0, key, np.uint64(0))
+    _, first, block_of = np.unique(patterns, return_index=True, return_inverse=True)
+    if len(first) > MOST_BLOCKS:
+        return None
+    factors = np.stack([each[first] for each in all_weights]) / np.where(largest[first] > 0.0, largest[first], 1.0)
+    block_of = block_of.reshape(-1).astype(np.int64)
+    if not all(np.array_equal(each, largest * row[block_of]) for each, row in zip(all_weights, factors, strict=True)):
+        return None
+    return _Blocks(largest, block_of, factors)
+
+
+def _passes(split: Split) -> int:
+    """Return the passes that a request is counted as by sweeps."""
+    k, algorithm = split.request.k, split.request.algorithm
+    passes = k if algorithm == "sds_omp" and k is not None else PASSES.get(algorithm, DEFAULT_PASSES)
+    return passes + (0 if split.weights is None else WEIGHTED_PASSES)
+
+
+def _key(weights: Float64Array | None) -> bytes:
+    """Return what observation weights are looked up by."""
+    return b"" if weights is None else weights.tobytes()
