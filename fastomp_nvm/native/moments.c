@@ -1,10 +1,10 @@
 /* Mean, centred norm and range of each row, in float64, plain or under observation weights.
  *
  * The bits of a row's moments depend on its values, the weights and the number of observations only. Observation i belongs to lane
- * i % LANES; lanes are added in order within a chunk, folded in a fixed tree, and the chunks are added in order. Products are rounded
- * before they are added, so both instruction sets give the same bits. */
+ * i % STEP; lanes are added in order within a chunk, folded in a fixed tree, and the chunks are added in order. Products are rounded
+ * before they are added, so both instruction sets give the same bits; so do contiguous and interleaved rows (rows.h). */
 
-#include "native.h"
+#include "rows.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -13,8 +13,10 @@
 #define LANES 4
 #define STEP 8     /* observations per step: two vectors, so that additions need not wait for each other */
 #define CHUNK 4096 /* observations whose lanes are folded at once: keeps the rounding errors of long rows small */
+#define STRIP 128   /* vectors of interleaved rows at a time: those of some thousand observations stay in the cache for the second pass */
+#define DEPTH 4    /* observations of one lane that interleaved rows advance by at once */
+#define FEW 4      /* the same where they are converted, a chunk at a time */
 
-typedef Py_ssize_t Index;
 typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
 typedef int64_t Mask __attribute__((vector_size(LANES * sizeof(int64_t))));
 typedef float Floats __attribute__((vector_size(LANES * sizeof(float))));
@@ -72,6 +74,33 @@ typedef Lanes Doubles;
         sums[half] += CHOOSE(counted, weighted ? (weight) * square : square, zero);                                          \
     } while (0)
 
+/* Mean, range, and the power of two by which centred values are multiplied: exact, and keeps squares in the range of float64. */
+struct centre {
+    double mean, least, most, scale;
+    int exponent, constant;
+};
+
+static struct centre centre_of(double least, double most, double total, double weight_sum)
+{
+    struct centre c = {.least = least + 0.0, .most = most + 0.0}; /* no -0.0, which depends on the order of comparisons */
+    c.constant = least == most && !isnan(total);
+    c.mean = c.constant ? c.least : total / weight_sum;
+    if (isfinite(c.mean))
+        frexp(fmax(most - c.mean, c.mean - least), &c.exponent);
+    c.exponent = c.exponent < -1000 ? -1000 : c.exponent > 1000 ? 1000 : c.exponent;
+    c.scale = ldexp(1.0, -c.exponent);
+    return c;
+}
+
+/* Writes mean, norm, minimum and maximum to `found`, `step` entries apart. */
+static void report(const struct centre *c, double squares, double *found, Index step)
+{
+    found[0] = c->mean;
+    found[step] = c->constant ? 0.0 : ldexp(sqrt(squares), c->exponent);
+    found[2 * step] = c->least;
+    found[3 * step] = c->most;
+}
+
 /* Defines `name`, which writes mean, norm, minimum and maximum of a row of n values to `found`, `step` entries apart. */
 #define DEFINE_MOMENTS(name, type, target)                                                                                   \
     target INLINE void name##_of(const char *row, Index n, const double *weights, double weight_sum, double *found,          \
@@ -91,23 +120,15 @@ typedef Lanes Doubles;
             least = fmin(least, low[lane / LANES][lane % LANES]);                                                            \
             most = fmax(most, high[lane / LANES][lane % LANES]);                                                             \
         }                                                                                                                    \
-        const int constant = least == most && !isnan(total);                                                                 \
-        const double mean = constant ? least : total / weight_sum;                                                           \
-        int exponent = 0; /* scaling by a power of two is exact, and keeps squares in the range of float64 */                \
-        if (isfinite(mean))                                                                                                  \
-            frexp(fmax(most - mean, mean - least), &exponent);                                                               \
-        exponent = exponent < -1000 ? -1000 : exponent > 1000 ? 1000 : exponent;                                             \
-        const Lanes means = zero + mean, scales = zero + ldexp(1.0, -exponent);                                              \
-        for (Index begin = 0; begin < n && !constant; begin += CHUNK) {                                                      \
+        const struct centre c = centre_of(least, most, total, weight_sum);                                                   \
+        const Lanes means = zero + c.mean, scales = zero + c.scale;                                                          \
+        for (Index begin = 0; begin < n && !c.constant; begin += CHUNK) {                                                      \
             const Index end = begin + CHUNK < n ? begin + CHUNK : n;                                                         \
             Lanes sums[2] = {zero, zero};                                                                                    \
             EACH_OBSERVATION(type, begin, end, ADD_SQUARE);                                                                  \
             squares += FOLD(sums[0], sums[1]);                                                                               \
         }                                                                                                                    \
-        found[0] = mean;                                                                                                     \
-        found[step] = ldexp(sqrt(squares), exponent);                                                                        \
-        found[2 * step] = least;                                                                                             \
-        found[3 * step] = most;                                                                                              \
+        report(&c, squares, found, step);                                                                                    \
     }                                                                                                                        \
     target static void name(const char *row, Index n, const double *weights, double weight_sum, double *found, Index step)   \
     {                                                                                                                        \
@@ -119,35 +140,168 @@ typedef Lanes Doubles;
 
 typedef void Moments(const char *row, Index n, const double *weights, double weight_sum, double *found, Index step);
 
-DEFINE_MOMENTS(plain_f, Floats, )
-DEFINE_MOMENTS(plain_d, Doubles, )
+/* The strip of interleaved rows in hand: lanes of the chunk, totals of all chunks, and the moments so far, by column. */
+struct strip {
+    Lanes sums[STEP][STRIP], totals[STRIP], low[STRIP], high[STRIP], means[STRIP], scales[STRIP];
+};
+
+/* Adds a chunk of `length` observations, `stride` bytes apart, of `vectors` vectors of columns: values and range, or centred squares. */
+typedef void Chunk(const char *entries, Index stride, Index vectors, Index length, const double *weights, struct strip *strip);
+
+#define STRIP_VALUE(x, weight)                                                                                               \
+    do {                                                                                                                     \
+        sum += weighted ? (weight) * (x) : (x);                                                                              \
+        low = CHOOSE((Mask)((x) < low), x, low);                                                                             \
+        high = CHOOSE((Mask)((x) > high), x, high);                                                                          \
+    } while (0)
+
+#define STRIP_SQUARE(x, weight)                                                                                              \
+    do {                                                                                                                     \
+        const Lanes scaled = ((x) - strip->means[v]) * strip->scales[v], square = scaled * scaled;                           \
+        sum += weighted ? (weight) * square : square;                                                                        \
+    } while (0)
+
+/* Defines `name`, a Chunk; observations of weight 0 are not counted, even where they are not finite. */
+#define DEFINE_CHUNK(name, type, target, use)                                                                                \
+    target INLINE void name##_of(const char *entries, Index stride, Index vectors, Index length, const double *weights,      \
+                                 struct strip *strip, const int weighted)                                                    \
+    {                                                                                                                        \
+        memset(strip->sums, 0, sizeof strip->sums);                                                                          \
+        for (Index first = 0; first < length; first += DEPTH * STEP)                                                         \
+            for (Index lane = 0; lane < STEP && first + lane < length; lane++) {                                             \
+                const Index left = (length - first - lane + STEP - 1) / STEP, depth = left < DEPTH ? left : DEPTH;           \
+                const char *entry = entries + (first + lane) * stride;                                                       \
+                for (Index v = 0; v < vectors; v++, entry += sizeof(type)) {                                                 \
+                    Lanes low = strip->low[v], high = strip->high[v], sum = strip->sums[lane][v];                            \
+                    for (Index k = 0; k < depth; k++) {                                                                      \
+                        const double weight = weighted ? weights[first + lane + k * STEP] : 1.0;                             \
+                        if (!(weight > 0.0))                                                                                 \
+                            continue;                                                                                        \
+                        type some;                                                                                           \
+                        memcpy(&some, entry + k * STEP * stride, sizeof some);                                               \
+                        const Lanes x = __builtin_convertvector(some, Lanes);                                                \
+                        use(x, weight);                                                                                      \
+                    }                                                                                                        \
+                    strip->low[v] = low, strip->high[v] = high, strip->sums[lane][v] = sum;                                  \
+                }                                                                                                            \
+            }                                                                                                                \
+        for (Index v = 0; v < vectors; v++) {                                                                                \
+            Lanes(*s)[STRIP] = strip->sums;                                                                                  \
+            strip->totals[v] += ((s[0][v] + s[4][v]) + (s[2][v] + s[6][v])) + ((s[1][v] + s[5][v]) + (s[3][v] + s[7][v]));   \
+        }                                                                                                                    \
+    }                                                                                                                        \
+    target static void name(const char *entries, Index stride, Index vectors, Index length, const double *weights,           \
+                            struct strip *strip)                                                                             \
+    {                                                                                                                        \
+        if (weights)                                                                                                         \
+            name##_of(entries, stride, vectors, length, weights, strip, 1);                                                  \
+        else                                                                                                                 \
+            name##_of(entries, stride, vectors, length, NULL, strip, 0);                                                     \
+    }
+
+/* Functions for float32 or float64 entries: a contiguous row, and the first and second pass over a chunk of interleaved rows. */
+struct kind {
+    Moments *row;
+    Chunk *values, *squares;
+};
+
+#define DEFINE_KIND(name, type, target)                                                                                      \
+    DEFINE_MOMENTS(name, type, target)                                                                                       \
+    DEFINE_CHUNK(name##_values, type, target, STRIP_VALUE)                                                                   \
+    DEFINE_CHUNK(name##_squares, type, target, STRIP_SQUARE)
+#define KIND(name) {name, name##_values, name##_squares}
+
+DEFINE_KIND(plain_f, Floats, )
+DEFINE_KIND(plain_d, Doubles, )
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
-DEFINE_MOMENTS(avx2_f, Floats, AVX2)
-DEFINE_MOMENTS(avx2_d, Doubles, AVX2)
-static Moments *const KINDS[2][2] = {{plain_f, plain_d}, {avx2_f, avx2_d}};
+DEFINE_KIND(avx2_f, Floats, AVX2)
+DEFINE_KIND(avx2_d, Doubles, AVX2)
+static const struct kind KINDS[2][2] = {{KIND(plain_f), KIND(plain_d)}, {KIND(avx2_f), KIND(avx2_d)}};
 #else
-static Moments *const KINDS[2][2] = {{plain_f, plain_d}, {plain_f, plain_d}};
+static const struct kind KINDS[2][2] = {{KIND(plain_f), KIND(plain_d)}, {KIND(plain_f), KIND(plain_d)}};
 #endif
+
+/* Runs one of the passes over the rows first to first + width of an interleaved matrix. `take` is NULL where entries are used as they
+ * are; else it converts them, a chunk at a time, into `room`. */
+static void pass(Chunk *use, const Py_buffer *matrix, Index first, Index width, Take *take, double *room, const double *weights,
+                 struct strip *strip)
+{
+    const Index n = matrix->shape[1], vectors = (width + LANES - 1) / LANES;
+    memset(strip->totals, 0, sizeof strip->totals);
+    for (Index begin = 0; begin < n; begin += CHUNK) {
+        const Index length = begin + CHUNK < n ? CHUNK : n - begin;
+        const char *entries = (const char *)matrix->buf + begin * matrix->strides[1] + first * matrix->itemsize;
+        const double *here = weights ? weights + begin : NULL;
+        for (Index i = 0; take && i < length; i++)
+            take(entries + i * matrix->strides[1], matrix->itemsize, width, room + i * vectors * LANES);
+        if (take)
+            use((const char *)room, vectors * LANES * (Index)sizeof(double), vectors, length, here, strip);
+        else
+            use(entries, matrix->strides[1], vectors, length, here, strip);
+    }
+}
+
+/* Fills found (4, c) with the moments of interleaved rows; room has CHUNK * FEW vectors. */
+static void moments_across(const struct kind *kind, const Py_buffer *matrix, Take *take, double *room, const double *weights,
+                           double weight_sum, double *found)
+{
+    const Index count = matrix->shape[0];
+    struct strip strip;
+    for (Index first = 0, width; first < count; first += width) {
+        struct centre centres[STRIP * LANES];
+        width = count - first < (take ? FEW : STRIP) * LANES ? count - first : (take ? FEW : STRIP) * LANES;
+        if (!take && width > LANES)
+            width -= width % LANES; /* the rest is a strip of its own */
+        const int copied = take || width < LANES;
+        Take *const widen = copied ? take_as(format_letter(matrix), 'd') : NULL;
+        const struct kind *const used = copied ? &KINDS[has_avx2()][1] : kind;
+        for (Index v = 0; v < STRIP; v++)
+            strip.low[v] = (Lanes){0} + INFINITY, strip.high[v] = (Lanes){0} - INFINITY;
+        pass(used->values, matrix, first, width, widen, room, weights, &strip);
+        for (Index c = 0; c < width; c++) {
+            const Index v = c / LANES, lane = c % LANES;
+            centres[c] = centre_of(strip.low[v][lane], strip.high[v][lane], strip.totals[v][lane], weight_sum);
+            strip.means[v][lane] = centres[c].mean, strip.scales[v][lane] = centres[c].scale;
+        }
+        pass(used->squares, matrix, first, width, widen, room, weights, &strip);
+        for (Index c = 0; c < width; c++)
+            report(&centres[c], strip.totals[c / LANES][c % LANES], found + first + c, count);
+    }
+}
 
 /* Fills out (4, c) with mean, centred norm, minimum and maximum of each row, weighted unless `weights` is None. */
 PyObject *moments(struct arguments *a, PyObject *given)
 {
-    PyObject *rows, *weights, *out;
-    if (!PyArg_ParseTuple(given, "OOO", &rows, &weights, &out))
+    PyObject *given_rows, *weights, *out;
+    struct rows rows;
+    if (!PyArg_ParseTuple(given, "OOO", &given_rows, &weights, &out))
         return NULL;
-    const Py_buffer *matrix = open_array(a, rows, "rows", "fd", 2, 0);
+    open_rows(a, given_rows, Py_None, &rows);
+    const Py_buffer *matrix = rows.matrix;
     const Index count = matrix ? matrix->shape[0] : 0, n = matrix ? matrix->shape[1] : 0;
     const double *each = weights == Py_None ? NULL : DOUBLES(a, weights, n, READ);
     double *found = DOUBLES(a, out, 4 * count, WRITE), weight_sum = each ? 0.0 : (double)n;
     if (a->failed)
         return NULL;
-    Moments *const of = KINDS[has_avx2()][matrix->itemsize == 8];
+    const char letter = format_letter(matrix);
+    const int across = interleaved(matrix);
+    const struct kind *kind = &KINDS[has_avx2()][letter != 'f'];
+    Take *const take = letter == 'f' || letter == 'd' ? NULL : take_as(letter, 'd');
+    double *room = across || take ? space(a, across ? CHUNK * FEW * LANES : (size_t)n, sizeof *room) : NULL;
+    if (a->failed)
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (Index i = 0; each && i < n; i++)
         weight_sum += each[i];
-    for (Index i = 0; i < count; i++)
-        of((const char *)matrix->buf + i * matrix->strides[0], n, each, weight_sum, found + i, count);
+    if (across)
+        moments_across(kind, matrix, take, room, each, weight_sum, found);
+    for (Index i = 0; !across && i < count; i++) {
+        const char *row = row_at(&rows, i);
+        if (take)
+            take(row, matrix->itemsize, n, room);
+        kind->row(take ? (const char *)room : row, n, each, weight_sum, found + i, count);
+    }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -241,7 +241,7 @@ MISUSE: dict[str, Callable[[Kernel], None]] = {
     "index past the end": lambda each: each.gather(F32, INDEX + 1, np.zeros((2, 9), dtype=np.float32)),
     "index negative": lambda each: each.gather(F32, INDEX - 1, np.zeros((2, 9), dtype=np.float32)),
     "index of int32": lambda each: each.gather(F32, INDEX.astype(np.int32), np.zeros((2, 9), dtype=np.float32)),
-    "gather into another type": lambda each: each.gather(F32, INDEX, np.zeros((2, 9))),
+    "gather into another type": lambda each: each.gather(F64, INDEX, np.zeros((2, 9), dtype=np.float32)),
     "gather into another shape": lambda each: each.gather(F32, INDEX, np.zeros((3, 9), dtype=np.float32)),
     "gather into read-only": lambda each: each.gather(F32, INDEX, read_only(np.zeros((2, 9), dtype=np.float32))),
 }
