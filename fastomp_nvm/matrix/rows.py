@@ -1,9 +1,9 @@
 """The contract of the big matrix, ``Rows``, and its implementations for rows that lie in arrays of this process.
 
-A matrix has one row per column of the design and one entry per observation. Whether it is one array, in either order of its entries,
-several arrays, a file colder than memory (:mod:`fastomp_nvm.matrix.reader`) or spread over shards (:mod:`fastomp_nvm.cluster.driver`), it answers the same
-questions: a sweep over all rows, a gather of some, and standardisations under observation weights. No other code asks which kind
-of matrix it has.
+A matrix has one row per column of the design and one entry per observation. Whether it is one array, in either order of its
+entries, several arrays, a file colder than memory (:mod:`fastomp_nvm.matrix.reader`) or spread over shards
+(:mod:`fastomp_nvm.cluster.driver`), it answers the same questions: a sweep over all rows, a gather of some, and standardisations
+under observation weights. No other code asks which kind of matrix it has.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", 
 #: Rows copied at a time: their checksum is computed while they are in the cache.
 _COPIED_ROWS = 64
 
-#: Interleaved rows are visited this many at a time, or a multiple of the second value where there are fewer for a thread: the longer
-#: the run of adjacent entries, the better it is prefetched.
+#: Interleaved rows are visited this many at a time, or a multiple of the second value where there are fewer for a thread: long runs
+#: of adjacent entries are prefetched best.
 _BESIDE, _FEWEST_BESIDE = 1024, 128
 
 #: Multiply-adds that take as long as gathering one entry of interleaved rows, a cache miss.
@@ -282,7 +282,7 @@ class ArrayRows(LocalRows):
 def rows_of_array(X: AnyArray) -> ArrayRows:
     """Return the columns of an array of real numbers (n_obs, n_columns) as rows, where they lie.
 
-    The array may be in C order or in Fortran order, or a part of one (``X[::2]``, ``X[:, 3:9]``), read-only, unaligned or a memory map.
+    The array may be in C or in Fortran order, or a part of one (``X[::2]``, ``X[:, 3:9]``), read-only, unaligned, a memory map.
     float32 and float64 keep their type; other numbers of up to 8 bytes become float64 as they are read. The rest is copied: arrays
     whose entries are contiguous in neither direction (``X[:, ::2]`` in C order), extended precision, foreign byte order.
     """

@@ -9,11 +9,14 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define LANES 4
 #define STEP 8     /* observations per step: two vectors, so that additions need not wait for each other */
 #define CHUNK 4096 /* observations whose lanes are folded at once: keeps the rounding errors of long rows small */
-#define STRIP 128   /* vectors of interleaved rows at a time: those of some thousand observations stay in the cache for the second pass */
+#define STRIP 32   /* vectors of interleaved rows at a time: those of some thousand observations stay in the cache for the second pass */
 #define DEPTH 4    /* observations of one lane that interleaved rows advance by at once */
 #define FEW 4      /* the same where they are converted, a chunk at a time */
 
@@ -28,9 +31,13 @@ typedef Lanes Doubles;
 #define CHOOSE(mask, a, b) ((Lanes)(((mask) & (Mask)(a)) | (~(mask) & (Mask)(b))))
 #define FOLD(s, t) ((((s)[0] + (t)[0]) + ((s)[2] + (t)[2])) + (((s)[1] + (t)[1]) + ((s)[3] + (t)[3])))
 
-/* Runs `use(x, weight, counted, half)` for LANES observations at `values`; lanes beyond `here`, and observations of weight 0 even
+/* The smaller and the larger of x and a limit, lane by lane; the limit where x is not a number. */
+#define PLAIN_LEAST(x, limit) CHOOSE((Mask)((x) < (limit)), x, limit)
+#define PLAIN_MOST(x, limit) CHOOSE((Mask)((x) > (limit)), x, limit)
+
+/* Runs `use(x, weight, counted, half, ...)` for LANES observations at `values`; lanes beyond `here`, and observations of weight 0 even
  * where they are not finite, are not counted. */
-#define TAKE(type, use, values, weights, here, half)                                                                         \
+#define TAKE(type, use, least_of, most_of, values, weights, here, half)                                                      \
     do {                                                                                                                     \
         type some;                                                                                                           \
         Lanes weight = zero;                                                                                                 \
@@ -39,16 +46,17 @@ typedef Lanes Doubles;
             memcpy(&weight, weights, sizeof weight);                                                                         \
         const Lanes x = __builtin_convertvector(some, Lanes);                                                                \
         const Mask counted = weighted ? (Mask)(weight > zero) : (Mask)(order + (half) * LANES < zero + (double)(here));      \
-        use(x, weight, counted, half);                                                                                       \
+        const int all = !weighted && (here) == STEP;                                                                         \
+        use(x, weight, counted, half, least_of, most_of);                                                                    \
     } while (0)
 
 /* Runs `use` for the observations begin to end of a row; the last ones from copies padded with zeros. */
-#define EACH_OBSERVATION(type, begin, end, use)                                                                              \
+#define EACH_OBSERVATION(type, begin, end, use, least_of, most_of)                                                           \
     do {                                                                                                                     \
         const Index item = (Index)(sizeof(type) / LANES), rest = ((end) - (begin)) % STEP, last = (end) - rest;              \
         for (Index i = begin; i < last; i += STEP) {                                                                         \
-            TAKE(type, use, row + i * item, weights + i, STEP, 0);                                                           \
-            TAKE(type, use, row + (i + LANES) * item, weights + i + LANES, STEP, 1);                                         \
+            TAKE(type, use, least_of, most_of, row + i * item, weights + i, STEP, 0);                                        \
+            TAKE(type, use, least_of, most_of, row + (i + LANES) * item, weights + i + LANES, STEP, 1);                      \
         }                                                                                                                    \
         if (rest) {                                                                                                          \
             char values[2 * sizeof(type)] = {0};                                                                             \
@@ -56,22 +64,23 @@ typedef Lanes Doubles;
             memcpy(values, row + last * item, (size_t)(rest * item));                                                        \
             if (weighted)                                                                                                    \
                 memcpy(some_weights, weights + last, (size_t)rest * sizeof(double));                                         \
-            TAKE(type, use, values, some_weights, rest, 0);                                                                  \
-            TAKE(type, use, values + sizeof(type), some_weights + LANES, rest, 1);                                           \
+            TAKE(type, use, least_of, most_of, values, some_weights, rest, 0);                                               \
+            TAKE(type, use, least_of, most_of, values + sizeof(type), some_weights + LANES, rest, 1);                        \
         }                                                                                                                    \
     } while (0)
 
-#define ADD_VALUE(x, weight, counted, half)                                                                                  \
+#define ADD_VALUE(x, weight, counted, half, least_of, most_of)                                                               \
     do {                                                                                                                     \
-        sums[half] += CHOOSE(counted, weighted ? (weight) * (x) : (x), zero);                                                \
-        low[half] = CHOOSE((counted) & (Mask)((x) < low[half]), x, low[half]);                                               \
-        high[half] = CHOOSE((counted) & (Mask)((x) > high[half]), x, high[half]);                                            \
+        const Lanes least = least_of(x, low[half]), most = most_of(x, high[half]);                                           \
+        sums[half] += all ? (x) : CHOOSE(counted, weighted ? (weight) * (x) : (x), zero);                                    \
+        low[half] = all ? least : CHOOSE(counted, least, low[half]);                                                         \
+        high[half] = all ? most : CHOOSE(counted, most, high[half]);                                                         \
     } while (0)
 
-#define ADD_SQUARE(x, weight, counted, half)                                                                                 \
+#define ADD_SQUARE(x, weight, counted, half, least_of, most_of)                                                              \
     do {                                                                                                                     \
         const Lanes scaled = ((x) - means) * scales, square = scaled * scaled;                                               \
-        sums[half] += CHOOSE(counted, weighted ? (weight) * square : square, zero);                                          \
+        sums[half] += all ? square : CHOOSE(counted, weighted ? (weight) * square : square, zero);                           \
     } while (0)
 
 /* Mean, range, and the power of two by which centred values are multiplied: exact, and keeps squares in the range of float64. */
@@ -102,7 +111,7 @@ static void report(const struct centre *c, double squares, double *found, Index 
 }
 
 /* Defines `name`, which writes mean, norm, minimum and maximum of a row of n values to `found`, `step` entries apart. */
-#define DEFINE_MOMENTS(name, type, target)                                                                                   \
+#define DEFINE_MOMENTS(name, type, target, least_of, most_of)                                                                \
     target INLINE void name##_of(const char *row, Index n, const double *weights, double weight_sum, double *found,          \
                                  Index step, const int weighted)                                                             \
     {                                                                                                                        \
@@ -112,7 +121,7 @@ static void report(const struct centre *c, double squares, double *found, Index 
         for (Index begin = 0; begin < n; begin += CHUNK) {                                                                   \
             const Index end = begin + CHUNK < n ? begin + CHUNK : n;                                                         \
             Lanes sums[2] = {zero, zero};                                                                                    \
-            EACH_OBSERVATION(type, begin, end, ADD_VALUE);                                                                   \
+            EACH_OBSERVATION(type, begin, end, ADD_VALUE, least_of, most_of);                                                \
             total += FOLD(sums[0], sums[1]);                                                                                 \
         }                                                                                                                    \
         double least = low[0][0], most = high[0][0];                                                                         \
@@ -122,10 +131,10 @@ static void report(const struct centre *c, double squares, double *found, Index 
         }                                                                                                                    \
         const struct centre c = centre_of(least, most, total, weight_sum);                                                   \
         const Lanes means = zero + c.mean, scales = zero + c.scale;                                                          \
-        for (Index begin = 0; begin < n && !c.constant; begin += CHUNK) {                                                      \
+        for (Index begin = 0; begin < n && !c.constant; begin += CHUNK) {                                                    \
             const Index end = begin + CHUNK < n ? begin + CHUNK : n;                                                         \
             Lanes sums[2] = {zero, zero};                                                                                    \
-            EACH_OBSERVATION(type, begin, end, ADD_SQUARE);                                                                  \
+            EACH_OBSERVATION(type, begin, end, ADD_SQUARE, least_of, most_of);                                               \
             squares += FOLD(sums[0], sums[1]);                                                                               \
         }                                                                                                                    \
         report(&c, squares, found, step);                                                                                    \
@@ -148,43 +157,53 @@ struct strip {
 /* Adds a chunk of `length` observations, `stride` bytes apart, of `vectors` vectors of columns: values and range, or centred squares. */
 typedef void Chunk(const char *entries, Index stride, Index vectors, Index length, const double *weights, struct strip *strip);
 
-#define STRIP_VALUE(x, weight)                                                                                               \
+#define STRIP_VALUE(x, weight, least, most)                                                                                  \
     do {                                                                                                                     \
         sum += weighted ? (weight) * (x) : (x);                                                                              \
-        low = CHOOSE((Mask)((x) < low), x, low);                                                                             \
-        high = CHOOSE((Mask)((x) > high), x, high);                                                                          \
+        low = least(x, low);                                                                                                 \
+        high = most(x, high);                                                                                                \
     } while (0)
 
-#define STRIP_SQUARE(x, weight)                                                                                              \
+#define STRIP_SQUARE(x, weight, least, most)                                                                                 \
     do {                                                                                                                     \
         const Lanes scaled = ((x) - strip->means[v]) * strip->scales[v], square = scaled * scaled;                           \
         sum += weighted ? (weight) * square : square;                                                                        \
     } while (0)
 
-/* Defines `name`, a Chunk; observations of weight 0 are not counted, even where they are not finite. */
-#define DEFINE_CHUNK(name, type, target, use)                                                                                \
+/* Adds `depth` observations of the lane of observation i; those of weight 0 are not counted, even where they are not finite. */
+#define ADVANCE_LANE(type, use, least, most, i, depth)                                                                       \
+    do {                                                                                                                     \
+        const char *entry = entries + (i) * stride;                                                                          \
+        for (Index v = 0; v < vectors; v++, entry += sizeof(type)) {                                                         \
+            Lanes low = strip->low[v], high = strip->high[v], sum = strip->sums[(i) % STEP][v];                              \
+            _Pragma("GCC unroll 4") for (int k = 0; k < (depth); k++)                                                        \
+            {                                                                                                                \
+                const double weight = weighted ? weights[(i) + k * STEP] : 1.0;                                              \
+                type some;                                                                                                   \
+                if (!(weight > 0.0))                                                                                         \
+                    continue;                                                                                                \
+                if ((depth) > 1 && v % (64 / (int)sizeof(type)) == 0) /* one prefetch per cache line */                      \
+                    __builtin_prefetch(entry + (k + DEPTH) * STEP * stride);                                                 \
+                memcpy(&some, entry + k * STEP * stride, sizeof some);                                                       \
+                const Lanes x = __builtin_convertvector(some, Lanes);                                                        \
+                use(x, weight, least, most);                                                                                 \
+            }                                                                                                                \
+            strip->low[v] = low, strip->high[v] = high, strip->sums[(i) % STEP][v] = sum;                                    \
+        }                                                                                                                    \
+    } while (0)
+
+/* Defines `name`, a Chunk. */
+#define DEFINE_CHUNK(name, type, target, use, least, most)                                                                   \
     target INLINE void name##_of(const char *entries, Index stride, Index vectors, Index length, const double *weights,      \
                                  struct strip *strip, const int weighted)                                                    \
     {                                                                                                                        \
+        const Index whole = length - length % (DEPTH * STEP);                                                                \
         memset(strip->sums, 0, sizeof strip->sums);                                                                          \
-        for (Index first = 0; first < length; first += DEPTH * STEP)                                                         \
-            for (Index lane = 0; lane < STEP && first + lane < length; lane++) {                                             \
-                const Index left = (length - first - lane + STEP - 1) / STEP, depth = left < DEPTH ? left : DEPTH;           \
-                const char *entry = entries + (first + lane) * stride;                                                       \
-                for (Index v = 0; v < vectors; v++, entry += sizeof(type)) {                                                 \
-                    Lanes low = strip->low[v], high = strip->high[v], sum = strip->sums[lane][v];                            \
-                    for (Index k = 0; k < depth; k++) {                                                                      \
-                        const double weight = weighted ? weights[first + lane + k * STEP] : 1.0;                             \
-                        if (!(weight > 0.0))                                                                                 \
-                            continue;                                                                                        \
-                        type some;                                                                                           \
-                        memcpy(&some, entry + k * STEP * stride, sizeof some);                                               \
-                        const Lanes x = __builtin_convertvector(some, Lanes);                                                \
-                        use(x, weight);                                                                                      \
-                    }                                                                                                        \
-                    strip->low[v] = low, strip->high[v] = high, strip->sums[lane][v] = sum;                                  \
-                }                                                                                                            \
-            }                                                                                                                \
+        for (Index first = 0; first < whole; first += DEPTH * STEP)                                                          \
+            for (Index i = first; i < first + STEP; i++)                                                                     \
+                ADVANCE_LANE(type, use, least, most, i, DEPTH);                                                              \
+        for (Index i = whole; i < length; i++)                                                                               \
+            ADVANCE_LANE(type, use, least, most, i, 1);                                                                      \
         for (Index v = 0; v < vectors; v++) {                                                                                \
             Lanes(*s)[STRIP] = strip->sums;                                                                                  \
             strip->totals[v] += ((s[0][v] + s[4][v]) + (s[2][v] + s[6][v])) + ((s[1][v] + s[5][v]) + (s[3][v] + s[7][v]));   \
@@ -205,18 +224,18 @@ struct kind {
     Chunk *values, *squares;
 };
 
-#define DEFINE_KIND(name, type, target)                                                                                      \
-    DEFINE_MOMENTS(name, type, target)                                                                                       \
-    DEFINE_CHUNK(name##_values, type, target, STRIP_VALUE)                                                                   \
-    DEFINE_CHUNK(name##_squares, type, target, STRIP_SQUARE)
+#define DEFINE_KIND(name, type, target, least, most)                                                                         \
+    DEFINE_MOMENTS(name, type, target, least, most)                                                                          \
+    DEFINE_CHUNK(name##_values, type, target, STRIP_VALUE, least, most)                                                      \
+    DEFINE_CHUNK(name##_squares, type, target, STRIP_SQUARE, least, most)
 #define KIND(name) {name, name##_values, name##_squares}
 
-DEFINE_KIND(plain_f, Floats, )
-DEFINE_KIND(plain_d, Doubles, )
+DEFINE_KIND(plain_f, Floats, , PLAIN_LEAST, PLAIN_MOST)
+DEFINE_KIND(plain_d, Doubles, , PLAIN_LEAST, PLAIN_MOST)
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
-DEFINE_KIND(avx2_f, Floats, AVX2)
-DEFINE_KIND(avx2_d, Doubles, AVX2)
+DEFINE_KIND(avx2_f, Floats, AVX2, _mm256_min_pd, _mm256_max_pd)
+DEFINE_KIND(avx2_d, Doubles, AVX2, _mm256_min_pd, _mm256_max_pd)
 static const struct kind KINDS[2][2] = {{KIND(plain_f), KIND(plain_d)}, {KIND(avx2_f), KIND(avx2_d)}};
 #else
 static const struct kind KINDS[2][2] = {{KIND(plain_f), KIND(plain_d)}, {KIND(plain_f), KIND(plain_d)}};

@@ -1,8 +1,8 @@
 """The sweep kernels: ``out[i, j] = rows[i] . residuals[j]``.
 
 Every kernel is *row-invariant*: the bits of ``out[i, j]`` depend on the values of that row and that residual and on the number of
-observations, not on position, neighbouring rows, alignment, layout, stride or thread. Two kernels agree to rounding, not to bits, so
-results record the ``id`` of their kernel.
+observations, not on position, neighbouring rows, alignment, layout, stride or thread. Two kernels agree to rounding, not to bits,
+so results record the ``id`` of their kernel.
 
 In order of preference: ``c`` (compiled extension, AVX2 where the processor has it), ``c-generic`` (the same extension without
 AVX2, with the bits of a machine that lacks it), ``numpy`` (the reference).
@@ -39,7 +39,7 @@ class Kernel:
         everything is computed in float64, for rows of any real numbers of up to 8 bytes; or they are float32, and so are products
         and short sums, for rows of float32 in either layout and float16 in contiguous rows.
     dots_at : callable
-        ``dots_at(rows, index, residuals, out)``: ``dots`` of ``rows[index]``, contiguous rows that are not copied; index (c,) int64.
+        ``dots_at(rows, index, residuals, out)``: ``dots`` of ``rows[index]``, contiguous and not copied; index (c,) int64.
     dots_int8 : callable
         ``dots_int8(rows, residuals, out)``: int8 rows, int16 residuals within ``INT8_RESIDUAL_LIMIT``, int64 out; exact.
     gather : callable

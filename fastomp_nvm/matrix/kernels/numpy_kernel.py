@@ -37,9 +37,11 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
         Products and the sums of a chunk have this precision; chunks are added in float64.
     out : (c, m) float64
     """
-    if residuals.dtype != np.float64 and not (residuals.dtype == np.float32 and rows.dtype in _SINGLE):
+    real = rows.dtype.kind in "fiub" and rows.itemsize <= 8 and rows.dtype.isnative
+    if not (real and residuals.dtype == np.float64) and not (residuals.dtype == np.float32 and rows.dtype in _SINGLE):
         raise DataError(
-            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected float64, or float32 for float16 and float32"
+            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected native real numbers of up to 8 bytes and "
+            "float64 residuals, or float32 residuals for rows of float16 and float32"
         )
     _check_layout(rows, residuals, out, np.dtype(np.float64))
     out[...] = 0.0
