@@ -56,6 +56,8 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         found = np.empty((4, n_columns))
         native.extension.moments(columns, None if weights is None else np.ascontiguousarray(weights), found)
         return ColumnStatistics(*found)
+    if columns.dtype.kind != "f":
+        columns = columns.astype(np.float64)
     counted: BoolArray | bool = True if weights is None else weights > 0
     minimum = columns.min(axis=1, where=counted, initial=np.inf).astype(np.float64)
     maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)
