@@ -18,6 +18,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "constraint-share": "benchmarks.constraint_share:main",
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",
+        "first-answer": "benchmarks.first_answer:main",
         "footprint": "benchmarks.footprint:main",
         "kernels": "benchmarks.kernels:main",
         "media": "benchmarks.media:main",

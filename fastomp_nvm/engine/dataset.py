@@ -18,7 +18,7 @@ from fastomp_nvm.errors import DataError
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import rows_of
-from fastomp_nvm.matrix.rows import ArrayRows, Design, Rows
+from fastomp_nvm.matrix.rows import Design, LocalRows, Rows, rows_of_array
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
@@ -59,7 +59,7 @@ class Dataset:
         Whether the checksums of the store were checked after it was opened.
     n_obs, n_features : int
     resident : bool
-        True when the matrix is one array in memory, so that gathering a column takes no memory.
+        True when the matrix is one array of contiguous columns in memory, so that gathering a column takes no memory.
     """
 
     matrix: Rows
@@ -82,7 +82,7 @@ class Dataset:
         """Derive the sizes."""
         object.__setattr__(self, "n_obs", self.matrix.shape[1])
         object.__setattr__(self, "n_features", len(self.offsets) - 1)
-        object.__setattr__(self, "resident", self.traits.medium == "dram" and self.matrix.array is not None)
+        object.__setattr__(self, "resident", self.traits.medium == "dram" and self.matrix.in_place)
 
     @classmethod
     def of_store(cls, store: FeatureStore, io: str = "auto") -> Dataset:
@@ -110,27 +110,29 @@ class Dataset:
 
     @classmethod
     def of_array(cls, X: AnyArray, names: Sequence[str] | None = None) -> Dataset:
-        """Return the data set of an array (n_obs, n_features); float32 and float64 keep their type, others become float64."""
+        """Return the data set of an array of real numbers (n_obs, n_features), which stays where it lies; see ``rows_of_array``."""
         if X.ndim != 2 or 0 in X.shape:
             raise DataError(f"X has shape {X.shape}: expected observations x features, at least one of each")
-        matrix = np.ascontiguousarray(X.T, dtype=X.dtype if X.dtype in (np.float32, np.float64) else np.float64)
-        rows = ArrayRows(matrix)
+        return cls.of_rows(rows_of_array(X), names)
+
+    @classmethod
+    def of_rows(cls, rows: LocalRows, names: Sequence[str] | None = None) -> Dataset:
+        """Return the data set of columns in memory, one feature each."""
         (statistics,) = rows.moments([None])
         if not np.isfinite(statistics.norm).all():
             column = int(np.flatnonzero(~np.isfinite(statistics.norm))[0])
-            bad = np.flatnonzero(~np.isfinite(matrix[column]))
+            bad = np.flatnonzero(~np.isfinite(rows[column]))
             where = f"row {int(bad[0]) + 1}, " if bad.size else ""
             raise DataError(f"X holds a NaN or infinity at {where}column {column}: remove or impute it first")
-        matrix.setflags(write=False)
-        labels: Sequence[str] = NumberedNames(len(matrix)) if names is None else list(names)
+        labels: Sequence[str] = NumberedNames(len(rows)) if names is None else list(names)
         if names is not None:
-            if len(labels) != len(matrix):
-                raise DataError(f"{len(labels)} names were given for {len(matrix)} features")
+            if len(labels) != len(rows):
+                raise DataError(f"{len(labels)} names were given for {len(rows)} features")
             if len(set(labels)) < len(labels):
                 twice = next(name for name, count in Counter(labels).items() if count > 1)
                 raise DataError(f"two features are named {twice!r}: rename one of them")
         traits = MediumTraits("dram", "none", False, "an array of this process")
-        offsets = np.arange(len(matrix) + 1, dtype=np.int64)
+        offsets = np.arange(len(rows) + 1, dtype=np.int64)
         return cls(rows, offsets, statistics, labels, labels, {}, traits)
 
     def loaded(self, source: str) -> Dataset:

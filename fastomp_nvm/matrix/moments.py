@@ -41,8 +41,8 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
 
     Parameters
     ----------
-    columns : (m, n_obs) array
-        Finite values.
+    columns : (m, n_obs) array of real numbers
+        Finite values; each row contiguous, or each column (the transpose of an array in C order).
     weights : (n_obs,) float64, optional
         Observation weights, not all zero. Observations of weight 0 are ignored, also in the range.
 
@@ -52,10 +52,12 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
         Exact for a constant column (norm 0); not finite where the values are too large for float64 sums.
     """
     n_columns, n_obs = columns.shape
-    if native.extension and columns.dtype in (np.float32, np.float64) and columns.strides[1] == columns.itemsize:
+    if native.extension:
         found = np.empty((4, n_columns))
         native.extension.moments(columns, None if weights is None else np.ascontiguousarray(weights), found)
         return ColumnStatistics(*found)
+    if columns.dtype.kind != "f":
+        columns = columns.astype(np.float64)
     counted: BoolArray | bool = True if weights is None else weights > 0
     minimum = columns.min(axis=1, where=counted, initial=np.inf).astype(np.float64)
     maximum = columns.max(axis=1, where=counted, initial=-np.inf).astype(np.float64)

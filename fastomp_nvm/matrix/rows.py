@@ -1,9 +1,9 @@
 """The contract of the big matrix, ``Rows``, and its implementations for rows that lie in arrays of this process.
 
-A matrix has one row per column of the design and one entry per observation. Whether it is one array, several arrays, a file colder
-than memory (:mod:`fastomp_nvm.matrix.reader`) or spread over shards (:mod:`fastomp_nvm.cluster.driver`), it answers the same
-questions: a sweep over all rows, a gather of some, and standardisations under observation weights. No other code asks which kind
-of matrix it has.
+A matrix has one row per column of the design and one entry per observation. Whether it is one array, in either order of its
+entries, several arrays, a file colder than memory (:mod:`fastomp_nvm.matrix.reader`) or spread over shards
+(:mod:`fastomp_nvm.cluster.driver`), it answers the same questions: a sweep over all rows, a gather of some, and standardisations
+under observation weights. No other code asks which kind of matrix it has.
 """
 
 from __future__ import annotations
@@ -28,10 +28,20 @@ from fastomp_nvm.matrix.tier import Tier, TierSweep
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
-__all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows"]
+__all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows", "rows_of_array"]
 
 #: Rows copied at a time: their checksum is computed while they are in the cache.
 _COPIED_ROWS = 64
+
+#: Interleaved rows are visited this many at a time, or a multiple of the second value where there are fewer for a thread: long runs
+#: of adjacent entries are prefetched best.
+_BESIDE, _FEWEST_BESIDE = 1024, 128
+
+#: Multiply-adds that take as long as gathering one entry of interleaved rows, a cache miss.
+_MISS = 256
+
+#: Pieces of fewer rows are copied into blocks of this many bytes, which stay in the cache: a call of the kernel takes microseconds.
+_FEW_ROWS, _JOINED_BYTES = 8, 1 << 18
 
 #: Called with a block of rows, the number of its first row and that of the row after its last; several threads call at once.
 Use: TypeAlias = Callable[[AnyArray, int, int], None]
@@ -69,10 +79,14 @@ class Rows(ABC):
     Attributes
     ----------
     shape : (int, int)
-    dtype : dtype
     itemsize, nbytes : int
+    dtype : dtype
+        Element type of gathered rows, and of the products: rows of other types are converted as they are read, and counted as if
+        they had this type.
     array : (n_columns, n_obs) array, optional
         The rows, where they are one array of this process.
+    in_place : bool
+        True where rows of ``array`` can be multiplied one by one where they lie: contiguous, and of type ``dtype``.
     on_device : bool
         True where a sweep may have to wait for a device or a network.
     network : Network, optional
@@ -82,6 +96,7 @@ class Rows(ABC):
     """
 
     array: AnyArray | None = None
+    in_place = False
     on_device = False
     counted = True
     network: Network | None = None
@@ -228,14 +243,19 @@ class ArrayRows(LocalRows):
     Parameters
     ----------
     array : (n_columns, n_obs) array
+        Of a type and a layout that kernels take; see :class:`~fastomp_nvm.matrix.kernels.Kernel`.
+    dtype : dtype, optional
+        Its own type when left out; float64 otherwise.
     """
 
     array: AnyArray
 
-    def __init__(self, array: AnyArray) -> None:
-        super().__init__((array.shape[0], array.shape[1]), array.dtype)
+    def __init__(self, array: AnyArray, dtype: DType | None = None) -> None:
+        super().__init__((array.shape[0], array.shape[1]), array.dtype if dtype is None else dtype)
         self.array = array
         self.arrays = (array,)
+        self._contiguous = array.shape[1] < 2 or array.strides[1] == array.itemsize
+        self.in_place = self._contiguous and self.dtype == array.dtype
 
     def visit(
         self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
@@ -243,52 +263,104 @@ class ArrayRows(LocalRows):
         """Call ``use`` for blocks of the array."""
         width = self.shape[1]
         try:
-            sweeper.share(self.array, width * self.itemsize, width * products, use, edges)
+            if self._contiguous:
+                sweeper.share(self.array, width * self.itemsize, width * products, use, edges)
+            else:
+                sweeper.share(self.array, 0, width * products, use, edges, (_FEWEST_BESIDE, _BESIDE))
         finally:
             lost_pages.check(self.array)  # before anyone reports that the rows do not match their checksums
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Copy the rows ``columns`` into ``out``."""
-        sweeper.kernel.gather(self.array, columns, out)
+        products = self.shape[1] * (1 if self._contiguous else _MISS)
+
+        def copy(some: AnyArray, first: int, last: int) -> None:
+            sweeper.kernel.gather(self.array, some, out[first:last])
+
+        sweeper.share(columns, self.shape[1] * self.itemsize, products, copy)
         lost_pages.check(self.array)
 
     def __getitem__(self, index: RowIndex) -> AnyArray:
         found: AnyArray = self.array[index]
-        return found
+        return found.astype(self.dtype, copy=False)
+
+
+def rows_of_array(X: AnyArray) -> ArrayRows:
+    """Return the columns of an array of real numbers (n_obs, n_columns) as rows, where they lie.
+
+    The array may be in C or in Fortran order, or a part of one (``X[::2]``, ``X[:, 3:9]``), read-only, unaligned, a memory map.
+    float32 and float64 keep their type; other numbers of up to 8 bytes become float64 as they are read. The rest is copied: arrays
+    whose entries are contiguous in neither direction (``X[:, ::2]`` in C order), extended precision, foreign byte order.
+    """
+    rows, dtype = X.T, np.dtype(X.dtype if X.dtype in (np.float32, np.float64) else np.float64)
+    ends = ((rows.shape[1], rows.strides[1]), (rows.shape[0], rows.strides[0]))
+    adjacent = any(length < 2 or stride == rows.itemsize for length, stride in ends)
+    if not (adjacent and rows.itemsize <= dtype.itemsize and rows.dtype.isnative):
+        rows = np.ascontiguousarray(rows, dtype=dtype)
+    rows.flags.writeable = False  # of this view
+    return ArrayRows(rows, dtype)
 
 
 class PiecedRows(LocalRows):
-    """Rows in several arrays, one below the other: for media whose values are limited in size.
+    """Rows in several arrays, one below the other: for media whose values are limited in size, and for the columns of tables.
 
     Parameters
     ----------
     pieces : sequence of (rows, n_obs) arrays
-        At least one; of one type and width. They are made read-only views.
+        At least one; of one width. They are made read-only views.
+    dtype : dtype, optional
+        The type of all pieces when left out; float64 otherwise.
     """
 
-    def __init__(self, pieces: Sequence[AnyArray]) -> None:
+    def __init__(self, pieces: Sequence[AnyArray], dtype: DType | None = None) -> None:
         self.arrays = tuple(piece[:] for piece in pieces)
         for piece in self.arrays:
             piece.flags.writeable = False
         self._starts: IndexArray = np.cumsum([0, *map(len, self.arrays)])
-        super().__init__((int(self._starts[-1]), self.arrays[0].shape[1]), self.arrays[0].dtype)
+        shape = (int(self._starts[-1]), self.arrays[0].shape[1])
+        super().__init__(shape, self.arrays[0].dtype if dtype is None else dtype)
 
     def visit(
         self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
     ) -> None:
-        """Call ``use`` for blocks of one piece after the other; pieces end at edges."""
-        for start, piece in zip(self._starts.tolist(), self.arrays, strict=False):
-            inside = None if edges is None else [edge - start for edge in edges if 0 <= edge - start <= len(piece)]
+        """Call ``use`` for blocks of the pieces; those of a few rows are copied into common blocks."""
+        width = self.shape[1]
 
-            def shifted(block: AnyArray, first: int, last: int, start: int = start) -> None:
-                use(block, start + first, start + last)
+        def each(_: AnyArray, first: int, last: int) -> None:
+            for block, begin in self._blocks(first, last):
+                use(block, begin, begin + len(block))
 
-            ArrayRows(piece).visit(sweeper, shifted, products, edges=inside)
+        try:
+            sweeper.share(np.arange(len(self)), width * self.itemsize, width * products, each, edges)
+        finally:
+            for array in self.arrays:
+                lost_pages.check(array)
+
+    def _blocks(self, first: int, last: int) -> Iterator[tuple[AnyArray, int]]:
+        """Yield blocks that make up the rows ``first`` to ``last``, each with the number of its first row."""
+        place = int(np.searchsorted(self._starts, first, side="right")) - 1
+        joined: list[AnyArray] = []  # pieces of a few rows that make up the next block
+        count, most = 0, max(_JOINED_BYTES // max(self.shape[1] * self.itemsize, 1), 1)
+        while first < last:
+            start = int(self._starts[place])
+            piece = self.arrays[place][first - start : last - start]
+            if joined and (len(piece) >= _FEW_ROWS or count >= most):
+                yield np.concatenate(joined, dtype=self.dtype), first - count
+                joined, count = [], 0
+            if len(piece) >= _FEW_ROWS:
+                yield piece, first
+            else:
+                joined.append(piece)
+                count += len(piece)
+            place, first = place + 1, first + len(piece)
+        if joined:
+            yield np.concatenate(joined, dtype=self.dtype), last - count
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Copy the rows ``columns`` into ``out``, piece by piece."""
         for here, piece, local in self._located(columns):
-            out[here] = sweeper.gather(piece, local)
+            out[here] = piece[local]
+            lost_pages.check(piece)
 
     def __getitem__(self, index: RowIndex) -> AnyArray:
         columns = np.arange(len(self))[index]

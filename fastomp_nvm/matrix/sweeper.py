@@ -174,13 +174,19 @@ class Sweeper:
         item_products: int,
         use: Use,
         edges: Sequence[int] | None = None,
+        sizes: tuple[int, int] | None = None,
     ) -> None:
-        """Call ``use(items[first:last], first, last)`` for ranges that make up ``items``, on the calling thread and the workers."""
+        """Call ``use(items[first:last], first, last)`` for ranges that make up ``items``, on the calling thread and the workers.
+
+        Ranges have at most ``TASK_BYTES``; with ``sizes``, a multiple of the first and at most the second of these many items.
+        """
         count = len(items)
         if count * item_products < INLINE_PRODUCTS or count <= 8:
             use(items, 0, count)
             return
-        step = max(min(TASK_BYTES // max(item_bytes, 1), -(-count // (2 * self.threads))), 8)
+        fewest, most = sizes or (1, TASK_BYTES // max(item_bytes, 1))
+        step = max(min(most, -(-count // (2 * self.threads))), 8)
+        step = -(-step // fewest) * fewest
         waiting = ranges(count, step, edges)
 
         def work() -> None:

@@ -46,7 +46,7 @@ char format_letter(const Py_buffer *view)
 
 const Py_buffer *open_array(struct arguments *a, PyObject *given, const char *name, const char *formats, int ndim, int flags)
 {
-    const Py_buffer *view = open_buffer(a, given, name, PyBUF_STRIDES | PyBUF_FORMAT | flags);
+    const Py_buffer *view = open_buffer(a, given, name, PyBUF_STRIDES | PyBUF_FORMAT | (flags & ~EITHER_LAYOUT));
     if (!view)
         return NULL;
     a->failed = 1;
@@ -54,7 +54,8 @@ const Py_buffer *open_array(struct arguments *a, PyObject *given, const char *na
         PyErr_Format(PyExc_ValueError, "%s has %d dimensions: expected %d", name, view->ndim, ndim);
     else if (!strchr(formats, format_letter(view)))
         PyErr_Format(PyExc_ValueError, "%s has element format %s: expected one of %s, native", name, view->format, formats);
-    else if (ndim == 2 && view->shape[0] > 0 && view->shape[1] > 1 && view->strides[1] != view->itemsize)
+    else if (ndim == 2 && view->shape[0] > 0 && view->shape[1] > 1 && view->strides[1] != view->itemsize
+             && !(flags & EITHER_LAYOUT && (view->shape[0] == 1 || view->strides[0] == view->itemsize)))
         PyErr_Format(PyExc_ValueError, "the rows of %s are not contiguous: their entries are %zd bytes apart", name, view->strides[1]);
     else
         a->failed = 0;

@@ -44,6 +44,9 @@ FUNCTIONS(DECLARE)
 
 enum { READ = 0, WRITE = PyBUF_WRITABLE };
 
+/* A flag of open_array that no buffer has: rows may also be those of a transposed view. */
+#define EITHER_LAYOUT (1 << 30)
+
 /* Returns a buffer of these PyBUF flags, or NULL with `failed` set. */
 const Py_buffer *open_buffer(struct arguments *a, PyObject *given, const char *name, int flags);
 
@@ -53,7 +56,7 @@ void *array(struct arguments *a, PyObject *given, const char *name, Py_ssize_t c
 #define WORDS(A, GIVEN, COUNT, ACCESS) ((int64_t *)array(A, GIVEN, #GIVEN, COUNT, sizeof(int64_t), ACCESS))
 #define BOOLS(A, GIVEN, COUNT, ACCESS) ((char *)array(A, GIVEN, #GIVEN, COUNT, 1, ACCESS))
 
-/* Opens an array of `ndim` dimensions whose rows are contiguous. `formats` lists the accepted element types as letters of the struct
+/* Opens an array of `ndim` dimensions whose rows are contiguous, or columns with EITHER_LAYOUT. `formats` lists the accepted element types as letters of the struct
  * module, native byte order, 'q' and 'Q' for any integer of 8 bytes. `flags` may be PyBUF_WRITABLE and PyBUF_C_CONTIGUOUS.
  * Returns NULL with `failed` set where the argument is no such array. */
 const Py_buffer *open_array(struct arguments *a, PyObject *given, const char *name, const char *formats, int ndim, int flags);

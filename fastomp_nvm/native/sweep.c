@@ -1,4 +1,4 @@
-/* Sweep kernels: out[i, j] = rows[i] . residuals[j] in floating point, exact dot products of int8 rows, and row gathers.
+/* Sweep kernels: out[i, j] = rows[i] . residuals[j] in floating point, and exact dot products of int8 rows.
  *
  * Row-invariant: the bits of out[i, j] depend on rows[i], residuals[j] and the number of observations only. Each pair has one
  * 32-byte vector of partial sums. Observations are added to it in order, one vector per step; after every 4096 bytes of the residual
@@ -6,10 +6,13 @@
  * residuals) are instances of one macro body and differ only in how many pairs advance together. The loops above them may visit the
  * chunks of different rows in any order; the chunks of one pair are always visited in ascending order.
  *
+ * Interleaved rows (an (n_obs, n_rows) array in C order) are swept where they lie, with the same additions in the same order: entries
+ * of one observation are multiplied by one number and added to as many sums side by side, those of the lane of that observation.
+ *
  * Two instruction sets with different bits, hence different ids: AVX2 with FMA and F16C, chosen at run time, and plain C. Build with
  * -ffp-contract=off; otherwise the compiler may fuse operations in some blocks and not in others. */
 
-#include "native.h"
+#include "rows.h"
 
 #include <float.h>
 #include <string.h>
@@ -31,15 +34,17 @@
 #define VECTOR_BYTES 32
 #define CHUNK_BYTES 4096  /* 4 row chunks and 3 residual chunks fit the 32 KiB first-level cache, even with aliasing strides */
 #define PANEL_CHUNKS 64   /* 256 KiB of packed residuals stay in the second-level cache */
+#define DEPTH 4           /* observations of one lane that interleaved rows advance by at once */
+#define STRIP_VECTORS 128 /* 4 KiB of interleaved rows at a time: prefetched by the processor, and their sums fit the cache */
+#define FEWEST_VECTORS 8  /* of a strip, when there are many residuals */
 #define INT8_RESIDUAL_LIMIT 8191 /* 128 steps of 2 x 128 x 8191 stay below 2**31 */
-
-typedef Py_ssize_t Index;
 
 /* Up to BLOCK_ROWS row chunks: `whole` vectors from `start`, then, if `ragged`, one vector padded with zeros at `end`. The next
  * chunks to be read are `ahead` bytes further. */
 struct strips {
     const char *start[BLOCK_ROWS];
     char end[BLOCK_ROWS][VECTOR_BYTES];
+    char converted[BLOCK_ROWS][CHUNK_BYTES]; /* the chunks as float64, where rows have a type without a tile */
     Index count, whole, ahead;
     int ragged;
 };
@@ -106,6 +111,54 @@ typedef void Tile(const struct strips *strips, const char *panel, Index n_residu
         }                                                                                                                    \
     }
 
+/* Adds to sums, [residual][lane][vectors of columns], the products of `length` observations, `stride` bytes apart, and packed residual
+ * chunks. Observation i belongs to lane i % (numbers in a vector). */
+typedef void Across(const char *entries, Index stride, Index vectors, Index length, const char *panel, Index n_residuals, char *sums);
+
+/* Adds, for `count` residuals from j on and each of `vectors` vectors of columns, the products of `depth` observations of a lane from i
+ * on. */
+#define ADVANCE_LANE(number, vector, load, multiply_add, i, depth, count)                                                    \
+    do {                                                                                                                     \
+        const Index apart = lanes * vectors * VECTOR_BYTES; /* from the sums of one residual to those of the next */         \
+        char *sum = sums + j * apart + (i) % lanes * vectors * VECTOR_BYTES;                                                 \
+        const char *entry = entries + (i) * stride;                                                                          \
+        vector factor[count][depth];                                                                                         \
+        UNROLL for (int l = 0; l < (count); l++)                                                                             \
+            UNROLL for (int k = 0; k < (depth); k++)                                                                         \
+                factor[l][k] = (vector){0} + ((const number *)(panel + (j + l) * CHUNK_BYTES))[(i) + k * lanes];             \
+        for (Index v = 0; v < vectors; v++, sum += VECTOR_BYTES, entry += VECTOR_BYTES) {                                    \
+            vector totals[count], row;                                                                                       \
+            UNROLL for (int l = 0; l < (count); l++)                                                                         \
+                load(totals[l], sum + l * apart);                                                                            \
+            UNROLL for (int k = 0; k < (depth); k++) {                                                                       \
+                load(row, entry + k * lanes * stride);                                                                       \
+                UNROLL for (int l = 0; l < (count); l++)                                                                     \
+                    multiply_add(totals[l], row, factor[l][k]);                                                              \
+            }                                                                                                                \
+            UNROLL for (int l = 0; l < (count); l++)                                                                         \
+                memcpy(sum + l * apart, &totals[l], VECTOR_BYTES);                                                           \
+        }                                                                                                                    \
+    } while (0)
+
+/* Defines `name`, an Across over entries of the type of the residuals. */
+#define DEFINE_ACROSS(name, target, number, vector, load, multiply_add)                                                      \
+    target static void name(const char *entries, Index stride, Index vectors, Index length, const char *panel,               \
+                            Index n_residuals, char *sums)                                                                   \
+    {                                                                                                                        \
+        const Index lanes = VECTOR_BYTES / (Index)sizeof(number), whole = length - length % (DEPTH * lanes);                 \
+        for (Index first = 0; first < whole; first += DEPTH * lanes)                                                         \
+            for (Index i = first; i < first + lanes; i++) {                                                                  \
+                Index j = 0;                                                                                                 \
+                for (; j + 1 < n_residuals; j += 2)                                                                          \
+                    ADVANCE_LANE(number, vector, load, multiply_add, i, DEPTH, 2);                                           \
+                if (j < n_residuals)                                                                                         \
+                    ADVANCE_LANE(number, vector, load, multiply_add, i, DEPTH, 1);                                           \
+            }                                                                                                                \
+        for (Index i = whole; i < length; i++)                                                                               \
+            for (Index j = 0; j < n_residuals; j++)                                                                          \
+                ADVANCE_LANE(number, vector, load, multiply_add, i, 1, 1);                                                   \
+    }
+
 /* Plain C: products are rounded before they are added. */
 
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
@@ -170,6 +223,8 @@ DEFINE_TILE(plain_dd, , double, Doubles, Doubles, 32, PLAIN_LOAD, PLAIN_LOAD, PL
 DEFINE_TILE(plain_ef, , double, Floats, Floats, 16, PLAIN_LOAD_E_AS_F, PLAIN_LOAD, PLAIN_MULTIPLY_ADD, PLAIN_FOLD_F)
 DEFINE_TILE(plain_ed, , double, Doubles, Doubles, 8, PLAIN_LOAD_E_AS_D, PLAIN_LOAD, PLAIN_MULTIPLY_ADD, PLAIN_FOLD_D)
 DEFINE_TILE(plain_fd, , double, Doubles, Doubles, 16, PLAIN_LOAD_F_AS_D, PLAIN_LOAD, PLAIN_MULTIPLY_ADD, PLAIN_FOLD_D)
+DEFINE_ACROSS(plain_across_f, , float, Floats, PLAIN_LOAD, PLAIN_MULTIPLY_ADD)
+DEFINE_ACROSS(plain_across_d, , double, Doubles, PLAIN_LOAD, PLAIN_MULTIPLY_ADD)
 DEFINE_TILE(plain_bh, , int64_t, int64_t, const char *, 16, PLAIN_ADDRESS, PLAIN_ADDRESS, PLAIN_MULTIPLY_ADD_INT8,
             PLAIN_FOLD_INT8)
 
@@ -213,6 +268,8 @@ DEFINE_TILE(avx2_dd, AVX2, double, __m256d, __m256d, 32, AVX2_LOAD_D, AVX2_LOAD_
 DEFINE_TILE(avx2_ef, AVX2, double, __m256, __m256, 16, AVX2_LOAD_E_AS_F, AVX2_LOAD_F, AVX2_MULTIPLY_ADD_F, avx2_fold_f)
 DEFINE_TILE(avx2_ed, AVX2, double, __m256d, __m256d, 8, AVX2_LOAD_E_AS_D, AVX2_LOAD_D, AVX2_MULTIPLY_ADD_D, avx2_fold_d)
 DEFINE_TILE(avx2_fd, AVX2, double, __m256d, __m256d, 16, AVX2_LOAD_F_AS_D, AVX2_LOAD_D, AVX2_MULTIPLY_ADD_D, avx2_fold_d)
+DEFINE_ACROSS(avx2_across_f, AVX2, float, __m256, AVX2_LOAD_F, AVX2_MULTIPLY_ADD_F)
+DEFINE_ACROSS(avx2_across_d, AVX2, double, __m256d, AVX2_LOAD_D, AVX2_MULTIPLY_ADD_D)
 DEFINE_TILE(avx2_bh, AVX2, int64_t, __m256i, __m256i, 16, AVX2_LOAD_B_AS_H, AVX2_LOAD_H, AVX2_MULTIPLY_ADD_INT8, avx2_fold_int8)
 
 static int detect_avx2(void)
@@ -223,13 +280,13 @@ static int detect_avx2(void)
         return 0;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
-#define TILE_PAIR(suffix) {plain_##suffix, avx2_##suffix}
+#define BOTH(suffix) {plain_##suffix, avx2_##suffix}
 #else
 static int detect_avx2(void)
 {
     return 0;
 }
-#define TILE_PAIR(suffix) {plain_##suffix, plain_##suffix}
+#define BOTH(suffix) {plain_##suffix, plain_##suffix}
 #endif
 
 /* Set once by prepare_sweeps: cpuid traps to the hypervisor in a virtual machine, which is too slow for every call. */
@@ -240,39 +297,25 @@ int has_avx2(void)
     return with_avx2;
 }
 
-/* Element types of rows, residuals and out, as format letters, and the tiles: plain C, then the best of this build. */
+/* Element types of rows, residuals and out, as format letters, and the functions for contiguous and for interleaved rows: plain C,
+ * then the best of this build. Rows of any other type become float64 chunk by chunk, and so do interleaved rows narrower than the
+ * residuals. */
 struct pairing {
     char row, residual, out;
     Tile *tiles[2];
+    Across *across[2];
 };
 
 static const struct pairing PAIRINGS[] = {
-    {'f', 'f', 'd', TILE_PAIR(ff)}, {'d', 'd', 'd', TILE_PAIR(dd)}, {'e', 'f', 'd', TILE_PAIR(ef)},
-    {'e', 'd', 'd', TILE_PAIR(ed)}, {'f', 'd', 'd', TILE_PAIR(fd)}, {'b', 'h', 'q', TILE_PAIR(bh)},
+    {'f', 'f', 'd', BOTH(ff), BOTH(across_f)}, {'d', 'd', 'd', BOTH(dd), BOTH(across_d)}, {'e', 'f', 'd', BOTH(ef), {NULL}},
+    {'e', 'd', 'd', BOTH(ed), BOTH(across_d)}, {'f', 'd', 'd', BOTH(fd), BOTH(across_d)}, {'b', 'h', 'q', BOTH(bh), {NULL}},
 };
+
+#define FLOAT64 PAIRINGS[1]
 
 static Index smaller(Index a, Index b)
 {
     return a < b ? a : b;
-}
-
-/* The rows of a call: all rows of `matrix`, or those named by `index` (NULL if absent), in its order. */
-struct rows {
-    const Py_buffer *matrix, *index;
-    Index count;
-};
-
-static int64_t row_number(const struct rows *rows, Index i)
-{
-    int64_t number = i;
-    if (rows->index)
-        memcpy(&number, (const char *)rows->index->buf + i * rows->index->strides[0], sizeof number);
-    return number;
-}
-
-static const char *row_at(const struct rows *rows, Index i)
-{
-    return (const char *)rows->matrix->buf + row_number(rows, i) * rows->matrix->strides[0];
 }
 
 /* Copies observations begin..end of `width` residuals from `j` to [chunk][residual][CHUNK_BYTES]; the last vector is zero-padded. */
@@ -290,15 +333,19 @@ static void pack(char *panel, const Py_buffer *residuals, Index j, Index width, 
     }
 }
 
-/* Points the strips at `length` observations of rows i, i + 1, ... from observation `begin`. */
-static void place_strips(struct strips *strips, const struct rows *rows, Index i, Index begin, Index length, Index lanes)
+/* Points the strips at `length` observations of rows i, i + 1, ... from observation `begin`, converted by `take` unless it is NULL. */
+static void place_strips(struct strips *strips, const struct rows *rows, Take *take, Index i, Index begin, Index length, Index lanes)
 {
-    const Index rest = length % lanes, item = rows->matrix->itemsize;
+    const Index rest = length % lanes, item = take ? (Index)sizeof(double) : rows->matrix->itemsize;
     strips->count = smaller(BLOCK_ROWS, rows->count - i);
     strips->whole = length / lanes;
     strips->ragged = rest > 0;
     for (Index k = 0; k < strips->count; k++) {
-        strips->start[k] = row_at(rows, i + k) + begin * item;
+        strips->start[k] = row_at(rows, i + k) + begin * rows->matrix->itemsize;
+        if (take) {
+            take(strips->start[k], rows->matrix->itemsize, length, strips->converted[k]);
+            strips->start[k] = strips->converted[k];
+        }
         if (rest) {
             memset(strips->end[k], 0, VECTOR_BYTES);
             memcpy(strips->end[k], strips->start[k] + (length - rest) * item, (size_t)(rest * item));
@@ -325,7 +372,7 @@ static Index panel_chunks(const Py_buffer *residuals)
 }
 
 /* Fills out with the dot products of all rows and all residuals; panel has room for panel_chunks() chunks. */
-static void sweep(Tile *tile, const struct rows *rows, const Py_buffer *residuals, const Py_buffer *out, char *panel)
+static void sweep(Tile *tile, const struct rows *rows, Take *take, const Py_buffer *residuals, const Py_buffer *out, char *panel)
 {
     const Index n_obs = residuals->shape[1], n_residuals = residuals->shape[0];
     const Index chunk = CHUNK_BYTES / residuals->itemsize, lanes = VECTOR_BYTES / residuals->itemsize;
@@ -340,12 +387,74 @@ static void sweep(Tile *tile, const struct rows *rows, const Py_buffer *residual
             pack(panel, residuals, j, width, first, last);
             for (Index i = 0; i < rows->count; i += BLOCK_ROWS) {
                 for (Index begin = first; begin < last; begin += chunk) {
-                    place_strips(&strips, rows, i, begin, smaller(chunk, last - begin), lanes);
+                    place_strips(&strips, rows, take, i, begin, smaller(chunk, last - begin), lanes);
                     strips.ahead = bytes_ahead(rows, first, begin, last, chunk);
                     tile(&strips, panel + (begin - first) / chunk * width * CHUNK_BYTES, width,
                          (char *)out->buf + (i * n_residuals + j) * out->itemsize, n_residuals);
                 }
             }
+        }
+    }
+}
+
+/* Returns how many vectors of columns a strip of interleaved rows has: few where there are many residuals, whose sums must stay in
+ * the cache. */
+static Index strip_vectors(Index n_residuals)
+{
+    const Index few = 2 * STRIP_VECTORS / (n_residuals + 1);
+    return few < FEWEST_VECTORS ? FEWEST_VECTORS : smaller(few, STRIP_VECTORS);
+}
+
+/* Adds the sums of the lanes of `width` columns to out, folded as tiles fold them. */
+static void fold_lanes(const char *sums, Index vectors, Index width, Index n_residuals, int single, double *out)
+{
+    const Index lanes = single ? 8 : 4, apart = vectors * lanes; /* from one lane to the next */
+    for (Index j = 0; j < n_residuals; j++, sums += lanes * vectors * VECTOR_BYTES)
+        for (Index c = 0; c < width; c++) {
+            if (single) {
+                float s[8];
+                for (int lane = 0; lane < 8; lane++)
+                    s[lane] = ((const float *)sums)[lane * apart + c];
+                out[c * n_residuals + j] += PLAIN_FOLD_F(s);
+            } else {
+                double s[4];
+                for (int lane = 0; lane < 4; lane++)
+                    s[lane] = ((const double *)sums)[lane * apart + c];
+                out[c * n_residuals + j] += PLAIN_FOLD_D(s);
+            }
+        }
+}
+
+/* Fills out with the dot products of interleaved rows and all residuals. `sums` has room for the sums of one strip, `panel` for a chunk
+ * of each residual, `converted` for a chunk of a strip, which `take` converts; NULL: only columns less than a vector need copying. */
+static void sweep_across(Across *across, const struct rows *rows, Take *take, const Py_buffer *residuals, const Py_buffer *out,
+                         char *panel, char *sums, char *converted)
+{
+    const Py_buffer *matrix = rows->matrix;
+    const Index n_obs = residuals->shape[1], n_residuals = residuals->shape[0], chunk = CHUNK_BYTES / residuals->itemsize;
+    const Index lanes = VECTOR_BYTES / residuals->itemsize, widest = strip_vectors(n_residuals) * lanes, item = matrix->itemsize;
+    Take *copy = take ? take : take_as(format_letter(matrix), format_letter(matrix));
+
+    memset(out->buf, 0, (size_t)out->len);
+    for (Index begin = 0; begin < n_obs; begin += chunk) {
+        const Index length = smaller(chunk, n_obs - begin);
+        pack(panel, residuals, 0, n_residuals, begin, begin + length);
+        for (Index first = 0, width; first < rows->count; first += width) {
+            const char *entries = (const char *)matrix->buf + begin * matrix->strides[1] + first * item;
+            Index stride = matrix->strides[1];
+            width = smaller(widest, rows->count - first);
+            if (!take && width > lanes)
+                width -= width % lanes; /* the rest is a strip of its own */
+            const Index vectors = (width + lanes - 1) / lanes;
+            if (take || width < lanes) {
+                for (Index i = 0; i < length; i++)
+                    copy(entries + i * stride, item, width, converted + i * vectors * VECTOR_BYTES);
+                entries = converted, stride = vectors * VECTOR_BYTES;
+            }
+            memset(sums, 0, (size_t)(n_residuals * lanes * vectors * VECTOR_BYTES));
+            across(entries, stride, vectors, length, panel, n_residuals, sums);
+            fold_lanes(sums, vectors, width, n_residuals, residuals->itemsize == sizeof(float),
+                       (double *)out->buf + first * n_residuals);
         }
     }
 }
@@ -362,35 +471,20 @@ static int within_int8_limit(const Py_buffer *residuals)
     return within;
 }
 
-/* Opens rows, and index unless it is None, and checks that all row numbers exist; otherwise sets `failed`. */
-static void open_rows(struct arguments *a, PyObject *matrix, PyObject *index, struct rows *rows)
-{
-    rows->matrix = open_array(a, matrix, "rows", "efdb", 2, 0);
-    rows->index = index == Py_None ? NULL : open_array(a, index, "index", "q", 1, 0);
-    if (a->failed)
-        return;
-    rows->count = rows->index ? rows->index->shape[0] : rows->matrix->shape[0];
-    for (Index i = 0; rows->index && i < rows->count; i++) {
-        const long long number = row_number(rows, i);
-        if (number < 0 || number >= rows->matrix->shape[0]) {
-            PyErr_Format(PyExc_ValueError, "index[%zd] is %lld: expected 0 to %zd", i, number, rows->matrix->shape[0] - 1);
-            a->failed = 1;
-            return;
-        }
-    }
-}
-
 /* Returns the pairing of these element types, or NULL with ValueError set where types or shapes do not fit each other. */
 static const struct pairing *checked_pairing(const struct rows *rows, const Py_buffer *residuals, const Py_buffer *out)
 {
     const char row = format_letter(rows->matrix), residual = format_letter(residuals);
-    const struct pairing *found = NULL;
+    const int across = interleaved(rows->matrix);
+    const struct pairing *found = residual == 'd' ? &FLOAT64 : NULL; /* for rows of other types */
     for (size_t k = 0; k < sizeof PAIRINGS / sizeof *PAIRINGS; k++)
         if (PAIRINGS[k].row == row && PAIRINGS[k].residual == residual)
             found = &PAIRINGS[k];
-    if (!found)
-        PyErr_Format(PyExc_ValueError, "rows of format '%c' and residuals of format '%c': expected float rows and float32 or float64 "
-                                       "residuals at least as wide, or int8 rows and int16 residuals", row, residual);
+    if (!found || (across && !*found->across))
+        PyErr_Format(PyExc_ValueError, "rows of format '%c' and residuals of format '%c': expected float32 rows and residuals, float64 "
+                                       "residuals, or contiguous rows of float16 and float32 or int8 and int16 residuals", row, residual);
+    else if (across && rows->index)
+        PyErr_SetString(PyExc_ValueError, "rows picked by an index must be contiguous");
     else if (format_letter(out) != found->out || (uintptr_t)out->buf % 8)
         PyErr_Format(PyExc_ValueError, "out is not an aligned %s array", found->out == 'q' ? "int64" : "float64");
     else if (rows->matrix->shape[1] != residuals->shape[1] || out->shape[0] != rows->count || out->shape[1] != residuals->shape[0])
@@ -415,33 +509,23 @@ PyObject *dots(struct arguments *a, PyObject *given)
     const Py_buffer *residuals = open_array(a, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
     const Py_buffer *out = open_array(a, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
     const struct pairing *pairing = a->failed ? NULL : checked_pairing(&rows, residuals, out);
-    char *panel = pairing ? space(a, (size_t)panel_chunks(residuals) + 1, CHUNK_BYTES) : NULL;
-    if (!panel)
+    if (!pairing)
+        return NULL;
+    const int across = interleaved(rows.matrix), kind = !plain && with_avx2, known = pairing->row == format_letter(rows.matrix);
+    const int converts = !known || (across && residuals->itemsize != rows.matrix->itemsize);
+    const Index chunk = CHUNK_BYTES / residuals->itemsize, m = residuals->shape[0], vectors = strip_vectors(m);
+    Take *take = converts ? take_as(format_letter(rows.matrix), 'd') : NULL;
+    char *panel = space(a, (size_t)(across ? m : panel_chunks(residuals)) + 1, CHUNK_BYTES);
+    char *sums = across ? space(a, (size_t)(m * vectors * VECTOR_BYTES), (size_t)(VECTOR_BYTES / residuals->itemsize)) : NULL;
+    char *converted = across ? space(a, (size_t)chunk, (size_t)(take ? vectors * VECTOR_BYTES : VECTOR_BYTES)) : NULL;
+    if (a->failed)
         return NULL;
     panel += CHUNK_BYTES - (uintptr_t)panel % CHUNK_BYTES; /* `space` aligns to 16 bytes only */
     Py_BEGIN_ALLOW_THREADS
-    sweep(pairing->tiles[!plain && with_avx2], &rows, residuals, out, panel);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-/* Copies rows[index[i]] to out[i]. */
-PyObject *gather(struct arguments *a, PyObject *given)
-{
-    PyObject *given_rows, *given_index, *given_out;
-    struct rows rows;
-    if (!PyArg_ParseTuple(given, "OOO", &given_rows, &given_index, &given_out))
-        return NULL;
-    open_rows(a, given_rows, given_index, &rows);
-    const Py_buffer *out = open_array(a, given_out, "out", "efdb", 2, PyBUF_WRITABLE);
-    if (!out)
-        return NULL;
-    if (format_letter(out) != format_letter(rows.matrix) || out->shape[0] != rows.count || out->shape[1] != rows.matrix->shape[1])
-        return PyErr_Format(PyExc_ValueError, "out is (%zd, %zd) of format '%c': expected (%zd, %zd) of '%c'", out->shape[0],
-                            out->shape[1], format_letter(out), rows.count, rows.matrix->shape[1], format_letter(rows.matrix));
-    Py_BEGIN_ALLOW_THREADS
-    for (Index i = 0; i < rows.count; i++)
-        memcpy((char *)out->buf + i * out->strides[0], row_at(&rows, i), (size_t)(out->shape[1] * out->itemsize));
+    if (across)
+        sweep_across(pairing->across[kind], &rows, take, residuals, out, panel, sums, converted);
+    else
+        sweep(pairing->tiles[kind], &rows, take, residuals, out, panel);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -12,6 +12,7 @@ import numpy as np
 
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.selection.table_columns import rows_of_table
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.media import Medium, medium_of
 from fastomp_nvm.stores.open import create_store, open_store
@@ -41,7 +42,8 @@ def open_dataset(
     Parameters
     ----------
     data : FeatureStore, store URL, (n_obs, n_features) array or table, or Dataset
-        A text column of a table becomes a feature with a column per category, as in ``create_store``.
+        Arrays and tables of numbers are used where they lie (``rows_of_array``, ``rows_of_table``). A text column of a table
+        becomes a feature with a column per category, as in ``create_store``.
     names : sequence of str, optional
         Feature names of an array.
     verify, load, io
@@ -107,6 +109,9 @@ def _of_array(data: object, names: Sequence[str] | None) -> Dataset:
     columns = getattr(data, "column_names" if type(data).__module__.startswith("pyarrow") else "columns", None)
     if columns is not None and names is None:
         names = [str(name) for name in columns]
+    rows = rows_of_table(data)
+    if rows is not None:
+        return Dataset.of_rows(rows, names)
     if np.ma.is_masked(data):
         raise DataError(
             "X has masked entries: fill them in, or build a store of it with missing values replaced (create_store, missing='mean')"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster, constraint_share, fast, kernels, paper, peers, plan, quality, tier_noise
+from benchmarks import cluster, constraint_share, fast, first_answer, kernels, paper, peers, plan, quality, tier_noise
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.errors import RequestError
@@ -43,6 +43,17 @@ def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         monkeypatch.setattr(kernels, "tier", lambda *_, same=same: [{**row, "same_answer": same}])
         assert kernels.main([]) == (0 if same else 1)
     assert capsys.readouterr().out.count("MISSED answers that the tier changes") == 1
+
+
+def test_first_answer_judges_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form times every form of the data, and judges R^2 and memory too."""
+    assert first_answer.main(["--quick", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    problem = next(value for name, value in printed.items() if name.startswith("120 x 900"))
+    assert [row["form"] for row in problem] == list(first_answer.forms(np.zeros((2, 2)), Path()))
+    claims = {bar["claim"].split(": ")[1] for bar in printed["bars"]}
+    assert {"times faster than scikit-learn", "R^2 above scikit-learn's", "times a prepared store's"} < claims
+    assert all(bar["met"] for bar in printed["bars"] if "memory" in bar["claim"])
 
 
 def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:

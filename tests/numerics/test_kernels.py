@@ -146,6 +146,52 @@ def test_threads_and_reversed_rows_agree(each: Kernel, row_type: str, residual_t
     np.testing.assert_array_equal(bits(dots(each, rows[::-1], residuals)[::-1]), bits(whole))
 
 
+#: Element types that kernels sweep as float64, besides floats.
+NUMBERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pairing=st.sampled_from([("float32", "float32"), *((row, "float64") for row in ("float16", "float32", "float64", *NUMBERS))]),
+    n_obs=st.one_of(st.integers(1, 70), st.sampled_from([511, 512, 1024, 1025, 2047, 4099])),
+    n_rows=st.one_of(st.integers(1, 40), st.sampled_from([300, 1025])),
+    n_residuals=st.sampled_from([1, 2, 3, 9]),
+    shift=st.integers(0, 63),
+    gap=st.integers(0, 70),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_interleaved_rows_have_the_bits_of_contiguous_rows(
+    each: Kernel, pairing: tuple[str, str], n_obs: int, n_rows: int, n_residuals: int, shift: int, gap: int, seed: int
+) -> None:
+    """The transpose of an array in C order gives the bits of contiguous rows: all rows, any strip of them, and rows gathered."""
+    rng = np.random.default_rng(seed)
+    row_type, residual_type = pairing
+    rows = (np.abs(rng.standard_normal((n_rows, n_obs))) * 10.0 ** rng.integers(0, 3, (n_rows, 1))).astype(row_type)
+    residuals = rng.standard_normal((n_residuals, n_obs)).astype(residual_type)
+    interleaved, contiguous = laid_out(rows.T, shift, gap).T, dots(each, rows, residuals)
+    np.testing.assert_array_equal(bits(dots(each, interleaved, residuals)), bits(contiguous))
+    first, last = np.sort(rng.integers(0, n_rows + 1, 2))
+    np.testing.assert_array_equal(bits(dots(each, interleaved[first:last], residuals)), bits(contiguous[first:last]))
+    index = rng.integers(0, n_rows, 5)
+    for dtype in (row_type, "float64"):
+        out = np.zeros((5, n_obs), dtype=dtype)
+        each.gather(interleaved, index, out)
+        np.testing.assert_array_equal(out, rows[index].astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [*NUMBERS, "float16", "float32"])
+def test_numbers_of_any_type_are_swept_as_float64(each: Kernel, dtype: str) -> None:
+    """With float64 residuals, rows of any real numbers have the bits of rows converted beforehand; gathered, they are converted."""
+    rng = np.random.default_rng(3)
+    top = 1 if dtype == "bool" else 100 if "float" in dtype else np.iinfo(dtype).max
+    rows = rng.integers(0, top, (9, 1301), endpoint=True, dtype="uint64").astype(dtype)
+    residuals = rng.standard_normal((3, 1301))
+    np.testing.assert_array_equal(bits(dots(each, rows, residuals)), bits(dots(each, rows.astype(np.float64), residuals)))
+    out = np.zeros((2, 1301))
+    each.gather(rows, INDEX, out)
+    np.testing.assert_array_equal(out, rows[INDEX].astype(np.float64))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     n_obs=st.one_of(st.integers(0, 40), st.sampled_from([2047, 2048, 2049, 20000])),
@@ -241,7 +287,7 @@ MISUSE: dict[str, Callable[[Kernel], None]] = {
     "index past the end": lambda each: each.gather(F32, INDEX + 1, np.zeros((2, 9), dtype=np.float32)),
     "index negative": lambda each: each.gather(F32, INDEX - 1, np.zeros((2, 9), dtype=np.float32)),
     "index of int32": lambda each: each.gather(F32, INDEX.astype(np.int32), np.zeros((2, 9), dtype=np.float32)),
-    "gather into another type": lambda each: each.gather(F32, INDEX, np.zeros((2, 9))),
+    "gather into another type": lambda each: each.gather(F64, INDEX, np.zeros((2, 9), dtype=np.float32)),
     "gather into another shape": lambda each: each.gather(F32, INDEX, np.zeros((3, 9), dtype=np.float32)),
     "gather into read-only": lambda each: each.gather(F32, INDEX, read_only(np.zeros((2, 9), dtype=np.float32))),
 }
@@ -252,6 +298,17 @@ def test_misuse_is_a_value_error(each: Kernel, misuse: Callable[[Kernel], None])
     """Arguments that do not fit raise ``ValueError``, whatever the kernel."""
     with pytest.raises(ValueError, match=r"."):
         misuse(each)
+
+
+@pytest.mark.parametrize("name", ["c", "c-generic"])
+def test_interleaved_rows_are_swept_whole_and_as_floats(name: str) -> None:
+    """The extension refuses interleaved rows where it has no code for them: picked by number, or int8 by int16."""
+    if not available()[name].startswith("c-"):
+        pytest.skip(available()[name])
+    with pytest.raises(ValueError, match="must be contiguous"):
+        kernel(name).dots_at(F32.T.copy().T, INDEX, F32[:2], OUT[:2])
+    with pytest.raises(ValueError, match="contiguous rows of"):
+        kernel(name).dots_int8(I8.T.copy().T, I16, OUT64)
 
 
 @pytest.mark.parametrize("name", ["c", "c-generic"])

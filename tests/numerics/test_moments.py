@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastomp_nvm import native
@@ -68,6 +68,33 @@ def test_moments_depend_on_the_column_alone(compiled: bool, n: int, seed: int, s
             apart[...] = values
             moved = moments(apart)
             assert (moved.mean.tolist(), moved.norm.tolist()) == (together.mean.tolist(), together.norm.tolist())
+
+
+@ways
+@settings(deadline=None)
+@given(
+    n=st.one_of(st.integers(1, 70), st.sampled_from([4096, 4097, 9001])),
+    dtype=st.sampled_from(["float16", "float32", "float64", "bool", "int8", "uint8", "int16", "int32", "int64", "uint64"]),
+    width=st.one_of(st.integers(1, 20), st.sampled_from([129, 300])),
+    weights=st.sampled_from(["none", "positive", "some zero"]),
+    seed=st.integers(0, 100),
+)
+def test_layout_and_type_change_no_bit(compiled: bool, n: int, dtype: str, width: int, weights: str, seed: int) -> None:
+    """Moments of the transpose of an array in C order, and of integers, are those of contiguous float64 columns."""
+    rng = np.random.default_rng(seed)
+    values = np.abs(rng.standard_normal((width, n)) * rng.choice([0.0, 1.0, 50.0], (width, 1))).astype(dtype)
+    each = None if weights == "none" else rng.random(n) + 0.1
+    if each is not None and weights == "some zero":
+        each[rng.random(n) < 0.5] = 0.0
+        each[0] = 1.0
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(native, "extension", None)
+        expected = moments(values.astype(np.float64), each)
+        for layout in (values, values.T.copy().T):
+            found = moments(layout, each)
+            for name in ("mean", "norm", "minimum", "maximum"):
+                assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
 
 
 @ways

@@ -48,6 +48,8 @@ def in_file(path: Path, io: str, profile: DeviceProfile | None = None) -> FileRo
 KINDS: dict[str, Callable[[Path], LocalRows]] = {
     "array": lambda path: ArrayRows(matrix()),
     "pieces": lambda path: PiecedRows(np.split(matrix(), EDGES[1:-1])),
+    "array in C order": lambda path: ArrayRows(matrix().T.copy().T),
+    "columns apart": lambda path: PiecedRows([row[np.newaxis].copy() for row in matrix()]),
     "mapped file": lambda path: in_file(path, "mmap"),
     "file read directly": lambda path: in_file(path, "direct"),
     "emulated device": lambda path: in_file(path, "direct", DeviceProfile("quick", 1e12, 1e-9)),

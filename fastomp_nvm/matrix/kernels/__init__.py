@@ -1,8 +1,8 @@
 """The sweep kernels: ``out[i, j] = rows[i] . residuals[j]``.
 
 Every kernel is *row-invariant*: the bits of ``out[i, j]`` depend on the values of that row and that residual and on the number of
-observations, not on position, neighbouring rows, alignment, stride or thread. Two kernels agree to rounding, not to bits, so
-results record the ``id`` of their kernel.
+observations, not on position, neighbouring rows, alignment, layout, stride or thread. Two kernels agree to rounding, not to bits,
+so results record the ``id`` of their kernel.
 
 In order of preference: ``c`` (compiled extension, AVX2 where the processor has it), ``c-generic`` (the same extension without
 AVX2, with the bits of a machine that lacks it), ``numpy`` (the reference).
@@ -34,15 +34,17 @@ class Kernel:
     id : str
         Kernels with equal ids compute equal bits.
     dots : callable
-        ``dots(rows, residuals, out)``: rows (c, n_obs) float16, float32 or float64, each row contiguous, any row stride and
-        alignment; residuals (m, n_obs) C-contiguous float32 or float64, at least as wide; out (c, m) C-contiguous float64. With
-        float32 residuals, products and short sums are float32; with float64 residuals everything is float64.
+        ``dots(rows, residuals, out)``: rows (c, n_obs), each row contiguous or each column (the transpose of an array in C order),
+        any stride and alignment; residuals (m, n_obs) C-contiguous; out (c, m) C-contiguous float64. Residuals are float64, and
+        everything is computed in float64, for rows of any real numbers of up to 8 bytes; or they are float32, and so are products
+        and short sums, for rows of float32 in either layout and float16 in contiguous rows.
     dots_at : callable
-        ``dots_at(rows, index, residuals, out)``: ``dots`` of ``rows[index]`` without copying the rows; index (c,) int64.
+        ``dots_at(rows, index, residuals, out)``: ``dots`` of ``rows[index]``, contiguous and not copied; index (c,) int64.
     dots_int8 : callable
         ``dots_int8(rows, residuals, out)``: int8 rows, int16 residuals within ``INT8_RESIDUAL_LIMIT``, int64 out; exact.
     gather : callable
-        ``gather(rows, index, out)``: copies ``rows[index[i]]`` to ``out[i]``; index (k,) int64.
+        ``gather(rows, index, out)``: copies ``rows[index[i]]``, in either layout, to ``out[i]``, of the same type or float64; index
+        (k,) int64.
     """
 
     id: str

@@ -19,8 +19,8 @@ KERNEL_ID = "numpy-1"
 #: Largest absolute value in the residuals of ``dots_int8``.
 INT8_RESIDUAL_LIMIT = 8191
 
-#: Supported element types of rows and residuals, in native byte order.
-_PAIRINGS = frozenset((np.dtype(row), np.dtype(residual)) for row, residual in ("ef", "ed", "ff", "fd", "dd"))
+#: Types of rows for float32 residuals, in native byte order; float64 residuals go with any real numbers.
+_SINGLE = (np.float16, np.float32)
 
 _TILE_ROWS = 32
 _CHUNK = 1024  # observations summed in the precision of the residuals before they are added to the float64 total
@@ -32,14 +32,16 @@ def dots(rows: AnyArray, residuals: AnyArray, out: Float64Array) -> None:
 
     Parameters
     ----------
-    rows : (c, n_obs) float16, float32 or float64
-    residuals : (m, n_obs) float32 or float64, at least as wide as ``rows``
+    rows : (c, n_obs) real numbers
+    residuals : (m, n_obs) float64, or float32 where rows are float16 or float32
         Products and the sums of a chunk have this precision; chunks are added in float64.
     out : (c, m) float64
     """
-    if (rows.dtype, residuals.dtype) not in _PAIRINGS:
+    real = rows.dtype.kind in "fiub" and rows.itemsize <= 8 and rows.dtype.isnative
+    if not (real and residuals.dtype == np.float64) and not (residuals.dtype == np.float32 and rows.dtype in _SINGLE):
         raise DataError(
-            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected native floats at least as wide as rows"
+            f"rows of {rows.dtype} do not fit residuals of {residuals.dtype}: expected native real numbers of up to 8 bytes and "
+            "float64 residuals, or float32 residuals for rows of float16 and float32"
         )
     _check_layout(rows, residuals, out, np.dtype(np.float64))
     out[...] = 0.0
@@ -96,12 +98,12 @@ def gather(rows: AnyArray, index: IndexArray, out: AnyArray) -> None:
     ----------
     rows : (c, n_obs) array
     index : (k,) int64, each in ``range(c)``
-    out : (k, n_obs) array of the same type
+    out : (k, n_obs) array of the same type, or float64
     """
     if index.dtype != np.int64 or index.ndim != 1:
         raise DataError(f"index has type {index.dtype} and {index.ndim} dimensions: expected int64 and 1")
-    if rows.ndim != 2 or out.shape != (len(index), rows.shape[1]) or out.dtype != rows.dtype:
-        raise DataError(f"out is {out.dtype} {out.shape}: expected the type of rows and one row per index")
+    if rows.ndim != 2 or out.shape != (len(index), rows.shape[1]) or out.dtype not in (rows.dtype, np.float64):
+        raise DataError(f"out is {out.dtype} {out.shape}: expected the type of rows, or float64, and one row per index")
     if not out.flags.writeable:
         raise DataError("out is read-only: expected a writable array")
     if index.size and not (int(index.min()) >= 0 and int(index.max()) < len(rows)):
@@ -114,8 +116,8 @@ def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: DT
     """Check shapes, strides and the type of ``out``."""
     if rows.ndim != 2 or residuals.ndim != 2 or rows.shape[1] != residuals.shape[1]:
         raise DataError(f"rows are {rows.shape} and residuals {residuals.shape}: expected matrices of equal width")
-    if len(rows) and rows.shape[1] > 1 and rows.strides[1] != rows.itemsize:
-        raise DataError(f"the entries of a row are {rows.strides[1]} bytes apart: expected contiguous rows")
+    if len(rows) > 1 and rows.shape[1] > 1 and rows.itemsize not in rows.strides:
+        raise DataError(f"the entries of rows are {rows.strides} bytes apart: expected contiguous rows, or contiguous columns")
     if not residuals.flags.c_contiguous:
         raise DataError("residuals are not C-contiguous: pass numpy.ascontiguousarray(residuals)")
     if out.dtype != result or not (out.flags.carray and out.flags.writeable):

@@ -1,0 +1,142 @@
+"""The time a person waits for ``fo.select(X, y, k=k)`` on data in memory, against scikit-learn's OMP and a prepared store.
+
+All defaults, library threads untouched. Contestants are ``OrthogonalMatchingPursuit(n_nonzero_coefs=k).fit(X, y)`` on the same
+data, of which the best run counts, and a selection from a store in memory that holds the same numbers; all are timed in turn.
+*Memory* is what a selection takes beyond the data: the most resident bytes while it runs, less those before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import fastomp_nvm as fo
+from benchmarks.harness.data import refit_score
+from benchmarks.harness.memory import PeakMemory, resident_bytes
+from benchmarks.harness.report import Report, argument_parser
+from benchmarks.harness.timing import in_turn, paired
+from fastomp_nvm.analysis.synthetic import sparse_design
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A problem, how many times faster than scikit-learn it must be, and the most times a prepared store's time, where judged."""
+
+    n_obs: int
+    n_features: int
+    k: int
+    faster: float
+    over_store: float | None = None
+
+
+SIZES = (
+    Size(2000, 20_000, 100, 25.0, 1.6),
+    Size(300, 50_000, 30, 10.0),
+    Size(500, 5000, 50, 10.0),
+    Size(1000, 500, 150, 3.0),
+)
+QUICK_SIZES = (Size(120, 900, 6, 25.0, 1.6), Size(100, 60, 10, 3.0))
+
+#: Forms whose times are judged; the others are shown.
+JUDGED = ("C float32", "Fortran float32")
+
+#: Memory beyond the data: a share of them, and bytes.
+SHARE, BYTES = 0.1, 32 << 20
+
+
+def forms(X: np.ndarray, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what makes each form of the same numbers; a memory map is warm."""
+    import pandas as pd
+
+    def mapped() -> Any:
+        np.ascontiguousarray(X).tofile(folder / "rows")
+        return np.memmap(folder / "rows", X.dtype, "r", shape=X.shape)
+
+    return {
+        "C float32": lambda: np.ascontiguousarray(X),
+        "Fortran float32": lambda: np.asfortranarray(X),
+        "C float64": lambda: np.ascontiguousarray(X, dtype=np.float64),
+        "DataFrame": lambda: pd.DataFrame(X, columns=[f"f{column}" for column in range(X.shape[1])]),
+        "memory map, C float32": mapped,
+    }
+
+
+def _sklearn(X: Any, y: np.ndarray, k: int) -> np.ndarray:
+    """Return the features that scikit-learn selects."""
+    from sklearn.linear_model import OrthogonalMatchingPursuit
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in float32 it warns that it stopped early; R^2 shows it
+        return np.flatnonzero(OrthogonalMatchingPursuit(n_nonzero_coefs=k).fit(X, y).coef_)
+
+
+def beyond(call: Callable[[], Any]) -> int:
+    """Return the bytes of memory that ``call`` takes at its peak."""
+    before = resident_bytes()
+    with PeakMemory(every=0.001) as memory:
+        call()
+    return max(memory.peak - before, 0)
+
+
+def wait(report: Report, size: Size, repeats: int, folder: Path) -> None:
+    """Time every form of one problem."""
+    X, y = sparse_design(size.n_obs, size.n_features, 2 * size.k, 0.1)
+    name, rows = f"{size.n_obs} x {size.n_features}, k = {size.k}", []
+    with fo.create_store("dram:benchmark-first-answer", X, y, replace=True) as store:
+        for form, make in forms(X, folder).items():
+            data = make()
+            contestants: dict[str, Callable[[], Any]] = {
+                "ours": lambda data=data: fo.select(data, y, k=size.k).indices,  # type: ignore[misc]
+                "store": lambda: fo.select(store, k=size.k).indices,
+                "scikit-learn": lambda data=data: _sklearn(data, y, size.k),  # type: ignore[misc]
+            }
+            extra = beyond(contestants["ours"])
+            seconds, chosen = in_turn(contestants, repeats, warm=1)
+            best = min(seconds["scikit-learn"])
+            faster, over = paired([best] * repeats, seconds["ours"]), paired(seconds["ours"], seconds["store"])
+            better = refit_score(X, y, chosen["ours"]) - refit_score(X, y, chosen["scikit-learn"])
+            rows.append(
+                {
+                    "form": form,
+                    "ours, ms": 1e3 * median(seconds["ours"]),
+                    "store, ms": 1e3 * median(seconds["store"]),
+                    "scikit-learn's best, ms": 1e3 * best,
+                    "times faster": str(faster),
+                    "times the store's": str(over),
+                    "R^2 above": better,
+                    "MB beyond": extra / 1e6,
+                }
+            )
+            if form in JUDGED:
+                report.bar(f"{name}, {form}: times faster than scikit-learn", faster, size.faster)
+                report.bar(f"{name}, {form}: R^2 above scikit-learn's", better, 0.0)
+                if size.over_store is not None:
+                    report.bar(f"{name}, {form}: times a prepared store's", over, size.over_store, at_most=True)
+            allowed = SHARE * data.nbytes if isinstance(data, np.ndarray) else SHARE * X.nbytes
+            report.bar(f"{name}, {form}: memory beyond the data over 10 % and 32 MB", extra / (allowed + BYTES), 1.0, at_most=True)
+            del data, contestants
+    report.records(name, rows)
+    report.figures(**{name: rows})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, judge."""
+    options = argument_parser("first-answer", __doc__).parse_args(argv)
+    report = Report(options, argv)
+    with tempfile.TemporaryDirectory() as folder:
+        for size in QUICK_SIZES if options.quick else SIZES:
+            wait(report, size, 1 if options.quick else 11, Path(folder))
+    return report.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+/* The rows of a call and their two layouts, shared by sweeps, moments and gathers.
+ *
+ * The matrix of a call has shape (rows, observations). Its rows are contiguous, or *interleaved*: the rows of a transposed view of an
+ * (observations, rows) array in C order, whose entries for one observation lie side by side. */
+
+#ifndef FASTOMP_ROWS_H
+#define FASTOMP_ROWS_H
+
+#include "native.h"
+
+typedef Py_ssize_t Index;
+
+/* All rows of `matrix`, or those named by `index` (NULL if absent), in its order. */
+struct rows {
+    const Py_buffer *matrix, *index;
+    Index count;
+};
+
+/* Element types of rows, as letters of the struct module. */
+#define ROW_FORMATS "efd?bBhHiIqQ"
+
+/* Opens rows, and index unless it is None, and checks that all row numbers exist; otherwise sets `failed`. */
+void open_rows(struct arguments *a, PyObject *matrix, PyObject *index, struct rows *rows);
+
+const char *row_at(const struct rows *rows, Index i);
+
+/* Returns 1 where the rows are interleaved: their entries are strides[1] bytes apart, and row i + 1 follows row i. */
+int interleaved(const Py_buffer *matrix);
+
+/* Copies `count` entries that are `step` bytes apart to a contiguous array, converted. */
+typedef void Take(const char *from, Index step, Index count, void *to);
+
+/* Returns the function that takes entries of one format as another, NULL where there is none: every format of rows as itself and
+ * as 'd'. */
+Take *take_as(char from, char to);
+
+#endif
