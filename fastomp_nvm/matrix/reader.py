@@ -32,6 +32,7 @@ from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import MediumError, RequestError
 from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.pacing import DeviceProfile, Pace
 from fastomp_nvm.matrix.rows import ArrayRows, Rows, Use
@@ -290,8 +291,16 @@ class FileRows(ArrayRows):
         if self._io != "auto":
             return "direct" if self._io == "direct" else "mapping"
         if self.nbytes < SMALL_BYTES:  # nothing to look up
+            self.choice = self.choice or Choice("mapping", "the file is small")
             return "mapping"
-        return way_to_read(self.nbytes, self.file.resident_share(), fillable_memory() if again else 0.0, again=again)
+        resident, room = self.file.resident_share(), fillable_memory() if again else 0.0
+        way = way_to_read(self.nbytes, resident, room, again=again)
+        if again and self.choice is None:  # later reads find more of the file in memory
+            missing = f"the {(1.0 - resident) * self.nbytes / 1e9:.2f} GB not in memory"
+            verb = "fit" if way == "page cache" else "do not fit"
+            fits = f"{missing} {verb} into half of the {room / 1e9:.2f} GB of memory that may be filled"
+            self.choice = Choice(way, "the file is in memory" if way == "mapping" else fits)
+        return way
 
     def _run(self, work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: int) -> None:
         """Run ``work``, which takes ranges from ``waiting``, on several threads; raise the error of one that failed."""

@@ -22,6 +22,7 @@ from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.request import SelectionRequest, make_request
@@ -231,6 +232,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "encoding": None if encoding is None else TableEncoding.from_json(encoding),
             "certificate": None if certificate is None else Certificate(**certificate),
             "store": DataSize(**fields["store"]),
+            "choices": {str(name): Choice(**choice) for name, choice in fields.get("choices", {}).items()},
         }
         selection = Selection(**fields)
         names = [name for part in (selection.features, *columns) for name in part]

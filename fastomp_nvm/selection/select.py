@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
@@ -24,7 +24,8 @@ from fastomp_nvm.constraints.intersection import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
-from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, automatic_budget
+from fastomp_nvm.matrix.choice import Choice
+from fastomp_nvm.matrix.pool import BUDGET_REASON, LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
@@ -32,6 +33,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.automatic import choose_algorithm
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.notes import notes_on
@@ -41,7 +43,7 @@ from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
-__all__ = ["Prepared", "bind_constraint", "prepare", "select_many", "select_shared"]
+__all__ = ["Prepared", "bind_constraint", "prepare", "resolve_algorithm", "select_many", "select_shared"]
 
 
 def select_many(
@@ -134,9 +136,12 @@ def select_shared(
                 weighted.append(weights)
         if len(weighted) > 1:
             dataset = dataset.knowing(weighted)
-        budget = LARGEST_BUDGET
+        budget, left_open = LARGEST_BUDGET, dict[str, Choice]()
+        if threads is None:
+            left_open["threads"] = Choice(sweeper.threads, "the cores that this process may use")
         if pools and not dataset.resident:
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
+            left_open["gather_bytes"] = Choice(budget, BUDGET_REASON)
         prepared: list[Prepared] = []
         runs: list[Run] = []
         for place, (request, weights) in enumerate(wanted):
@@ -145,7 +150,7 @@ def select_shared(
             if journals:
                 runs[place].journal = journals[place]
 
-        finish = partial(_finish, dataset, sweeper, started)
+        finish = partial(_finish, dataset, sweeper, left_open, started)
 
         def hand_over(place: int) -> None:
             assert ended is not None
@@ -165,13 +170,17 @@ def select_shared(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A request bound to data, ready to run; ``weights`` are zero where held out, ``constant`` counts constant features."""
+    """A request bound to data, ready to run.
+
+    ``weights`` are zero where held out, ``constant`` counts constant features, ``algorithm`` is there where it was left open.
+    """
 
     request: SelectionRequest
     response: Response
     run: Run
     weights: Float64Array | None
     constant: int
+    algorithm: Choice | None = None
 
 
 def prepare(
@@ -220,6 +229,7 @@ def prepare(
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=dataset.resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
+    request, choice = resolve_algorithm(dataset, request, response.objective)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
@@ -231,7 +241,16 @@ def prepare(
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
-    return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account), weights, constant)
+    return Prepared(request, response, Run(problem, algorithm, tier=tier, account=account), weights, constant, choice)
+
+
+def resolve_algorithm(dataset: Dataset, request: SelectionRequest, objective: str) -> tuple[SelectionRequest, Choice | None]:
+    """Return the request with an algorithm, and the choice where it left that open; ``objective`` is the one in use."""
+    if request.algorithm != "auto":
+        return request, None
+    constrained = request.constraint is not None
+    choice = choose_algorithm(dataset.n_obs, dataset.n_features, request.k, objective, constrained=constrained)
+    return replace(request, algorithm=str(choice.value)), choice
 
 
 def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
@@ -262,7 +281,21 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
-def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepared) -> Selection:
+def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepared) -> dict[str, Choice]:
+    """Return what was chosen for a request: of ``left_open``, which holds for all requests, and for it alone."""
+    request, run = prepared.request, prepared.run
+    chosen = {} if prepared.algorithm is None else {"algorithm": prepared.algorithm}
+    if run.account is not None:
+        chosen["tier"] = run.account.choice
+    elif request.tier == "auto" and dataset.tier is not None:
+        size = f"{request.algorithm} over {dataset.matrix.nbytes / 1e6:.0f} MB"
+        chosen["tier"] = Choice("exact", f"{size} is not expected to be faster with the tier")
+    if dataset.matrix.choice is not None:
+        chosen["io"] = dataset.matrix.choice
+    return chosen | {name: choice for name, choice in left_open.items() if getattr(request, name, None) is None}
+
+
+def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
     request, response, run = prepared.request, prepared.response, prepared.run
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
@@ -345,4 +378,5 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
         path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
         notes=notes,
+        choices=_choices(dataset, left_open, prepared),
     )
