@@ -13,6 +13,7 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
     "benchmark",
     {
+        "auto": "benchmarks.auto:main",
         "cluster": "benchmarks.cluster:main",
         "cold-pass": "benchmarks.cold_pass:main",
         "constraint-share": "benchmarks.constraint_share:main",

@@ -127,7 +127,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
 
     sizes = "most features to select, several numbers with commas" if "k" in several else "most features to select"
     add("--k", type=kinds["k"], action=action("k"), metavar=metavars["k"], help=f"{sizes} (default: as the constraint allows)")
-    add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)} (default fast_omp)")
+    add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)}, or auto: by shape and cost (default fast_omp)")
     add(
         "--quality",
         metavar="fast|verified|best",

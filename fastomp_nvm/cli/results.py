@@ -72,6 +72,8 @@ def show_selection(selection: Selection) -> None:
         console.print(f"{human_bytes(selection.bytes_sent)} sent to the shards, {human_bytes(selection.bytes_received)} received")
     if selection.medium == "pmem" and selection.emulated:
         console.print("persistent memory is emulated on this machine")
+    for name, choice in selection.choices.items():
+        console.print(f"{clean(name.replace('_', ' '))} {clean(str(choice.value))}: {clean(choice.reason, None)}", soft_wrap=True)
     for note in selection.notes:
         console.print(f"note: {clean(note, None)}")
 

@@ -158,6 +158,9 @@ class Shard:
         self._address = address
         self._store = store
         self._dataset = Dataset.of_store(self._store)
+        tier = self._dataset.tier
+        # Decides within a question only; whether the next one sweeps the tier is the driver's decision.
+        self._account = None if tier is None else self._dataset.account(tier)
         self._swept_columns = 0  # columns of the current sweep done so far
         self._sweeper = Sweeper(threads, _counting(kernel(), self._count))
         self._views: OrderedDict[str, Design] = OrderedDict()
@@ -269,7 +272,7 @@ class Shard:
         if key not in self._gradients:
             ask = Ask(vectors.wide[place], features_of(members, self._dataset.n_features))
             pool = ColumnPool(design, self._sweeper, Traffic(), _PROBE_BYTES)
-            self._gradients[key] = sweep.answer([ask], place, pool)[0], pool
+            self._gradients[key] = sweep.answer([ask], place, pool, self._account)[0], pool
         return self._gradients[key]
 
     def _swept(self, request: SweepRequest) -> tuple[Vectors, ExactSweep | CertifiedSweep]:

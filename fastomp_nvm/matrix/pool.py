@@ -19,13 +19,14 @@ from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.traffic import Traffic
 
-__all__ = ["LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
+__all__ = ["BUDGET_REASON", "LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
 
 #: Bytes of columns read at a time where they are not kept.
 READ_BYTES = 16 << 20
 
 #: Bounds of the automatic budget: enough to work with, and little enough to leave memory to other processes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
+BUDGET_REASON = "a share of two thirds of free memory, from 16 MiB to 2.75 GiB"
 
 #: State of a feature: not held, held until a question is settled, held.
 _ABSENT: Final = 0

@@ -4,12 +4,12 @@ A mapping is fast for pages that are in memory and slow for pages that are not: 
 ahead of every column picked at random, and evicts the pages of other programs. ``FileRows`` instead lets a few threads more than
 there are cores read whole blocks into reused buffers; while some wait for the device, the others compute.
 
-The rule of ``auto``, applied to every sweep and gather (``mmap`` and ``direct`` override it):
+The rule of ``auto``, applied to every sweep and gather (``mmap`` and ``direct`` override it), is ``way_to_read``:
 
 1. a file below ``SMALL_BYTES``, or one of which a sample of pages is almost all in memory: through the mapping;
-2. a sweep of a file whose missing part fits into half the memory this process may still fill (available memory, and the limit of
-   its control group): through the mapping. This pass takes twice as long as a direct one (measured) and leaves the pages in memory
-   for all later passes;
+2. a file whose missing part fits into half the memory this process may still fill (available memory, and the limit of its control
+   group): through the page cache, so that whatever is read is in memory for later sweeps and gathers. A sweep uses the mapping,
+   whose pages the kernel reads ahead; a gather reads its columns alone, because reading ahead would fetch up to 8 MiB with each;
 3. otherwise, and where a file is only copied into memory: directly, past the page cache.
 
 Every way delivers the same bytes, so the answer has the same bits.
@@ -24,7 +24,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import MediumError, RequestError
 from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.pacing import DeviceProfile, Pace
 from fastomp_nvm.matrix.rows import ArrayRows, Rows, Use
@@ -40,7 +41,7 @@ from fastomp_nvm.matrix.threads import ranges, unless_others_fail
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.sweeper import Sweeper
 
-__all__ = ["WAYS", "FileRows", "MatrixFile", "rows_of"]
+__all__ = ["WAYS", "FileRows", "MatrixFile", "rows_of", "way_to_read"]
 
 #: How the files of a matrix may be read: by the rule, or always one way.
 WAYS = ("auto", "mmap", "direct")
@@ -76,6 +77,29 @@ _CUT_OFF = "the matrix of the store lost its end: its file was cut off while in 
 _LIBRARY = ctypes.CDLL(None)
 
 
+#: How one sweep or gather reads a file: pages in memory, pages kept in memory from now on, or past the page cache.
+Reading: TypeAlias = Literal["mapping", "page cache", "direct"]
+
+
+def way_to_read(size: int, resident: float, room: float, *, again: bool = True) -> Reading:
+    """Return how ``auto`` reads a file.
+
+    Parameters
+    ----------
+    size : int
+        Of the file, in bytes.
+    resident : float
+        Share of it that is in memory.
+    room : float
+        Bytes of memory that this process may still fill.
+    again : bool
+        Whether there will be more reads.
+    """
+    if size < SMALL_BYTES or resident >= RESIDENT_SHARE:
+        return "mapping"
+    return "page cache" if again and (1.0 - resident) * size <= room / 2 else "direct"
+
+
 class MatrixFile:
     """The file behind a mapped matrix, open for reading as long as this object exists.
 
@@ -98,6 +122,7 @@ class MatrixFile:
         self._offset = offset
         self._direct = -1
         self._cached = open_file(os.O_RDONLY)
+        os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
         owned = os.geteuid() in (0, os.fstat(self._cached).st_uid)
         self._ours = owned or os.access(f"/proc/self/fd/{self._cached}", os.W_OK, effective_ids=True)
         with contextlib.suppress(OSError):  # some file systems have no direct reads
@@ -138,29 +163,32 @@ class MatrixFile:
         """Return the size of a buffer for any ``columns`` adjacent columns and the rest of their first and last page."""
         return int(-(-columns * self.column_bytes // _PAGE) * _PAGE + _PAGE)
 
-    def read(self, first: int, last: int, buffer: mmap.mmap) -> AnyArray:
-        """Return columns ``first:last`` (last - first, n_obs) as a view of ``buffer``, into which they are read directly."""
+    def read(self, first: int, last: int, buffer: mmap.mmap, *, keep: bool = False) -> AnyArray:
+        """Return columns ``first:last`` (last - first, n_obs) as a view of ``buffer``, into which they are read.
+
+        ``keep`` reads through the page cache, where they stay; otherwise they are read directly.
+        """
         start, end = (self._offset + column * self.column_bytes for column in (first, last))
         begin = start - start % _PAGE
         wanted = end - begin
         target = memoryview(buffer)[: -(-wanted // _PAGE) * _PAGE]
         done = 0
         while done < wanted:
-            count = self._read_some(target[done:], begin + done)
+            count = self._read_some(target[done:], begin + done, keep)
             if done + count < wanted:
                 count -= count % _PAGE  # a direct read continues at the start of a page
             if not count:
                 raise MediumError(_CUT_OFF)
             done += count
-        if not self.direct:
+        if not (self.direct or keep):
             os.posix_fadvise(self._cached, begin, wanted, os.POSIX_FADV_DONTNEED)
         shape = (last - first, self.array.shape[1])
         return np.frombuffer(buffer, self.array.dtype, shape[0] * shape[1], start - begin).reshape(shape)
 
-    def gather(self, columns: IndexArray, places: IndexArray, out: AnyArray, buffer: mmap.mmap) -> None:
-        """Copy ``columns``, ascending, to the rows ``places`` of ``out``, through ``buffer``."""
-        if native.extension and self.direct:
-            where = self._direct, self._offset, self.column_bytes, NEAR_BYTES
+    def gather(self, columns: IndexArray, places: IndexArray, out: AnyArray, buffer: mmap.mmap, *, keep: bool = False) -> None:
+        """Copy ``columns``, ascending, to the rows ``places`` of ``out``, through ``buffer``; ``keep`` as for ``read``."""
+        if native.extension and (self.direct or keep):
+            where = self._cached if keep else self._direct, self._offset, self.column_bytes, NEAR_BYTES
             try:
                 native.extension.read_columns(*where, columns, places, out, buffer)
                 return
@@ -172,12 +200,12 @@ class MatrixFile:
         most = (len(buffer) - _PAGE) // self.column_bytes
         for begin, end in _pieces(columns, most, max(NEAR_BYTES // self.column_bytes, 1)):
             first, last = int(columns[begin]), int(columns[end - 1]) + 1
-            out[places[begin:end]] = self.read(first, last, buffer)[columns[begin:end] - first]
+            out[places[begin:end]] = self.read(first, last, buffer, keep=keep)[columns[begin:end] - first]
 
-    def _read_some(self, target: memoryview, position: int) -> int:
+    def _read_some(self, target: memoryview, position: int, keep: bool) -> int:
         """Read into ``target`` from ``position`` on; return the number of bytes read."""
         try:
-            if self.direct:
+            if self.direct and not keep:
                 try:
                     return int(os.preadv(self._direct, [target], position))
                 except OSError as error:
@@ -220,7 +248,7 @@ class FileRows(ArrayRows):
             if pace is not None:
                 pace.wait(block.nbytes)
 
-        if not self.reads_directly(again=again):
+        if self.way(again=again) != "direct":
             super().visit(sweeper, use if pace is None else paced, products, edges=edges)
             return
         step = max(BLOCK_BYTES // file.column_bytes, 1)
@@ -238,8 +266,8 @@ class FileRows(ArrayRows):
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Copy the rows ``columns`` into ``out``, reading them in the order of the file and near ones together."""
-        if len(columns) and self.reads_directly(again=False):
-            file = self.file
+        if len(columns) and (way := self.way()) != "mapping":
+            file, keep = self.file, way == "page cache"
             order = np.argsort(columns, kind="stable")
             wanted = columns[order]
             step = max(PICKED_BYTES // file.column_bytes, 1)
@@ -248,7 +276,7 @@ class FileRows(ArrayRows):
             def work() -> None:
                 with self._buffer(file.room(step) + _PAGE) as buffer:
                     for first, last in waiting:
-                        file.gather(wanted[first:last], order[first:last], out, buffer)
+                        file.gather(wanted[first:last], order[first:last], out, buffer, keep=keep)
 
             # Without the extension, threads would wait for the interpreter lock and not for the device.
             threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
@@ -263,13 +291,21 @@ class FileRows(ArrayRows):
         if self._pace is not None:
             self._pace.wait(nbytes)
 
-    def reads_directly(self, *, again: bool) -> bool:
-        """Tell whether the next visit or gather goes past the mapping; ``again``: whether there will be more of them."""
+    def way(self, *, again: bool = True) -> Reading:
+        """Return how the next visit or gather reads the file; ``again``: whether there will be more of them."""
         if self._io != "auto":
-            return self._io == "direct"
-        if self.nbytes < SMALL_BYTES or (share := self.file.resident_share()) >= RESIDENT_SHARE:
-            return False
-        return not (again and (1.0 - share) * self.nbytes <= fillable_memory() / 2)
+            return "direct" if self._io == "direct" else "mapping"
+        if self.nbytes < SMALL_BYTES:  # nothing to look up
+            self.choice = self.choice or Choice("mapping", "the file is small")
+            return "mapping"
+        resident, room = self.file.resident_share(), fillable_memory() if again else 0.0
+        way = way_to_read(self.nbytes, resident, room, again=again)
+        if again and self.choice is None:  # later reads find more of the file in memory
+            missing = f"the {(1.0 - resident) * self.nbytes / 1e9:.2f} GB not in memory"
+            verb = "fit" if way == "page cache" else "do not fit"
+            fits = f"{missing} {verb} into half of the {room / 1e9:.2f} GB of memory that may be filled"
+            self.choice = Choice(way, "the file is in memory" if way == "mapping" else fits)
+        return way
 
     def _run(self, work: Callable[[], None], waiting: Iterator[tuple[int, int]], threads: int) -> None:
         """Run ``work``, which takes ranges from ``waiting``, on several threads; raise the error of one that failed."""

@@ -19,6 +19,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray, RowIndex
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.matrix.checksum import Seal, SealCheck
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.gradients import CertifiedSweep, ExactSweep, Sweep
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
@@ -93,6 +94,8 @@ class Rows(ABC):
         Traffic with other machines, where the rows lie there.
     counted : bool
         Whether reading the rows counts as traffic with the medium.
+    choice : Choice, optional
+        How the first sweep or gather read the rows, where there is a choice.
     """
 
     array: AnyArray | None = None
@@ -100,6 +103,7 @@ class Rows(ABC):
     on_device = False
     counted = True
     network: Network | None = None
+    choice: Choice | None = None
 
     def __init__(self, shape: tuple[int, int], dtype: DType) -> None:
         self.shape = shape

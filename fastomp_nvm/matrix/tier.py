@@ -25,6 +25,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.standardisation import Standardisation
@@ -321,6 +322,15 @@ class TierAccount:
         self._tier_bytes = 0 if apart else tier_bytes
         self._picked_cost = PICKED_COST_APART if apart else PICKED_COST
         self._left, self._pause = 0, FIRST_PAUSE
+        self._swept = {True: 0, False: 0}  # queries over the tier, and over the matrix
+
+    @property
+    def choice(self) -> Choice:
+        """What swept the queries so far."""
+        tier, matrix = self._swept[True], self._swept[False]
+        if not matrix:
+            return Choice("int8", "its intervals left little to read from the exact matrix")
+        return Choice("int8", f"left for {matrix} of {tier + matrix} passes, because its intervals decided too little")
 
     @property
     def pays(self) -> bool:
@@ -333,6 +343,7 @@ class TierAccount:
 
     def settle(self, cost: Traffic) -> None:
         """Count the cost of a query, answered now or replayed."""
+        self._swept[cost.bytes_read_tier > 0] += 1
         if not cost.bytes_read_tier:
             self._left = max(self._left - 1, 0)
         elif self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:

@@ -29,13 +29,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.engine.identity import numeric_build, target_digest
 from fastomp_nvm.errors import FastompError, InputError, MediumError, RequestError, StoreError
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.kernels import kernel
-from fastomp_nvm.matrix.pool import automatic_budget
+from fastomp_nvm.matrix.pool import BUDGET_REASON, automatic_budget
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.registry import Lazy
 from fastomp_nvm.runs import directory as run_directory
@@ -49,7 +51,7 @@ from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.run_info import RunInfo, score_so_far
-from fastomp_nvm.selection.select import select_shared
+from fastomp_nvm.selection.select import resolve_algorithm, select_shared
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
@@ -284,7 +286,7 @@ def drive(
         identity = {"fingerprint": dataset.fingerprint, "targets": target_digest(dataset), "build": build}
     budget = automatic_budget(8 * len(dataset.matrix) * dataset.n_obs, len(runs))
     requests: list[SelectionRequest] = []
-    reasons: list[str | None] = []
+    pinned: list[dict[str, Json]] = []
     journals: list[DecisionJournal | None] = []
     left = len(runs)
 
@@ -297,24 +299,28 @@ def drive(
             run.rounds = journal.rounds
         if selection is not None:
             seconds = selection.seconds + (0.0 if journal is None else journal.seconds_before)
-            reason = reasons[place] or selection.objective_reason
-            run.selection = replace(selection, verified=verified, seconds=seconds, objective_reason=reason)
+            kept, choices = pinned[place], dict(selection.choices)
+            reason = str(kept["objective_reason"]) if kept.get("objective_reason") else selection.objective_reason
+            if "algorithm" in kept:
+                choices["algorithm"] = Choice(str(kept["algorithm"]), str(kept["algorithm_reason"]))
+            if "gather_bytes" in kept:
+                choices["gather_bytes"] = Choice(int(str(kept["gather_bytes"])), BUDGET_REASON)
+            run.selection = replace(selection, verified=verified, seconds=seconds, objective_reason=reason, choices=choices)
         left -= 1
         if ended is not None:
             ended(place)
 
     with contextlib.ExitStack() as stack:
         for run in runs:
-            journal, request, reason = None, run.request, None
+            journal, request, kept = None, run.request, dict[str, Json]()
             if run.open_log is not None:
                 log = stack.enter_context(contextlib.closing(run.open_log()))
                 request, kept = _pinned(request, recorded_identity(log.records), budget, dataset, y)
-                reason = kept.get("objective_reason")
                 # Closed before its log: the last record may still be on its way to the device.
                 journal = DecisionJournal(log, {**identity, **run.identity, **kept}, other_build=other_build)
                 stack.enter_context(contextlib.closing(journal))
             requests.append(request)
-            reasons.append(str(reason) if reason else None)
+            pinned.append(kept)
             journals.append(journal)
         opened = [journal for journal in journals if journal is not None]
         recorded = sum(journal.recorded for journal in opened)
@@ -342,8 +348,8 @@ def _pinned(
 ) -> tuple[SelectionRequest, dict[str, Json]]:
     """Return a request with what its log was begun with, and this as entries of the log's identity.
 
-    Pinned are the memory budget, because counters include columns that are read again for lack of memory, and an objective chosen
-    automatically: neither may depend on the moment of a later start.
+    Pinned are the memory budget, because counters include columns that are read again for lack of memory, and an objective and an
+    algorithm chosen automatically: none may depend on the moment, or the release, of a later start.
     """
     pinned: dict[str, Json] = {}
     kept = recorded.get("gather_bytes") if recorded else budget
@@ -355,6 +361,13 @@ def _pinned(
             recorded = {"objective": response.objective, "objective_reason": response.reason}
         pinned |= {name: recorded.get(name) for name in ("objective", "objective_reason")}
         request = replace(request, objective=str(pinned["objective"]))
+    if request.algorithm == "auto":
+        resolved, choice = resolve_algorithm(dataset, request, request.objective)
+        if recorded.get("algorithm") in ALGORITHMS:
+            pinned |= {name: recorded.get(name) for name in ("algorithm", "algorithm_reason")}
+        elif choice is not None:
+            pinned |= {"algorithm": resolved.algorithm, "algorithm_reason": choice.reason}
+        request = replace(request, algorithm=str(pinned["algorithm"]))
     return request, pinned
 
 

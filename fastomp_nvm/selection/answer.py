@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
+    from fastomp_nvm.matrix.choice import Choice
     from fastomp_nvm.selection.fairness import FairnessReport
     from fastomp_nvm.stores.encoding import TableEncoding
 
@@ -115,6 +116,9 @@ class Answer:
     notes : sequence of str
         One sentence each on what deserves a second look, such as a feature that alone explains the target; see
         ``fastomp_nvm.selection.notes``. In the JSON object only when there are any.
+    choices : mapping of str to Choice
+        Settings that the request left open (``algorithm``, ``tier``, ``io``, ``threads``, ``gather_bytes``): the value chosen for
+        this run, and why. In the JSON object only when there are any.
     """
 
     features: Sequence[str]
@@ -178,6 +182,7 @@ class Answer:
     path: Sequence[float] | None = None
     fairness: FairnessReport | None = None
     notes: Sequence[str] = ()
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
     def to_json(self) -> JSONObject:
         """Return the object that ``select --json`` prints."""
@@ -194,7 +199,8 @@ class Answer:
         out.pop("encoding", None)
         if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
             del out["columns"]
-        for name in ("skip_weak", "notes"):
+        out["choices"] = {name: asdict(choice) for name, choice in self.choices.items()}
+        for name in ("skip_weak", "notes", "choices"):
             if not out[name]:
                 del out[name]
         return out

@@ -21,6 +21,7 @@ from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.model import ModelColumns
@@ -231,6 +232,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "certificate": None if certificate is None else Certificate(**certificate),
             "fairness": None if fairness is None else FairnessReport(**fairness),
             "store": DataSize(**fields["store"]),
+            "choices": {str(name): Choice(**choice) for name, choice in fields.get("choices", {}).items()},
         }
         selection = Selection(**fields)
         names = [name for part in (selection.features, *columns) for name in part]

@@ -66,7 +66,8 @@ def selection_html(selection: Answer) -> str:
         name = column if column == feature or column.startswith(f"{feature}=") else f"{feature}: {column}"
         rows.append((str(order), clean(name, 100), f"{value:.6g}"))
     rows.append(("", "intercept", f"{selection.intercept:.6g}"))
-    notes = [_costs(selection), *(f"breaks the constraint: {violation}" for violation in selection.violations)]
+    chosen = [f"{name.replace('_', ' ')} {choice.value}: {choice.reason}" for name, choice in selection.choices.items()]
+    notes = [_costs(selection), *chosen, *(f"breaks the constraint: {violation}" for violation in selection.violations)]
     return html_table(title, ("order", "feature", "coefficient"), rows, notes)
 
 

@@ -73,7 +73,8 @@ class SelectionRequest:
     k : int, optional
         Most features to select; optional if the constraint bounds their number.
     algorithm : str
-        A name in ``ALGORITHMS``.
+        A name in ``ALGORITHMS``, or ``auto``: by the shape of the data, the constraint and the cost (see ``choose_algorithm`` in
+        ``fastomp_nvm.selection.automatic``); the result says which and why.
     quality : {"fast", "verified", "best"}
         Of FAST_OMP's answer. ``verified`` is never worse than full matching pursuit nor, for the linear model, than full greedy;
         ``best`` also starts from further seeds and exchanges features until no exchange improves the set (linear model,
@@ -154,7 +155,8 @@ class SelectionRequest:
 
     def __post_init__(self) -> None:
         """Refuse values outside their domain, one sentence each."""
-        ALGORITHMS.check(self.algorithm)
+        if self.algorithm != "auto":
+            ALGORITHMS.check(self.algorithm)
         if self.objective != "auto" and self.objective not in OBJECTIVES:
             hint = near(str(self.objective), OBJECTIVES)
             raise RequestError(f"unknown objective {self.objective!r}{hint}: expected one of auto, {', '.join(OBJECTIVES)}")

@@ -24,7 +24,8 @@ from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
-from fastomp_nvm.matrix.pool import LARGEST_BUDGET, ColumnPool, automatic_budget
+from fastomp_nvm.matrix.choice import Choice
+from fastomp_nvm.matrix.pool import BUDGET_REASON, LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
@@ -32,6 +33,7 @@ from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.automatic import choose_algorithm
 from fastomp_nvm.selection.compression import Compression, Split, compress
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.model import resolved_encoding
@@ -42,7 +44,7 @@ from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
-__all__ = ["Prepared", "bind_constraint", "prepare", "select_many", "select_shared"]
+__all__ = ["Prepared", "bind_constraint", "prepare", "resolve_algorithm", "select_many", "select_shared"]
 
 
 def select_many(
@@ -141,9 +143,12 @@ def select_shared(
         compression = found if isinstance(found, Compression) else None
         if compression is None and len(weighted) > 1:
             dataset = dataset.knowing(weighted)
-        budget = LARGEST_BUDGET
+        budget, left_open = LARGEST_BUDGET, dict[str, Choice]()
+        if threads is None:
+            left_open["threads"] = Choice(sweeper.threads, "the cores that this process may use")
         if pools and not dataset.resident:
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
+            left_open["gather_bytes"] = Choice(budget, BUDGET_REASON)
         prepared: list[Prepared] = []
         runs: list[Run] = []
         for place, split in enumerate(wanted):
@@ -153,7 +158,7 @@ def select_shared(
                 runs[place].journal = journals[place]
 
         reason = found if isinstance(found, str) else None if compression is None else compression.reason
-        finish = partial(_finish, dataset, sweeper, started, reason)
+        finish = partial(_finish, dataset, sweeper, left_open, started, reason)
 
         def hand_over(place: int) -> None:
             assert ended is not None
@@ -186,6 +191,8 @@ class Prepared:
     constant : int
         Number of constant features.
     compression : Compression, optional
+    algorithm : Choice, optional
+        The algorithm, where the request left it open.
     """
 
     split: Split
@@ -193,6 +200,7 @@ class Prepared:
     run: Run
     constant: int
     compression: Compression | None
+    algorithm: Choice | None
 
 
 def prepare(
@@ -243,6 +251,7 @@ def prepare(
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
+    request, choice = resolve_algorithm(dataset, request, response.objective)
     algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
     if request.quality != "fast":
         from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
@@ -260,7 +269,17 @@ def prepare(
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
-    return Prepared(split, response, Run(problem, algorithm, tier=tier, account=account), constant, compression)
+    split = replace(split, request=request)
+    return Prepared(split, response, Run(problem, algorithm, tier=tier, account=account), constant, compression, choice)
+
+
+def resolve_algorithm(dataset: Dataset, request: SelectionRequest, objective: str) -> tuple[SelectionRequest, Choice | None]:
+    """Return the request with an algorithm, and the choice where it left that open; ``objective`` is the one in use."""
+    if request.algorithm != "auto":
+        return request, None
+    constrained = request.constraint is not None
+    choice = choose_algorithm(dataset.n_obs, dataset.n_features, request.k, objective, constrained=constrained)
+    return replace(request, algorithm=str(choice.value)), choice
 
 
 def _named(dataset: Dataset, names: Sequence[str]) -> list[int]:
@@ -291,7 +310,23 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
-def _finish(dataset: Dataset, sweeper: Sweeper, started: float, gram: str | None, prepared: Prepared) -> Selection:
+def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepared) -> dict[str, Choice]:
+    """Return what was chosen for a request: of ``left_open``, which holds for all requests, and for it alone."""
+    request, run = prepared.split.request, prepared.run
+    chosen = {} if prepared.algorithm is None else {"algorithm": prepared.algorithm}
+    if run.account is not None:
+        chosen["tier"] = run.account.choice
+    elif request.tier == "auto" and dataset.tier is not None:
+        size = f"{request.algorithm} over {dataset.matrix.nbytes / 1e6:.0f} MB"
+        chosen["tier"] = Choice("exact", f"{size} is not expected to be faster with the tier")
+    if dataset.matrix.choice is not None:
+        chosen["io"] = dataset.matrix.choice
+    return chosen | {name: choice for name, choice in left_open.items() if getattr(request, name, None) is None}
+
+
+def _finish(
+    dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, gram: str | None, prepared: Prepared
+) -> Selection:
     """Refit on the selected features and return the result."""
     split, response, run, compression = prepared.split, prepared.response, prepared.run, prepared.compression
     request, weights, original, mean = split.request, split.weights, run.problem.design.standardisation, 0.0
@@ -387,4 +422,5 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, gram: str | None
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
         path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
         notes=notes,
+        choices=_choices(dataset, left_open, prepared),
     )

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import fastomp_nvm as fo
 from fastomp_nvm import cross_validate, stability
 from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.analysis.synthetic import sparse_design
 from fastomp_nvm.cli.main import COMMANDS as COMMAND_LINE
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.cluster import shard
@@ -30,6 +31,7 @@ from fastomp_nvm.cluster.candidate_sets import NOTHING, USABLE, described, diges
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import FastompError, RequestError, StoreError, StoreURLError, UnreachableError
 from fastomp_nvm.matrix.rows import LocalRows
+from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.manifest import read_manifest
@@ -253,6 +255,19 @@ def test_a_sharded_store_counts_what_the_one_store_counts(store: FeatureStore, m
                 ]
             else:
                 assert one["bytes_read_tier"] == other["bytes_read_tier"]
+
+
+def test_a_shard_sweeps_columns_that_would_cost_more_to_pick(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where intervals leave most columns open, a shard picks a third of them at most per question and sweeps otherwise."""
+    X, y = sparse_design(2000, 600, true=1, noise=5.0, seed=2)
+    X[0] += 60.0  # codes of columns with an outlier are coarse
+    gather, picked = Sweeper.gather, []
+    monkeypatch.setattr(Sweeper, "gather", lambda *given: (picked.append(len(given[2])), gather(*given))[1])
+    with fo.create_store(f"mmap://{place}/noise", X, y) as whole, open_in_process(cut(whole, f"{place}/noise-2", 2)) as sharded:
+        found = fo.select(sharded, k=6, algorithm="sds_omp", tier="int8")
+        same(fo.select(whole, k=6, algorithm="sds_omp", tier="exact"), found)
+    assert found.full_passes > 9  # most questions read everything twice
+    assert max(picked) <= 600 / 3
 
 
 def test_survivors_come_with_the_largest_scores(store: FeatureStore, manifest: Path) -> None:

@@ -97,9 +97,9 @@ class WrongAnswerError(Exception):
 
 
 def comparable(selection: Selection) -> dict[str, Any]:
-    """Return an answer without its run time."""
+    """Return an answer without its run time, and without choices, which depend on free memory."""
     answer = selection.to_json()
-    del answer["seconds"]
+    del answer["seconds"], answer["choices"]
     return answer
 
 

@@ -30,9 +30,10 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 def answer(selection: fo.Selection | dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the fields that depend on the clock."""
+    """Return an answer without the fields that depend on the clock and on the memory and threads of a process."""
     found = dict(selection) if isinstance(selection, dict) else selection.to_json()
     found.pop("seconds")
+    found.pop("choices")
     return found
 
 
@@ -55,6 +56,17 @@ def test_python_and_server(server: RunningServer, key: str) -> None:
             assert answer(client.select(**logistic)) == answer(fo.select(local, **logistic))
         together = client.select_many(REQUESTS)
         assert [answer(found) for found in together] == [answer(fo.select(local, **request)) for request in REQUESTS]
+
+
+def test_choices_come_with_the_answer(server: RunningServer, key: str) -> None:
+    """The algorithm that the server chose for ``auto``, and why, reach the client as they do locally; so does the tier."""
+    with server.connect("/lab/same") as client:
+        found = client.select(k=4, algorithm="auto")
+    expected = fo.select(f"pmem://{server.pools}/lab/same", k=4, algorithm="auto")
+    assert answer(found) == answer(expected)
+    assert found.choices["algorithm"] == expected.choices["algorithm"]
+    assert found.choices["algorithm"].value == found.algorithm
+    assert found.choices["tier"] == expected.choices["tier"]
 
 
 def test_own_response_and_weights(server: RunningServer, key: str) -> None:

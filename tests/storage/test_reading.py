@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import math
 import mmap
 import os
 import time
@@ -25,7 +26,7 @@ from fastomp_nvm.matrix import pool as columns
 from fastomp_nvm.matrix import reader as reading
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.pool import automatic_budget
-from fastomp_nvm.matrix.reader import FileRows, MatrixFile
+from fastomp_nvm.matrix.reader import FileRows, MatrixFile, way_to_read
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 
@@ -250,25 +251,62 @@ def test_the_compiled_reader_stays_within_its_memory(tmp_path: Path, wrong: dict
     os.close(given["descriptor"])
 
 
-def test_the_rule_of_auto(tmp_path: Path, monkeypatch) -> None:
-    """In memory: mapped. Cold: mapped for a sweep that fits into memory, direct for one that does not and for gathers."""
+@pytest.mark.parametrize(
+    ("size", "resident", "room", "sweep", "copy"),
+    [
+        (reading.SMALL_BYTES - 1, 0.0, 0.0, "mapping", "mapping"),  # small
+        (2 << 30, 0.96, 0.0, "mapping", "mapping"),  # in memory
+        (2 << 30, 0.0, 20 << 30, "page cache", "direct"),  # cold, and fits
+        (2 << 30, 0.0, 4 << 30, "page cache", "direct"),
+        (2 << 30, 0.0, 3 << 30, "direct", "direct"),  # cold, and would push out other pages
+        (2 << 30, 0.5, 3 << 30, "page cache", "direct"),  # half of it is there
+        (2 << 30, 0.0, 500 << 20, "direct", "direct"),  # the room of a control group
+    ],
+)
+def test_the_rule_of_auto(size: int, resident: float, room: float, sweep: str, copy: str) -> None:
+    """In memory: mapped. Cold and read again: through the page cache if that has room. Otherwise, and to be copied: directly."""
+    assert way_to_read(size, resident, room) == sweep
+    assert way_to_read(size, resident, room, again=False) == copy
+
+
+def test_auto_looks_at_the_file_and_at_free_memory(tmp_path: Path, monkeypatch) -> None:
+    """Rows of a file apply the rule to their share in memory and to free memory; ``mmap`` and ``direct`` override it."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     share, memory = [1.0], [float("inf")]
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
     monkeypatch.setattr(reading, "fillable_memory", lambda: memory[0])
     with build(str(tmp_path / "store"), 100, 50) as store:
-        rows = FileRows(store.files()[0])
-
-        def ways() -> tuple[bool, bool]:
-            return rows.reads_directly(again=True), rows.reads_directly(again=False)
-
-        assert ways() == (False, False)
+        ways = {io: FileRows(store.files()[0], io).way for io in ("auto", "mmap", "direct")}
+        assert (ways["auto"](), ways["auto"](again=False)) == ("mapping", "mapping")
         share[0] = 0.2
-        assert ways() == (False, True)
-        memory[0] = rows.nbytes
-        assert ways() == (True, True)
-        monkeypatch.setattr(reading, "SMALL_BYTES", 1 << 40)
-        assert ways() == (False, False)
+        assert (ways["auto"](), ways["auto"](again=False)) == ("page cache", "direct")
+        memory[0] = store.matrix.nbytes
+        assert (ways["auto"](), ways["mmap"](), ways["direct"]()) == ("direct", "mapping", "direct")
+
+
+@pytest.mark.usefixtures("picking")
+@pytest.mark.parametrize(("room", "kept"), [(math.inf, True), (0.0, False)])
+def test_gathered_columns_of_a_cold_file_stay_in_memory_if_there_is_room(
+    tmp_path: Path, monkeypatch, room: float, kept: bool
+) -> None:
+    """A gather of a cold file reads through the page cache where the file fits, otherwise past it, with the same bits."""
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda _: 0.0)
+    monkeypatch.setattr(reading, "fillable_memory", lambda: room)
+    with build(str(tmp_path / "store"), 1001, 97) as store:
+        file = store.files()[0]
+        if not file.direct:
+            pytest.skip("no direct reads on this file system")
+        used: set[int] = set()
+        preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda descriptor, *rest: (used.add(descriptor), preadv(descriptor, *rest))[1])
+        if native.extension:
+            picked = native.extension.read_columns
+            monkeypatch.setattr(native.extension, "read_columns", lambda *given: (used.add(given[0]), picked(*given))[1])
+        out, columns = np.empty((60, 1001), np.float32), np.arange(90, 30, -1)
+        FileRows(file).gather(columns, out, Sweeper(2))
+        assert np.array_equal(out, store.matrix[columns])
+        assert used == {file._cached if kept else file._direct}
 
 
 @pytest.mark.parametrize("io", ["direct", "mmap"])

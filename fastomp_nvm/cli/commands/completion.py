@@ -20,7 +20,7 @@ _PLACES = {
 
 #: Words for arguments that are looked up by name when the command runs.
 _WORDS = {
-    "algorithm": tuple(ALGORITHMS),
+    "algorithm": ("auto", *ALGORITHMS),
     "objective": tuple(OBJECTIVES),
     "quality": ("fast", "verified", "best"),
     "until": ("paper", "full"),
