@@ -19,6 +19,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "durability": "benchmarks.durability_cost:main",
         "fast": "benchmarks.fast:main",
         "footprint": "benchmarks.footprint:main",
+        "ingest": "benchmarks.ingest:main",
         "kernels": "benchmarks.kernels:main",
         "media": "benchmarks.media:main",
         "paper": "benchmarks.paper:main",

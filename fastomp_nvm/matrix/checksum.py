@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ except ImportError:
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["QUICK", "Seal", "SealCheck", "crc32"]
+__all__ = ["QUICK", "Seal", "SealCheck", "crc32", "crc32_joined"]
 
 #: Whether a checksum takes next to no time beside a sweep of the same bytes (isal: 50 GB/s and core measured; zlib: 4).
 QUICK = _crc32 is not zlib.crc32
@@ -33,6 +34,36 @@ QUICK = _crc32 is not zlib.crc32
 def crc32(buffer: Buffer, start: int = 0) -> int:
     """Return the CRC-32 of a buffer's bytes, continuing from ``start``; releases the interpreter lock."""
     return int(_crc32(buffer, start))
+
+
+#: The polynomial of CRC-32; bit 31 stands for 1 and bit 0 for x^31.
+_POLYNOMIAL = 0xEDB88320
+
+
+def crc32_joined(first: int, second: int, length: int) -> int:
+    """Return the CRC-32 of two runs of bytes from that of each, where the second has ``length`` bytes."""
+    return _multiplied(_shift(length), first) ^ second
+
+
+def _multiplied(a: int, b: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=64)
+def _shift(length: int) -> int:
+    """Return x^(8 * length) modulo the polynomial: a factor that appends ``length`` bytes of zeros."""
+    power, square = 1 << 31, 1 << 23  # 1 and x^8
+    while length:
+        if length & 1:
+            power = _multiplied(power, square)
+        square, length = _multiplied(square, square), length >> 1
+    return power
 
 
 class Seal:
