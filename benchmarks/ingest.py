@@ -1,9 +1,9 @@
 """Ingest against the device: how much longer building a store takes than moving its bytes, or than reading its source.
 
-Three parts, each in turn with what it is compared with. ``npy``: a file in C order, cold, against ``cp`` of as many bytes as are read
-and written (matrix and tier), brought to the device; the ingest runs in a process of its own and may hold 2 GB of memory, with
-``--group`` page cache included. ``csv``: a table of text, against pyarrow reading it into memory. ``blocks``: blocks of columns from
-memory through the builder, against direct writes of matrix and tier; the values are made beforehand and not timed.
+Three parts, each in turn with what it is compared with. ``npy``: a file in C order, cold, against ``cp`` of as many bytes as are
+read and written (matrix and tier), brought to the device; the ingest runs in a process of its own and may hold 2 GB of memory, with
+``--group`` page cache included. ``csv``: a table of text, against pyarrow reading it into memory. ``blocks``: blocks of columns
+from memory through the builder, against direct writes of matrix and tier; the values are made beforehand and not timed.
 """
 
 from __future__ import annotations
@@ -228,3 +228,7 @@ def _show(report: Report, title: str, seconds: dict[str, list[float]], other: st
     report.figures(**{title: seconds})
     first = next(iter(seconds))
     report.bar(f"{title.split(',')[0]}: {first} over {other}", paired(seconds[first], seconds[other]), limit, at_most=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
