@@ -9,9 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define AHEAD (4 << 20) /* bytes that the kernel is asked to read before they are copied: keeps many requests in flight */
-#define SIDE 16         /* of the squares that are transposed: a cache line of float32 */
-#define STEP (1 << 13)  /* observations whose squared remainders are added up by themselves: the buffer of NumPy's einsum */
+#define AHEAD (4 << 20)   /* bytes that the kernel is asked to read before they are copied: keeps many requests in flight */
+#define SCRATCH (1 << 19) /* bytes that are read and then transposed in the cache */
+#define SIDE 16           /* of the squares that are transposed: a cache line of float32 */
+#define STEP (1 << 13)    /* observations whose squared remainders are added up by themselves: the buffer of NumPy's einsum */
 
 /* Reads `bytes` at `offset`. Returns 0, an errno, or -1 at the end of the file. */
 static int read_exactly(int descriptor, char *out, size_t bytes, off_t offset)
@@ -27,36 +28,6 @@ static int read_exactly(int descriptor, char *out, size_t bytes, off_t offset)
     return 0;
 }
 
-/* Fills row i of out with the bytes of a file at offset + i * stride. */
-PyObject *read_rows(struct arguments *a, PyObject *given)
-{
-    int descriptor, failed = 0;
-    long long offset, stride;
-    PyObject *out;
-    if (!PyArg_ParseTuple(given, "iLLO", &descriptor, &offset, &stride, &out))
-        return NULL;
-    const Py_buffer *rows = open_buffer(a, out, "out", PyBUF_C_CONTIGUOUS | WRITE);
-    require(a, !a->failed && rows->ndim == 2 && offset >= 0 && stride >= rows->shape[1] * rows->itemsize, "rows overlap");
-    if (a->failed)
-        return NULL;
-    const long long bytes = rows->shape[1] * rows->itemsize, ahead = bytes < stride ? 1 + AHEAD / (bytes + 1) : 0;
-    const Py_ssize_t count = rows->shape[0];
-    Py_BEGIN_ALLOW_THREADS
-    if (!ahead)
-        failed = read_exactly(descriptor, rows->buf, (size_t)(count * bytes), offset);
-    for (Py_ssize_t i = -ahead; ahead && i < count && !failed; i++) {
-        if (i + ahead < count)
-            posix_fadvise(descriptor, offset + (i + ahead) * stride, bytes, POSIX_FADV_WILLNEED);
-        if (i >= 0)
-            failed = read_exactly(descriptor, (char *)rows->buf + i * bytes, (size_t)bytes, offset + i * stride);
-    }
-    Py_END_ALLOW_THREADS
-    if (failed < 0)
-        return PyErr_Format(PyExc_EOFError, "the file ends before the rows do");
-    errno = failed;
-    return failed ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
-}
-
 /* Defines a function that writes values[r][c] to out[c][r], strides in bytes. */
 #define DEFINE_TRANSPOSE(name, from, to)                                                                                     \
     static void name(const char *values, Py_ssize_t down, Py_ssize_t right, char *out, Py_ssize_t pitch, Py_ssize_t rows,    \
@@ -70,6 +41,7 @@ PyObject *read_rows(struct arguments *a, PyObject *given)
                 if (height == SIDE && right == sizeof(from))                                                                 \
                     for (Py_ssize_t c = 0; c < width; c++) {                                                                 \
                         to *line = (to *)(out + (left + c) * pitch) + top;                                                   \
+                        __builtin_prefetch(source + (c + 2 * SIDE) * down);                                                  \
                         for (int r = 0; r < SIDE; r++)                                                                       \
                             line[r] = (to)((const from *)(source + r * down))[c];                                            \
                     }                                                                                                        \
@@ -84,6 +56,42 @@ DEFINE_TRANSPOSE(transpose_ff, float, float)
 DEFINE_TRANSPOSE(transpose_fd, float, double)
 DEFINE_TRANSPOSE(transpose_df, double, float)
 DEFINE_TRANSPOSE(transpose_dd, double, double)
+
+/* Fills out (columns, rows) with row i of a file, at offset + i * stride, as column i of out. */
+PyObject *read_strip(struct arguments *a, PyObject *given)
+{
+    int descriptor, failed = 0;
+    long long offset, stride;
+    PyObject *out;
+    if (!PyArg_ParseTuple(given, "iLLO", &descriptor, &offset, &stride, &out))
+        return NULL;
+    const Py_buffer *strip = open_array(a, out, "out", "fd", 2, WRITE);
+    const Py_ssize_t item = strip ? strip->itemsize : 1, columns = strip ? strip->shape[0] : 0, rows = strip ? strip->shape[1] : 0;
+    const Py_ssize_t bytes = columns * item, ahead = AHEAD / (bytes + 1) + 1;
+    const Py_ssize_t batch = SIDE * (1 + SCRATCH / (SIDE * (bytes + 1)));
+    char *scratch = space(a, (size_t)batch, (size_t)bytes);
+    require(a, offset >= 0 && stride >= bytes, "rows overlap");
+    if (a->failed)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < ahead && i < rows; i++)
+        posix_fadvise(descriptor, offset + i * stride, bytes, POSIX_FADV_WILLNEED);
+    for (Py_ssize_t top = 0; top < rows && !failed; top += batch) {
+        const Py_ssize_t height = rows - top < batch ? rows - top : batch;
+        for (Py_ssize_t i = top; i < top + height && !failed; i++) {
+            if (i + ahead < rows)
+                posix_fadvise(descriptor, offset + (i + ahead) * stride, bytes, POSIX_FADV_WILLNEED);
+            failed = read_exactly(descriptor, scratch + (i - top) * bytes, (size_t)bytes, offset + i * stride);
+        }
+        (item == 4 ? transpose_ff : transpose_dd)(scratch, bytes, item, (char *)strip->buf + top * item, strip->strides[0], height,
+                                                  columns);
+    }
+    Py_END_ALLOW_THREADS
+    if (failed < 0)
+        return PyErr_Format(PyExc_EOFError, "the file ends before the rows do");
+    errno = failed;
+    return failed ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
+}
 
 /* Writes values (rows, columns), float32 or float64 with any strides, to out (columns, rows), converted to its type. */
 PyObject *transpose(struct arguments *a, PyObject *given)
@@ -111,7 +119,12 @@ PyObject *transpose(struct arguments *a, PyObject *given)
     Py_RETURN_NONE;
 }
 
-typedef double Pair __attribute__((vector_size(16)));
+typedef double Pair __attribute__((vector_size(2 * sizeof(double))));
+typedef double Lanes __attribute__((vector_size(4 * sizeof(double))));
+typedef float float4 __attribute__((vector_size(4 * sizeof(float))));
+typedef Lanes double4;
+typedef int32_t Codes __attribute__((vector_size(4 * sizeof(int32_t))));
+typedef int8_t Bytes __attribute__((vector_size(4)));
 
 /* Adding and subtracting it rounds a float64 below 2^51 to the nearest integer, ties to even. */
 #define ROUNDER 6755399441055744.0
@@ -129,21 +142,24 @@ typedef double Pair __attribute__((vector_size(16)));
             const Py_ssize_t end = begin + STEP < n ? begin + STEP : n;                                                      \
             Pair sum = {0.0, 0.0};                                                                                           \
             Py_ssize_t i = begin;                                                                                            \
+            Codes sizes = {0};                                                                                               \
             for (; i + 8 <= end; i += 8) {                                                                                   \
-                double lost[8];                                                                                              \
-                int few = 0;                                                                                                 \
-                for (int k = 0; k < 8; k++) {                                                                                \
-                    const double quotient = ((double)row[i + k] - mean) * inverse;                                           \
-                    const double rounded = (quotient + ROUNDER) - ROUNDER;                                                   \
-                    const int code = (int)rounded;                                                                           \
-                    lost[k] = (quotient - rounded) * (quotient - rounded);                                                   \
-                    codes[i + k] = (signed char)code;                                                                        \
-                    few += code * code;                                                                                      \
+                type##4 some[2];                                                                                             \
+                Lanes lost[2];                                                                                               \
+                memcpy(some, row + i, sizeof some);                                                                          \
+                for (int half = 0; half < 2; half++) {                                                                       \
+                    const Lanes quotient = (__builtin_convertvector(some[half], Lanes) - mean) * inverse;                    \
+                    const Lanes rounded = (quotient + ROUNDER) - ROUNDER;                                                    \
+                    const Codes code = __builtin_convertvector(rounded, Codes);                                              \
+                    const Bytes bytes = __builtin_convertvector(code, Bytes);                                                \
+                    memcpy(codes + i + 4 * half, &bytes, sizeof bytes);                                                      \
+                    sizes += code * code;                                                                                    \
+                    lost[half] = (quotient - rounded) * (quotient - rounded);                                                \
                 }                                                                                                            \
-                squares += few;                                                                                              \
-                for (int k = 6; k >= 0; k -= 2)                                                                              \
-                    sum += (Pair){lost[k], lost[k + 1]};                                                                     \
+                for (int half = 1; half >= 0; half--)                                                                        \
+                    sum = (sum + (Pair){lost[half][2], lost[half][3]}) + (Pair){lost[half][0], lost[half][1]};               \
             }                                                                                                                \
+            squares += (long long)sizes[0] + sizes[1] + sizes[2] + sizes[3];                                                 \
             for (; i < end; i++) {                                                                                           \
                 const double quotient = ((double)row[i] - mean) * inverse, rounded = (quotient + ROUNDER) - ROUNDER;         \
                 const int code = (int)rounded;                                                                               \

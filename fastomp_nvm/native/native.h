@@ -28,7 +28,7 @@
     X(moments, "rows, weights, out, /")                                                                                            \
     X(quantise, "rows, mean, inverse, codes, size, rest, /")                                                                       \
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
-    X(read_rows, "descriptor, offset, stride, out, /")                                                                             \
+    X(read_strip, "descriptor, offset, stride, out, /")                                                                            \
     X(roots, "family, eta, weights, out, /")                                                                                       \
     X(standardise, "products, mean, scale, wide, sums, wide_sums, /")                                                              \
     X(transpose, "values, out, /")                                                                                                 \

@@ -76,21 +76,29 @@ class NpyReader(Reader):
         def read(run: tuple[int, int]) -> AnyArray:
             part = slice(*run)
             slab = self._matrix[part] if by_rows else self._matrix[:, part]
-            return as_float(slab if native.extension is None else self._loaded(slab), self.label)
+            try:
+                return as_float(self._loaded(slab), self.label)
+            except (EOFError, ValueError) as error:
+                raise DataError(f"{self.label} was cut short while it was read: write the file again") from error
 
         with contextlib.closing(ahead(iter(runs), read)) as slabs:
             for (first, _), slab in zip(runs, slabs, strict=True):
                 yield from slab_chunks(columns, first, slab, by_rows=by_rows)
 
     def _loaded(self, slab: AnyArray) -> AnyArray:
-        """Read a run of rows or columns of the mapped matrix with pread(2), many times faster than through page faults."""
+        """Read a run of rows or columns of the mapped matrix with pread(2), several times faster than through page faults."""
         whole = self._matrix if self._matrix.flags.c_contiguous else self._matrix.T
         part = slab if whole is self._matrix else slab.T
-        found: AnyArray = np.empty(part.shape, part.dtype)
         offset = self._offset + part.ctypes.data - whole.ctypes.data
-        with open(self.path, "rb", buffering=0) as file, library_errors(f"{self.label} was cut short"):
-            native.extension.read_rows(file.fileno(), offset, whole.shape[1] * whole.itemsize, found.view(np.uint8))
-        return found if part is slab else found.T
+        if part.flags.c_contiguous:
+            found = np.fromfile(self.path, part.dtype, part.size, offset=offset).reshape(part.shape)
+            return found if part is slab else found.T
+        if native.extension is None or part.dtype not in (np.float32, np.float64) or not part.dtype.isnative:
+            return slab
+        strip: AnyArray = np.empty(part.shape[::-1], part.dtype)
+        with open(self.path, "rb", buffering=0) as file:
+            native.extension.read_strip(file.fileno(), offset, whole.strides[0], strip)
+        return strip.T
 
 
 @dataclass(frozen=True, slots=True)
