@@ -19,6 +19,7 @@ from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.matrix.memory import fillable_memory
+from fastomp_nvm.matrix.threads import ranges, together, unless_others_fail
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import (
     Chunk,
@@ -40,6 +41,8 @@ __all__ = ["ContainerReader", "NpyReader", "NpzReader"]
 #: Bytes of a row in a run of columns that are read as fast as many; the budgets that a run may take to have them; and the bytes
 #: below which runs of rows are read instead.
 _PIECE_BYTES, _STRIPS, _SHORT_BYTES = 32 << 10, 4, 4 << 10
+#: Rows that one of two threads reads at a time.
+_READ_ROWS = 4096
 
 
 class NpyReader(Reader):
@@ -96,8 +99,15 @@ class NpyReader(Reader):
         if native.extension is None or part.dtype not in (np.float32, np.float64) or not part.dtype.isnative:
             return slab
         strip: AnyArray = np.empty(part.shape[::-1], part.dtype)
+        stride, extension = whole.strides[0], native.extension
         with open(self.path, "rb", buffering=0) as file:
-            native.extension.read_strip(file.fileno(), offset, whole.strides[0], strip)
+            waiting = ranges(len(part), _READ_ROWS)
+
+            def work() -> None:
+                for first, last in waiting:
+                    extension.read_strip(file.fileno(), offset + first * stride, stride, strip[:, first:last])
+
+            together(unless_others_fail(work, waiting), 1)
         return strip.T
 
 
