@@ -21,6 +21,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "fast": "benchmarks.fast:main",
         "first-answer": "benchmarks.first_answer:main",
         "footprint": "benchmarks.footprint:main",
+        "ingest": "benchmarks.ingest:main",
         "kernels": "benchmarks.kernels:main",
         "media": "benchmarks.media:main",
         "paper": "benchmarks.paper:main",

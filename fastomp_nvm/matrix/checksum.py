@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from fastomp_nvm.errors import StoreError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["QUICK", "Seal", "SealCheck", "crc32"]
+__all__ = ["QUICK", "Seal", "SealCheck", "crc32", "crc32_joined"]
 
 #: Whether a checksum takes next to no time beside a sweep of the same bytes (isal: 50 GB/s and core measured; zlib: 4).
 QUICK = find_spec("isal") is not None
@@ -39,6 +39,36 @@ def _fastest() -> Callable[[Buffer, int], int]:
     except ImportError:
         from zlib import crc32
     return crc32
+
+
+#: The polynomial of CRC-32; bit 31 stands for 1 and bit 0 for x^31.
+_POLYNOMIAL = 0xEDB88320
+
+
+def crc32_joined(first: int, second: int, length: int) -> int:
+    """Return the CRC-32 of two runs of bytes from that of each, where the second has ``length`` bytes."""
+    return _multiplied(_shift(length), first) ^ second
+
+
+def _multiplied(a: int, b: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=64)
+def _shift(length: int) -> int:
+    """Return x^(8 * length) modulo the polynomial: a factor that appends ``length`` bytes of zeros."""
+    power, square = 1 << 31, 1 << 23  # 1 and x^8
+    while length:
+        if length & 1:
+            power = _multiplied(power, square)
+        square, length = _multiplied(square, square), length >> 1
+    return power
 
 
 class Seal:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.choice import Choice
@@ -130,7 +131,7 @@ def worthwhile(matrix: Rows, algorithm: str, medium: str) -> bool:
     return matrix.nbytes >= (in_memory if medium == "dram" else on_device)
 
 
-def quantise(columns: AnyArray, statistics: ColumnStatistics) -> Quantised:
+def quantise(columns: AnyArray, statistics: ColumnStatistics, codes: AnyArray | None = None) -> Quantised:
     """Quantise centred columns.
 
     Parameters
@@ -139,6 +140,8 @@ def quantise(columns: AnyArray, statistics: ColumnStatistics) -> Quantised:
         Finite values.
     statistics : ColumnStatistics
         Their moments.
+    codes : (m, n_obs) int8, optional
+        Where to put the codes.
 
     Returns
     -------
@@ -152,8 +155,24 @@ def quantise(columns: AnyArray, statistics: ColumnStatistics) -> Quantised:
     scale = np.where(usable, largest / LARGEST_CODE, 0.0)
     inverse = np.where(usable, 1.0 / np.where(usable, scale, 1.0), 0.0)
     mean = np.where(usable, statistics.mean, 0.0)
-    codes = np.empty((n_columns, n_obs), dtype=np.int8)
+    codes = np.empty((n_columns, n_obs), dtype=np.int8) if codes is None else codes
     size, rest = np.zeros(n_columns), np.zeros(n_columns)
+    if native.extension and columns.dtype in (np.float32, np.float64) and columns.strides[1] == columns.itemsize:
+        native.extension.quantise(columns, mean, inverse, codes, size, rest)
+    else:
+        _encode(columns, mean, inverse, codes, size, rest)
+    # In units of the scale. An entry is off by 3 roundings of the centred value, hence all of them by 3 of the column's norm.
+    norm, error = np.sqrt(size), np.sqrt(rest)
+    error = scale * (error + ROUNDING * (norm + error)) * _summed(n_obs)
+    error = np.where(usable | (largest == 0.0), error, np.inf)
+    return Quantised(codes, scale, error, scale * norm * _summed(n_obs))
+
+
+def _encode(
+    columns: AnyArray, mean: Float64Array, inverse: Float64Array, codes: AnyArray, size: Float64Array, rest: Float64Array
+) -> None:
+    """Fill ``codes``, and add the squared norms of the codes and of what they leave to ``size`` and ``rest``."""
+    n_columns, n_obs = columns.shape
     width = min(n_obs, _BLOCK)
     height = _BLOCK // width
     work = np.empty((2, _BLOCK))
@@ -169,11 +188,6 @@ def quantise(columns: AnyArray, statistics: ColumnStatistics) -> Quantised:
         piece -= rounded
         size[here[0]] += np.einsum("ij,ij->i", rounded, rounded)
         rest[here[0]] += np.einsum("ij,ij->i", piece, piece)
-    # In units of the scale. An entry is off by 3 roundings of the centred value, hence all of them by 3 of the column's norm.
-    norm, error = np.sqrt(size), np.sqrt(rest)
-    error = scale * (error + ROUNDING * (norm + error)) * _summed(n_obs)
-    error = np.where(usable | (largest == 0.0), error, np.inf)
-    return Quantised(codes, scale, error, scale * norm * _summed(n_obs))
 
 
 def quantise_vectors(vectors: AnyArray) -> tuple[AnyArray, Float64Array]:

@@ -26,6 +26,13 @@ def read_columns(
 # moments.c
 def moments(rows: AnyArray, weights: Float64Array | None, out: Float64Array, /) -> None: ...
 
+# ingest.c
+def read_strip(descriptor: int, offset: int, stride: int, out: AnyArray, /) -> None: ...
+def transpose(values: AnyArray, out: AnyArray, /) -> None: ...
+def quantise(
+    rows: AnyArray, mean: Float64Array, inverse: Float64Array, codes: AnyArray, size: Float64Array, rest: Float64Array, /
+) -> None: ...
+
 # standardise.c
 def standardise(
     products: Float64Array,

@@ -26,9 +26,12 @@
     X(lost, "address, length, /")                                                                                                  \
     X(maximise, "fit, known, settled, /")                                                                                          \
     X(moments, "rows, weights, out, /")                                                                                            \
+    X(quantise, "rows, mean, inverse, codes, size, rest, /")                                                                       \
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
+    X(read_strip, "descriptor, offset, stride, out, /")                                                                            \
     X(roots, "family, eta, weights, out, /")                                                                                       \
     X(standardise, "products, mean, scale, wide, sums, wide_sums, /")                                                              \
+    X(transpose, "values, out, /")                                                                                                 \
     X(unguard, "address, /")
 
 /* Buffers and work space of one call; module.c gives all of them back when the call ends. */

@@ -283,6 +283,15 @@ class StoreDraft(ABC):
         """Write whole ``columns`` (count, n_obs), C order, to ``matrix`` from column ``first`` on; media may bypass the mapping."""
         self.matrix[first : first + len(columns)] = columns
 
+    def stage(self, first: int, count: int) -> tuple[AnyArray, AnyArray | None]:
+        """Return memory to fill with whole columns ``first : first + count`` and with their codes, if there is a tier."""
+        tier = self.tier
+        return self.matrix[first : first + count], None if tier is None else tier[first : first + count]
+
+    def store(self, first: int, columns: AnyArray, codes: AnyArray | None) -> None:
+        """Bring what ``stage`` returned for the same columns to the medium, perhaps after this call has returned."""
+        return
+
     @abstractmethod
     def forget(self, first: int, last: int) -> None:
         """Release the memory of the written columns ``first:last``, tier included, so that builds on files use little memory."""

@@ -2,6 +2,9 @@
 
 The builder checks every value, transposes observations x columns into the feature-major matrix, fills or drops missing values, and
 computes the sidecars from the values *as stored*. It works on tiles of bounded size, so memory does not grow with the source.
+
+Whole columns are transposed, checked and sealed (:mod:`storage_backends.build.sealing`) in one go while they are in the cache, and
+written while the next ones are computed. Columns that arrive in parts, or with missing values, are sealed by ``finish``.
 """
 
 from __future__ import annotations
@@ -15,17 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.matrix.checksum import crc32
-from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
-from fastomp_nvm.matrix.tier import TierSidecar, quantise
+from fastomp_nvm.matrix.memory import fillable_memory
+from fastomp_nvm.matrix.moments import ColumnStatistics, gram
+from fastomp_nvm.matrix.tier import TierSidecar
 from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS, Sidecars, StoreLayout, Target
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.reports import BuildReport
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.schema import TableSchema
+from storage_backends.build.sealing import Sealer
 from storage_backends.build.statistics import column_grid, fingerprint
 from storage_backends.build.tables import as_table
 from storage_backends.build.targets import make_target
@@ -33,6 +38,8 @@ from storage_backends.build.targets import make_target
 __all__ = ["StoreBuilder", "build_from_arrays"]
 
 _TILE_CELLS = 1 << 20
+#: Most bytes of columns that are sealed and written at a time.
+_RUN_BYTES = 32 << 20
 #: Bytes of the draft that may be resident before the builder releases them.
 _RESIDENT_BYTES = 64 << 20
 
@@ -87,6 +94,9 @@ class StoreBuilder:
         self._gaps = np.zeros(schema.n_columns, dtype=bool)  # whether a column has a missing value
         self._resident = 0
         self._done = 0
+        run_bytes = int(min(_RUN_BYTES, fillable_memory() / 16))
+        self._run = max(1, run_bytes // (schema.n_obs * self._dtype.itemsize))  # columns sealed and written at a time
+        self._sealer = Sealer(column_grid(schema.offsets), schema.n_obs)
 
     def __enter__(self) -> StoreBuilder:
         return self
@@ -167,24 +177,49 @@ class StoreBuilder:
             raise DataError(f"a tile of shape {values.shape} at row {first_obs + 1} does not fit the table of {n_obs} rows")
         if not values.size:
             return
-        matrix = self._draft.matrix
+        if rows == n_obs:
+            self._write_whole(first_column, values)
+        else:
+            self._write_part(first_obs, first_column, values)
+        self._written[first_column : first_column + columns] += rows
+        self._advance(values.size)
+
+    def _write_whole(self, first_column: int, values: AnyArray) -> None:
+        """Write whole columns, and seal them unless missing values may change them."""
+        for left in range(0, values.shape[1], self._run):
+            piece, first = values[:, left : left + self._run], first_column + left
+            stored, codes = self._draft.stage(first, piece.shape[1])
+
+            def load(part: slice, piece: AnyArray = piece, stored: AnyArray = stored) -> None:
+                _transpose(piece[:, part], stored[part])
+
+            if self._missing in ("error", "mean"):
+                unsealed = self._sealer.seal(first, stored, codes, load=load, only_finite=True)
+                self._advance(piece.size - sum(end - start for start, end in unsealed) * len(piece))
+            else:
+                load(slice(None))
+                unsealed = [(first, first + piece.shape[1])]
+            for start, end in unsealed:
+                part = slice(start - first, end - first)
+                if not np.isfinite(stored[part]).all():
+                    self._check_cells(piece[:, part].T, stored[part], 0, start)
+            self._draft.store(first, stored, codes)
+
+    def _write_part(self, first_obs: int, first_column: int, values: AnyArray) -> None:
+        """Write some observations of some columns through the mapping."""
+        matrix, (rows, columns) = self._draft.matrix, values.shape
         height = min(rows, _TILE_CELLS)
         width = max(1, _TILE_CELLS // height)
         for top in range(0, rows, height):
             for left in range(0, columns, width):
-                piece = values[top : top + height, left : left + width].T
-                with np.errstate(over="ignore", invalid="ignore"):
-                    stored = piece.astype(self._dtype, order="C", copy=False)
+                piece = values[top : top + height, left : left + width]
                 row, column = first_obs + top, first_column + left
+                stored = np.empty(piece.shape[::-1], self._dtype)
+                _transpose(piece, stored)
                 if not np.isfinite(stored).all():
-                    self._check_cells(piece, stored, row, column)
-                if stored.shape[1] == n_obs:
-                    self._draft.write_columns(column, stored)
-                else:
-                    matrix[column : column + len(stored), row : row + stored.shape[1]] = stored
-                    self._touch(*stored.shape)
-        self._written[first_column : first_column + columns] += rows
-        self._advance(values.size)
+                    self._check_cells(piece.T, stored, row, column)
+                matrix[column : column + len(stored), row : row + stored.shape[1]] = stored
+                self._touch(*stored.shape)
 
     def finish(
         self,
@@ -296,46 +331,31 @@ class StoreBuilder:
     def _seal(
         self, kept: TableSchema, blocks: IndexArray, imputed: dict[str, int], medians: Float64Array | None
     ) -> tuple[ColumnStatistics, IndexArray, TierSidecar | None]:
-        """Fill missing values, then compute moments, checksums and the tier, block by block; write ``medians`` if given."""
+        """Fill missing values and seal the columns that are not sealed yet; write ``medians`` if given."""
+        sealer = self._sealer if kept is self._schema else Sealer(blocks, kept.n_obs)
         matrix, codes = self._draft.matrix, self._draft.tier
-        mean, norm, minimum, maximum = (np.empty(kept.n_columns) for _ in range(4))
-        grams: list[Float64Array] = []
-        checksums = np.zeros(len(blocks) - 1, dtype=np.int64)
-        scale, error, size = (np.empty(kept.n_columns) for _ in range(3))
-        tier = TierSidecar(scale, error, size, np.zeros_like(checksums), "")
-        width = max(1, _TILE_CELLS // kept.n_obs)
-        for block in range(len(checksums)):
-            checksum, tier_checksum, end = 0, 0, int(blocks[block + 1])
-            for first in range(int(blocks[block]), end, width):
-                last = min(first + width, end)
-                for column in np.flatnonzero(self._gaps[first:last]) + first:
-                    self._fill(kept, matrix[column], int(column), imputed)
-                tile = matrix[first:last]
-                found = moments(tile)
-                mean[first:last], norm[first:last] = found.mean, found.norm
-                minimum[first:last], maximum[first:last] = found.minimum, found.maximum
-                if medians is not None:  # filling does not change the median
-                    medians[first:last] = np.median(tile.astype(np.float64), axis=1, overwrite_input=True)
-                checksum = crc32(tile.reshape(-1).view(np.uint8).data, checksum)
-                self._touch(*tile.shape)
-                if codes is not None:
-                    quantised = quantise(tile, found)
-                    codes[first:last] = quantised.codes
-                    tier.scale[first:last], tier.error[first:last] = quantised.scale, quantised.error
-                    tier.norm[first:last] = quantised.norm
-                    tier_checksum = crc32(quantised.codes.reshape(-1).view(np.uint8).data, tier_checksum)
-                    self._touch(*tile.shape)
-                self._advance(tile.size)
-            checksums[block], tier.checksums[block] = checksum, tier_checksum
-            edges = kept.offsets[np.searchsorted(kept.offsets, int(blocks[block])) : np.searchsorted(kept.offsets, end) + 1]
-            for feature in np.flatnonzero(np.diff(edges) > 1):
-                first, last = int(edges[feature]), int(edges[feature + 1])
-                grams.append(gram(matrix[first:last], mean[first:last]))
-                self._touch(last - first, kept.n_obs)
-        unbounded = np.flatnonzero(~np.isfinite(mean) | ~np.isfinite(norm))
+        for first, last in list(sealer.open_runs(self._run)):
+            for column in (np.flatnonzero(self._gaps[first:last]) + first).tolist():
+                self._fill(kept, matrix[column], column, imputed)
+            tile = matrix[first:last]
+            if medians is not None:  # filling does not change the median
+                for column in range(first, last):
+                    medians[column] = np.median(matrix[column].astype(np.float64), overwrite_input=True)
+            sealer.seal(first, tile, None if codes is None else codes[first:last])
+            self._touch(2 * len(tile), kept.n_obs)
+            self._advance(tile.size)
+        unbounded = np.flatnonzero(~np.isfinite(sealer.mean) | ~np.isfinite(sealer.norm))
         if unbounded.size:
             raise DataError(f"column {kept.columns[int(unbounded[0])]!r} has values whose sum overflows: scale it")
-        return ColumnStatistics(mean, norm, minimum, maximum, tuple(grams)), checksums, tier if codes is not None else None
+        grams: list[Float64Array] = []
+        for feature in np.flatnonzero(np.diff(kept.offsets) > 1).tolist():
+            first, last = int(kept.offsets[feature]), int(kept.offsets[feature + 1])
+            grams.append(gram(matrix[first:last], sealer.mean[first:last]))
+            self._touch(last - first, kept.n_obs)
+        statistics = ColumnStatistics(sealer.mean, sealer.norm, sealer.minimum, sealer.maximum, tuple(grams))
+        checksums, tier_checksums = sealer.checksums()
+        tier = None if codes is None else TierSidecar(sealer.scale, sealer.error, sealer.size, tier_checksums, "")
+        return statistics, checksums, tier
 
     def _fill(self, kept: TableSchema, values: AnyArray, column: int, imputed: dict[str, int]) -> None:
         """Fill the missing entries of one column in place and count them."""
@@ -360,6 +380,16 @@ class StoreBuilder:
         self._done += cells * self._dtype.itemsize
         if self._progress is not None:
             self._progress(self._done, 2 * self._schema.n_obs * self._schema.n_columns * self._dtype.itemsize)
+
+
+def _transpose(values: AnyArray, out: AnyArray) -> None:
+    """Write the transpose of ``values`` to ``out``, converted to its type; what is too large becomes infinite."""
+    floats = (np.float32, np.float64)
+    if native.extension and values.dtype in floats and out.dtype in floats and values.dtype.isnative and values.flags.aligned:
+        native.extension.transpose(values, out)
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(out, values.T, casting="unsafe")
 
 
 def _completed(kept: TableSchema, medians: Float64Array | None) -> TableEncoding | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
@@ -164,9 +166,11 @@ class _Ingest:
             replace=asked.replace,
             progress=self._meter.built,
         ) as builder:
-            for chunk in reader.read(plan.columns, scan):
-                profile.add(chunk)
-                layout.write(builder, chunk)
+            with ThreadPoolExecutor(1, "fastomp-profile") as pool, closing(reader.read(plan.columns, scan)) as chunks:
+                for chunk in chunks:
+                    looking = pool.submit(profile.add, chunk)
+                    layout.write(builder, chunk)
+                    looking.result()
             responses = layout.responses()
             columns = profile.reports(reader, plan, scan, ids, Problems(), every=False)
             left_out = np.ones(len(reader.names), dtype=bool)

@@ -35,7 +35,7 @@ OUTSIDE = "not a column"
 
 _EXAMPLES = 3
 # Rows of the first chunk in which the most frequent value of a column is looked for.
-_SAMPLE = 1000
+_SAMPLE = 100
 # A column with a smaller share of other values is nearly constant.
 _OTHERS = 0.005
 # Fewer whole numbers in a row are no evidence of a row number.
@@ -91,10 +91,14 @@ class Profile:
             usual = sample[np.minimum(middle, len(sample) - 1), np.arange(sample.shape[1])]
             new = usual != self._usual[at]
             self._usual[at[new]], self._others[at[new]] = usual[new], chunk.first_obs
-        near = np.flatnonzero(self._others[at] <= _OTHERS * self._n_obs)
-        if near.size:
-            part = values[:, near]
+        top, step = 0, _SAMPLE
+        while top < len(values):  # most columns are settled by a few rows
+            near = np.flatnonzero(self._others[at] <= _OTHERS * self._n_obs)
+            if not near.size:
+                break
+            part = values[top : top + step, near]
             self._others[at[near]] += ((part != self._usual[at[near]]) & ~np.isnan(part)).sum(axis=0)
+            top, step = top + step, 4 * step
         rows = chunk.first_obs + np.arange(len(values))
         for seen in (slice(0, 2), slice(None)):  # two rows are enough to tell most columns
             counting = np.flatnonzero(self._counts[at])

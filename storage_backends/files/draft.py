@@ -23,6 +23,7 @@ from fastomp_nvm.stores.contract import Sidecars, StoreDraft
 from storage_backends.files import format as store_format
 from storage_backends.files.durable import EXCHANGE, allocate, rename_with_flag, write_file
 from storage_backends.files.mapped import map_file, matrix_view
+from storage_backends.files.staging import Staging, direct_descriptor, write_pages
 from storage_backends.opened import already_exists, check_commit
 
 __all__ = ["LARGEST_HEADER", "FileDraft", "check_destination", "hidden_directory", "is_leftover", "occupant", "publish"]
@@ -64,6 +65,7 @@ class DraftMatrix:
         except BaseException:
             os.close(self._file)
             raise
+        self._direct = direct_descriptor(name, directory)
 
     @property
     def matrix(self) -> AnyArray:
@@ -72,20 +74,19 @@ class DraftMatrix:
         return matrix_view(self._mapping, *self._shape)
 
     def write_columns(self, first: int, columns: AnyArray) -> None:
-        """Write whole columns with pwrite(2)."""
-        data = columns.reshape(-1).view(np.uint8).data
-        position = store_format.DATA_OFFSET + first * columns.shape[1] * columns.itemsize
-        while data:
-            written = os.pwrite(self._file, data, position)
-            data, position = data[written:], position + written
+        """Write whole columns with pwrite(2), past the page cache where they come from ``stage`` and the file system allows it."""
+        self._direct = write_pages(self._file, self._direct, columns.reshape(-1).view(np.uint8), self.position(first))
+
+    def position(self, column: int) -> int:
+        """Return where a column begins in the file."""
+        _, n_obs, dtype = self._shape
+        return store_format.DATA_OFFSET + column * n_obs * store_format.element_type(dtype).itemsize
 
     def forget(self, first: int, last: int) -> None:
         """Drop the pages that lie entirely in columns ``first:last`` from this mapping."""
-        n_columns, n_obs, dtype = self._shape
-        row = n_obs * store_format.element_type(dtype).itemsize
-        start = -(-(store_format.DATA_OFFSET + first * row) // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = store_format.DATA_OFFSET + last * row
-        if last < n_columns:
+        start = -(-self.position(first) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = self.position(last)
+        if last < self._shape[0]:
             end -= end % mmap.PAGESIZE
         if self._mapping is not None and end > start:
             self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -104,6 +105,8 @@ class DraftMatrix:
         """Close mapping and file."""
         self._mapping = None
         os.close(self._file)
+        if self._direct is not None:
+            os.close(self._direct)
 
 
 class FileDraft(StoreDraft):
@@ -134,6 +137,7 @@ class FileDraft(StoreDraft):
         self._shape = (n_columns, n_obs, dtype)
         self._replace = replace
         self._files: dict[str, DraftMatrix] = {}
+        self._staging = Staging(f"write the store at {path}")
         if folder is None:
             self._partial, self._directory = hidden_directory(path)
         else:
@@ -164,11 +168,13 @@ class FileDraft(StoreDraft):
         """Writable (n_columns, n_obs) array on the medium."""
         if not self._files:
             raise StoreError(f"the draft of {self._path} was committed or aborted")
+        self._staging.wait()
         return self._files[store_format.MATRIX].matrix
 
     @property
     def tier(self) -> AnyArray | None:
         """Writable (n_columns, n_obs) int8 array on the medium, if there is a tier."""
+        self._staging.wait()
         return self._files[store_format.TIER].matrix if store_format.TIER in self._files else None
 
     def write_columns(self, first: int, columns: AnyArray) -> None:
@@ -177,6 +183,26 @@ class FileDraft(StoreDraft):
         assert columns.dtype == self.matrix.dtype
         with device_errors(f"write the store at {self._path}"):
             self._files[store_format.MATRIX].write_columns(first, columns)
+
+    def stage(self, first: int, count: int) -> tuple[AnyArray, AnyArray | None]:
+        """Return memory for whole columns and their codes, placed in pages as they will be in the files."""
+        n_obs, dtype = self._shape[1:]
+        wanted = [(self._files[store_format.MATRIX].position(first), (count, n_obs), store_format.element_type(dtype))]
+        if store_format.TIER in self._files:
+            wanted.append((self._files[store_format.TIER].position(first), (count, n_obs), np.dtype(np.int8)))
+        columns, *codes = self._staging.take(wanted)
+        return columns, codes[0] if codes else None
+
+    def store(self, first: int, columns: AnyArray, codes: AnyArray | None) -> None:
+        """Write staged columns on a thread of its own; ``matrix``, ``tier`` and ``commit`` wait for it."""
+        files = dict(self._files)
+
+        def write() -> None:
+            files[store_format.MATRIX].write_columns(first, columns)
+            if codes is not None:
+                files[store_format.TIER].write_columns(first, codes)
+
+        self._staging.give(write)
 
     def forget(self, first: int, last: int) -> None:
         """Drop the pages that lie entirely in columns ``first:last`` from the mapping; the page cache keeps their content."""
@@ -228,6 +254,7 @@ class FileDraft(StoreDraft):
 
     def _release(self) -> None:
         """Close the files, and the directory with its lock."""
+        self._staging.close()
         for file in self._files.values():
             file.close()
         self._files = {}

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -38,6 +39,7 @@ __all__ = [
     "ReaderOptions",
     "RowsOf",
     "Scan",
+    "ahead",
     "as_float",
     "as_text",
     "float_type",
@@ -46,6 +48,9 @@ __all__ = [
     "slab_chunks",
     "spans",
 ]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 RowsOf = Literal["observations", "features"]
 
@@ -235,18 +240,20 @@ class Reader(ABC):
         return Scan(self.n_obs)
 
     @abstractmethod
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield the values of ``columns``, each cell once, given the result of ``scan`` for the same columns."""
 
-    def read(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def read(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield ``chunks``, in which numbers that mean "missing" are NaN: text files know them as text only, others not at all."""
         missing = self.options.rules.missing_numbers
-        for chunk in self.chunks(columns, scan):
-            if missing:
+        with closing(self.chunks(columns, scan)) as chunks:
+            for chunk in chunks:
+                if not missing:
+                    yield chunk
+                    continue
                 span = range(chunk.first_column, chunk.first_column + chunk.values.shape[1])
                 coded = [position in scan.categories or self.kind_of(int(columns[position])) != "number" for position in span]
-                chunk = replace(chunk, values=np.where(np.isin(chunk.values, missing) & ~np.array(coded), np.nan, chunk.values))
-            yield chunk
+                yield replace(chunk, values=np.where(np.isin(chunk.values, missing) & ~np.array(coded), np.nan, chunk.values))
 
     def vector(self, name: str) -> AnyArray:
         """Return the (n_obs,) array ``name``, one of ``vectors``."""
@@ -334,6 +341,25 @@ def library_errors(found: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(f"{found}: {str(error) or type(error).__name__}") from error
+
+
+def ahead(items: Iterator[_Item], work: Callable[[_Item], _Result], threads: int = 1) -> Generator[_Result, None, None]:
+    """Yield ``work(item)`` for each item, in order, computed on ``threads`` threads while earlier results are in use.
+
+    At most ``threads`` results wait. Close the iterator to end the threads.
+    """
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(threads, "fastomp-read") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def spans(total: int, unit_bytes: int, budget: int, multiple: int = 1) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class _ColumnarReader(Reader):
             found.extend("" if cell is None else str(cell).strip() for cell in batch.column(0).to_pylist())
         return found
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield batches of rows, or slabs of columns when a batch would not fit."""
         budget = self.options.chunk_bytes
         codes = {position: categories.codes() for position, categories in scan.categories.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -75,7 +75,7 @@ class StackedReader(Reader):
         }
         return Scan(self._offsets[-1], joined)
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield the chunks of one file after the other."""
         for part, first, last in zip(self._parts, self._offsets, self._offsets[1:], strict=False):
             for chunk in part.chunks(columns, Scan(last - first, scan.categories)):
@@ -151,7 +151,7 @@ class CategoryReader(Reader):
             found[position] = Categories(labels, missing > 0, tuple(by_label.get(label, 0) for label in labels), missing, overflow)
         return Scan(inner.n_obs, found)
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield the chunks of the inner reader, with codes in place of the values of the categories."""
         coded = {position: scan.categories[position] for position, column in enumerate(columns.tolist()) if column in self.rules}
         plain = {position: categories for position, categories in scan.categories.items() if position not in coded}

@@ -8,20 +8,22 @@ problems.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
+from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.stores.encoding import Kind
 from fastomp_nvm.stores.names import NumberedNames
-from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, slab_chunks
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, ahead, slab_chunks
 from storage_backends.readers.cells import ColumnRule, Convert, advice, date_option, looks_like_dates, missing_option
 from storage_backends.readers.problems import Problem, Problems
 from storage_backends.readers.records import (
@@ -40,6 +42,8 @@ from storage_backends.readers.text import BLOCK_BYTES, decode, is_utf8, parse_nu
 
 __all__ = ["DelimitedReader"]
 
+#: Threads that parse runs of records while earlier ones are in use.
+_PARSERS = 2
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 4 << 20
 _LONE_RETURN = re.compile(r"\r(?!\n)")
@@ -133,7 +137,7 @@ class DelimitedReader(Reader):
             },
         )
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield the values, one run of records at a time."""
         if self.options.rows == "features":
             for block in self._blocks():
@@ -146,8 +150,12 @@ class DelimitedReader(Reader):
             for source in sources.tolist()
             if source in self._source_rules
         }
-        for block in self._blocks():
-            yield Chunk(block.first_row, 0, self._parse(block, sources, converts))
+
+        def parsed(block: RecordBlock) -> Chunk:
+            return Chunk(block.first_row, 0, self._parse(block, sources, converts))
+
+        with contextlib.closing(ahead(self._blocks(), parsed, _PARSERS)) as chunks:
+            yield from chunks
 
     def identifiers(self, column: int) -> list[str]:
         """Return the cells of a column as they are written."""
@@ -197,7 +205,8 @@ class DelimitedReader(Reader):
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""
-        block_bytes = min(BLOCK_BYTES, self.options.chunk_bytes // 4)
+        # Several runs are in memory at a time, each as text, as parsed columns and as a chunk.
+        block_bytes = int(min(BLOCK_BYTES, self.options.chunk_bytes / 4, fillable_memory() / 64))
         return record_blocks(
             self.path,
             skip_first=self._has_header,
@@ -250,16 +259,17 @@ class DelimitedReader(Reader):
         numbers, filled, special = np.zeros((3, width), dtype=np.int64)
         blocks = record_blocks(self.path, skip_first=self._has_header, block_bytes=_SAMPLE_BYTES, encoding=self.options.encoding)
         block = next(blocks, None)
-        if block is not None:
-            # A malformed record is reported by the passes that follow, with all others.
-            for _, _, cells in itertools.islice(cell_rows(self._dialect, block, Problems()), _SAMPLE_ROWS):
-                for column, cell in enumerate(map(str.strip, cells)):
-                    if cell in rules.missing:
-                        continue
-                    filled[column] += 1
-                    if rules.number(cell) is not None:
-                        numbers[column] += 1
-                        special[column] += bool(rules.thousands) and parse_number(cell) is None
+        if block is None or (not rules.thousands and parse_arrow(self._dialect, block, np.arange(width), {}) is not None):
+            return  # nothing but plain numbers
+        # A malformed record is reported by the passes that follow, with all others.
+        for _, _, cells in itertools.islice(cell_rows(self._dialect, block, Problems()), _SAMPLE_ROWS):
+            for column, cell in enumerate(map(str.strip, cells)):
+                if cell in rules.missing:
+                    continue
+                filled[column] += 1
+                if rules.number(cell) is not None:
+                    numbers[column] += 1
+                    special[column] += bool(rules.thousands) and parse_number(cell) is None
         for column in np.flatnonzero((filled > 0) & (numbers == 0)).tolist():
             self._source_rules[column] = ColumnRule("category")
         for column in np.flatnonzero(special).tolist():

@@ -6,7 +6,7 @@ The matrix is chosen as in every container (see ``ContainerReader``); without an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -82,7 +82,7 @@ class Hdf5Reader(ContainerReader):
             categories[position] = collector.result(self.rules.get(column))
         return categories
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield slabs of the matrix, or single columns."""
         with self._damage():
             if self._matrix is not None:

@@ -6,7 +6,7 @@ are added, as in SciPy. Rows of the matrix are observations unless ``rows="featu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class MatrixMarketReader(Reader):
         self.n_obs, width = self._shape[:: -1 if options.rows == "features" else 1]
         self.names = NumberedNames(width)
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield slabs of columns."""
         with ColumnSlabs(self.n_obs, len(self.names), self.options.chunk_bytes) as slabs:
             for row, column, value in self._coordinates() if self._sparse else self._array():

@@ -107,20 +107,21 @@ def record_blocks(
             buffer = pending + (data or b"\n")  # the last line may lack its newline
             if line == 1:
                 buffer = buffer.removeprefix(_BYTE_ORDER_MARK)
-            ends, filled = _record_ends(buffer)
+            quoted = b'"' in buffer
+            ends, filled = _record_ends(buffer, quoted)
             cut = int(ends[-1]) if len(ends) else 0
             pending = buffer[cut:]
             if len(pending) > _MAX_RECORD_BYTES or (pending and not data):
                 line += buffer.count(b"\n", 0, cut)
                 raise DataError(f"{os.path.basename(path)}: the record at line {line} has a quote that is never closed")
             start, rows = 0, int(filled.sum())
+            last_line = line + (buffer.count(b"\n", 0, cut) if quoted else len(ends))
             if skip_first and rows:
                 start, rows, skip_first = int(ends[filled.argmax()]), rows - 1, False
                 line += buffer.count(b"\n", 0, start)
             if rows:
                 yield RecordBlock(buffer[start:cut], row, line, rows)
-            row += rows
-            line += buffer.count(b"\n", start, cut)
+            row, line = row + rows, last_line
 
 
 def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
@@ -128,16 +129,16 @@ def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
     block = next(record_blocks(path, block_bytes=1 << 16, encoding=encoding), None)
     if block is None:
         return None
-    ends, filled = _record_ends(block.data)
+    ends, filled = _record_ends(block.data, b'"' in block.data)
     position = int(filled.argmax())
     return block.data[int(ends[position - 1]) if position else 0 : int(ends[position])]
 
 
-def _record_ends(buffer: bytes) -> tuple[IndexArray, BoolArray]:
-    """Return the position after each newline outside quotes, and whether the record it ends is not blank."""
+def _record_ends(buffer: bytes, quoted: bool) -> tuple[IndexArray, BoolArray]:
+    """Return the position after each newline outside quotes (if there are any: ``quoted``), and whether its record is not blank."""
     view = np.frombuffer(buffer, dtype=np.uint8)
     ends = np.flatnonzero(view == _NEWLINE)
-    if b'"' in buffer:
+    if quoted:
         quotes = np.flatnonzero(view == _QUOTE)
         ends = ends[np.searchsorted(quotes, ends) % 2 == 0]  # doubled quotes inside quotes keep the parity
     starts = np.concatenate((np.zeros(min(1, len(ends)), dtype=np.int64), ends[:-1] + 1))

@@ -7,7 +7,7 @@ file, as in scikit-learn. The labels are the vector ``target``; ``qid`` entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class SvmlightReader(Reader):
         """Return the labels."""
         return self._labels
 
-    def chunks(self, columns: IndexArray, scan: Scan) -> Iterator[Chunk]:
+    def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
         """Yield slabs of columns."""
         with ColumnSlabs(self.n_obs, len(self.names), self.options.chunk_bytes) as slabs:
             first_obs = 0
