@@ -252,14 +252,20 @@ class DelimitedReader(Reader):
         block = next(blocks, None)
         if block is not None:
             # A malformed record is reported by the passes that follow, with all others.
+            undecided = list(range(width))
             for _, _, cells in itertools.islice(cell_rows(self._dialect, block, Problems()), _SAMPLE_ROWS):
-                for column, cell in enumerate(map(str.strip, cells)):
+                for column in undecided:
+                    cell = cells[column].strip()
                     if cell in rules.missing:
                         continue
                     filled[column] += 1
                     if rules.number(cell) is not None:
                         numbers[column] += 1
                         special[column] += bool(rules.thousands) and parse_number(cell) is None
+                if not rules.thousands:  # one number tells
+                    undecided = [column for column in undecided if not numbers[column]]
+                    if not undecided:
+                        break
         for column in np.flatnonzero((filled > 0) & (numbers == 0)).tolist():
             self._source_rules[column] = ColumnRule("category")
         for column in np.flatnonzero(special).tolist():
