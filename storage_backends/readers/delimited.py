@@ -259,17 +259,22 @@ class DelimitedReader(Reader):
         numbers, filled, special = np.zeros((3, width), dtype=np.int64)
         blocks = record_blocks(self.path, skip_first=self._has_header, block_bytes=_SAMPLE_BYTES, encoding=self.options.encoding)
         block = next(blocks, None)
-        if block is None or (not rules.thousands and parse_arrow(self._dialect, block, np.arange(width), {}) is not None):
-            return  # nothing but plain numbers
-        # A malformed record is reported by the passes that follow, with all others.
-        for _, _, cells in itertools.islice(cell_rows(self._dialect, block, Problems()), _SAMPLE_ROWS):
-            for column, cell in enumerate(map(str.strip, cells)):
-                if cell in rules.missing:
-                    continue
-                filled[column] += 1
-                if rules.number(cell) is not None:
-                    numbers[column] += 1
-                    special[column] += bool(rules.thousands) and parse_number(cell) is None
+        if block is not None:
+            # A malformed record is reported by the passes that follow, with all others.
+            undecided = list(range(width))
+            for _, _, cells in itertools.islice(cell_rows(self._dialect, block, Problems()), _SAMPLE_ROWS):
+                for column in undecided:
+                    cell = cells[column].strip()
+                    if cell in rules.missing:
+                        continue
+                    filled[column] += 1
+                    if rules.number(cell) is not None:
+                        numbers[column] += 1
+                        special[column] += bool(rules.thousands) and parse_number(cell) is None
+                if not rules.thousands:  # one number tells
+                    undecided = [column for column in undecided if not numbers[column]]
+                    if not undecided:
+                        break
         for column in np.flatnonzero((filled > 0) & (numbers == 0)).tolist():
             self._source_rules[column] = ColumnRule("category")
         for column in np.flatnonzero(special).tolist():

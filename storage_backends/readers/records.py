@@ -45,6 +45,8 @@ _MAX_RECORD_BYTES = 256 << 20
 
 # In runs of fewer records the overhead of pyarrow per column outweighs its speed per cell.
 _ARROW_ROWS = 256
+#: Bytes that a thread of pyarrow parses at once.
+_ARROW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +109,20 @@ def record_blocks(
             buffer = pending + (data or b"\n")  # the last line may lack its newline
             if line == 1:
                 buffer = buffer.removeprefix(_BYTE_ORDER_MARK)
-            quoted = b'"' in buffer
-            ends, filled = _record_ends(buffer, quoted)
+            ends, filled, newlines = _record_ends(buffer)
             cut = int(ends[-1]) if len(ends) else 0
             pending = buffer[cut:]
             if len(pending) > _MAX_RECORD_BYTES or (pending and not data):
-                line += buffer.count(b"\n", 0, cut)
+                line += int(np.searchsorted(newlines, cut))
                 raise DataError(f"{os.path.basename(path)}: the record at line {line} has a quote that is never closed")
             start, rows = 0, int(filled.sum())
-            last_line = line + (buffer.count(b"\n", 0, cut) if quoted else len(ends))
             if skip_first and rows:
                 start, rows, skip_first = int(ends[filled.argmax()]), rows - 1, False
-                line += buffer.count(b"\n", 0, start)
+            before = int(np.searchsorted(newlines, start))
             if rows:
-                yield RecordBlock(buffer[start:cut], row, line, rows)
-            row, line = row + rows, last_line
+                yield RecordBlock(buffer[start:cut], row, line + before, rows)
+            row += rows
+            line += int(np.searchsorted(newlines, cut))
 
 
 def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
@@ -129,21 +130,21 @@ def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
     block = next(record_blocks(path, block_bytes=1 << 16, encoding=encoding), None)
     if block is None:
         return None
-    ends, filled = _record_ends(block.data, b'"' in block.data)
+    ends, filled, _ = _record_ends(block.data)
     position = int(filled.argmax())
     return block.data[int(ends[position - 1]) if position else 0 : int(ends[position])]
 
 
-def _record_ends(buffer: bytes, quoted: bool) -> tuple[IndexArray, BoolArray]:
-    """Return the position after each newline outside quotes (if there are any: ``quoted``), and whether its record is not blank."""
+def _record_ends(buffer: bytes) -> tuple[IndexArray, BoolArray, IndexArray]:
+    """Return the position after each newline outside quotes, whether the record it ends is not blank, and all newlines."""
     view = np.frombuffer(buffer, dtype=np.uint8)
-    ends = np.flatnonzero(view == _NEWLINE)
-    if quoted:
+    ends = newlines = np.flatnonzero(view == _NEWLINE)
+    if b'"' in buffer:
         quotes = np.flatnonzero(view == _QUOTE)
         ends = ends[np.searchsorted(quotes, ends) % 2 == 0]  # doubled quotes inside quotes keep the parity
     starts = np.concatenate((np.zeros(min(1, len(ends)), dtype=np.int64), ends[:-1] + 1))
     returns = (view[ends - 1] == _RETURN) & (ends > starts)
-    return ends + 1, ends - starts - returns > 0
+    return ends + 1, ends - starts - returns > 0, newlines
 
 
 @functools.cache
@@ -157,8 +158,13 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, texts: Sequence[int]) -> Any:
-    """Return a pyarrow table of the given columns, named by position, or None if pyarrow does not accept the run."""
+def _arrow_table(
+    dialect: Dialect, block: RecordBlock, numeric: IndexArray, texts: Sequence[int], part_bytes: int = _ARROW_BYTES
+) -> Any:
+    """Return a pyarrow table of the given columns, named by position, or None if pyarrow does not accept the run.
+
+    Threads parse parts of ``part_bytes``, which must not be shorter than a record.
+    """
     pyarrow = _arrow()
     if pyarrow is None or block.rows < _ARROW_ROWS:
         return None
@@ -168,7 +174,7 @@ def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, text
         table = pyarrow.csv.read_csv(
             pyarrow.BufferReader(block.data),
             read_options=pyarrow.csv.ReadOptions(
-                column_names=[str(column) for column in range(dialect.width)], block_size=len(block.data) + 1
+                column_names=[str(column) for column in range(dialect.width)], block_size=part_bytes
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=b'"' in block.data),
             convert_options=pyarrow.csv.ConvertOptions(
@@ -179,7 +185,9 @@ def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, text
                 decimal_point=dialect.rules.decimal,
             ),
         )
-    except pyarrow.ArrowException:
+    except pyarrow.ArrowException as error:
+        if "straddling" in str(error) and part_bytes <= len(block.data):
+            return _arrow_table(dialect, block, numeric, texts, len(block.data) + 1)
         return None
     return table if table.num_rows == block.rows else None
 

@@ -21,7 +21,7 @@ from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from storage_backends.build.new_rows import read_new_rows
 from storage_backends.build.profile import Profile
-from storage_backends.readers import open_reader, records
+from storage_backends.readers import delimited, open_reader, records
 from storage_backends.readers.base import Chunk, ReaderOptions
 from storage_backends.readers.cells import CellRules, as_days, shape_of
 from storage_backends.readers.text import MISSING_TOKENS
@@ -517,3 +517,18 @@ def test_a_nearly_constant_column_that_begins_otherwise() -> None:
     assert profile.usual(0) == 0.0
     assert profile.usual_share(0) == pytest.approx(1 - 40 / 10_000)
     assert profile.usual_share(1) == 0.0
+
+
+def test_a_record_longer_than_a_part_is_read_by_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads share out a run in parts; one long cell among short ones leaves the fast parser in charge."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(records, "_ARROW_BYTES", 1 << 12)
+    rows = [f"{row},{'x' * (20_000 if row == 150 else 3)},{row * 2}" for row in range(400)]
+    Path("t.csv").write_text("a,text,y\n" + "\n".join(rows) + "\n")
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("read cell by cell")
+
+    monkeypatch.setattr(delimited, "parse_cells", refuse)
+    fo.ingest("t.csv", "s", targets=["y"], drop=["text"], dtype="float64")
+    assert columns("s")["a"].tolist() == list(range(400))
