@@ -48,9 +48,9 @@ MOST_PAIRED = 24
 #: Sets from which exchanges of one for two are tried, at most, at a set that nothing else improves.
 MOST_TRIED = 256
 
-#: Times in a row that random members of a set are removed and another feature put in their place, in vain, before the set is taken
-#: for the best among the columns in memory; and the most members removed.
-KICKS, MOST_KICKED = 24, 4
+#: Times in a row that random members of a set are replaced in vain before the set is taken for the best among the columns in
+#: memory; the most members replaced; and the features of which each of the first two replacements is drawn.
+KICKS, MOST_KICKED, PROMISING = 32, 10, 8
 
 #: Features in memory beside the set, at most.
 MOST_NEAR = 1024
@@ -293,12 +293,17 @@ def _settled(best: Point) -> Point:
 
 
 def _kicked(point: Point, kick: int) -> list[int]:
-    """Return a maximal set near that of ``point``: up to a third of it removed, another feature added, the rest by gain."""
+    """Return a maximal set near that of ``point``: members removed, two promising features added, the rest by gain."""
     hood, members = point.hood, np.array(point.members, dtype=np.int64)
     name = (hood.problem.parameters.seed, kick)
-    kept = members[first_of((*name, 0), members, len(members) - min(len(members) // 3 + 1, MOST_KICKED))]
-    others = hood.extends(kept.tolist(), np.setdiff1d(np.arange(len(hood.features)), members))
-    return hood.completed([*kept.tolist(), *others[first_of((*name, 1), others, min(len(others), 1))].tolist()])
+    grown = members[first_of((*name, 0), members, len(members) - min(len(members) // 3 + 1, MOST_KICKED))].tolist()
+    others = np.setdiff1d(np.arange(len(hood.features)), members)
+    for place in (1, 2):
+        others = hood.extends(grown, others)
+        gains = Point(hood, grown).remainders.gains()[others]
+        promising = others[np.argsort(-gains, kind="stable")[:PROMISING]]
+        grown += promising[first_of((*name, place), promising, min(len(promising), 1))].tolist()
+    return hood.completed(grown)
 
 
 def _survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:

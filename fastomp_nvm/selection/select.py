@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fastomp_nvm.algorithms.certificate import certified
-from fastomp_nvm.algorithms.protocol import Counters, Journal, Parameters, Problem
+from fastomp_nvm.algorithms.protocol import Counters, Journal, Outcome, Parameters, Problem
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
@@ -267,6 +267,15 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
+def _guarantee(request: SelectionRequest, outcome: Outcome) -> str | None:
+    """Return the strongest guarantee that holds for an outcome."""
+    certificate = outcome.certificate
+    if certificate is not None and certificate.unconditional and certificate.ratio >= 1.0 - 1e-9:
+        return "optimal"
+    covered = request.algorithm == "fast_omp" and not request.skip_weak
+    return outcome.guarantee or ("paper" if covered else None)
+
+
 def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
     request, response, run = prepared.request, prepared.response, prepared.run
@@ -315,7 +324,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepar
         objective_reason=response.reason,
         algorithm=request.algorithm,
         quality=request.quality,
-        guarantee=outcome.guarantee or ("paper" if request.algorithm == "fast_omp" and not request.skip_weak else None),
+        guarantee=_guarantee(request, outcome),
+        features_covered=None if outcome.guarantee is None else len(problem.usable),
         k=request.k if request.k is not None else problem.constraint.rank,
         seed=int(request.seed),
         epsilon=request.epsilon,
