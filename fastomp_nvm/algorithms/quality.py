@@ -38,8 +38,8 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
         parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
     found = yield from together(problem, parts)
     selected, guarantee = _best(problem, [first, *found]), "greedy"
-    if exchanges and isinstance(objective, Linear) and objective.centred:
-        swapped, proven = yield from exchanged(problem, objective, [first, *found])
+    if exchanges and isinstance(objective, Linear) and objective.centred and len(selected):
+        swapped, proven = yield from exchanged(problem, objective, [each for each in (first, *found) if len(each)])
         swapped = _by_gain(problem, swapped)
         selected, guarantee = _best(problem, [selected, swapped]), "swap-optimal" if proven else "greedy"
     return replace(outcome, selected=selected, guarantee=guarantee)

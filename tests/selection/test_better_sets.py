@@ -165,6 +165,16 @@ def test_a_certificate_that_is_reached_names_the_optimum() -> None:
     assert found.guarantee == "optimal"
 
 
+@pytest.mark.parametrize("quality", ["verified", "best"])
+def test_nothing_feasible_is_an_empty_set(quality: Any) -> None:
+    """Where no feature fits, nothing is selected; where one fits, it is the best one."""
+    X, y = correlated(np.random.default_rng(1), 30, 9)
+    for budget, size in ((0.5, 0), (1.0, 1)):
+        found = fo.select(X, y, constraint=Knapsack(9, np.ones(9), budget), quality=quality, objective="linear")
+        assert len(found.indices) == size
+    assert found.score == pytest.approx(max(oracles.Model(X, y).value([s]) for s in range(9)))
+
+
 def test_quality_belongs_to_fast_omp() -> None:
     """Another algorithm with a quality, and an unknown quality, are refused in one sentence."""
     with pytest.raises(RequestError, match="improves on fast_omp, not on top_k"):
