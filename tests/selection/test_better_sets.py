@@ -137,6 +137,17 @@ def test_lower_bounds_survive_exchanges() -> None:
         assert np.bincount(labels[found.indices], minlength=3).min() >= 2
 
 
+def test_full_sets_stay_maximal() -> None:
+    """With ``until="full"`` nothing extends the best set, though a copy of a selected feature would gain nothing."""
+    rng = np.random.default_rng(6)
+    X, y = correlated(rng, 40, 10)
+    X = np.hstack((X, X[:, :4]))
+    constraint = Knapsack(14, np.where(np.arange(14) < 10, 1.0, 0.25), 4.6)
+    found = fo.select(X, y, constraint=constraint, quality="best", until="full", objective="linear")
+    assert not constraint.extensions(found.indices, np.arange(14)).any()
+    assert found.feasible
+
+
 def test_a_durable_best_run_resumes(tmp_path: Any) -> None:
     """A run stopped in the middle of its exchanges goes on to the same answer, with the same counters, over the tier too."""
     rng = np.random.default_rng(2)
