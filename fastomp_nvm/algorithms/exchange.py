@@ -48,9 +48,9 @@ MOST_PAIRED = 24
 #: Sets from which exchanges of one for two are tried, at most, at a set that nothing else improves.
 MOST_TRIED = 256
 
-#: Times that random members of the best set are removed and another feature put in their place, to leave a local optimum; and the
-#: most members removed.
-KICKS, MOST_KICKED = 16, 4
+#: Times in a row that random members of a set are replaced in vain before the set is taken for the best among the columns in
+#: memory; the most members replaced; and the features of which each of the first two replacements is drawn.
+KICKS, MOST_KICKED, PROMISING = 32, 10, 8
 
 #: Features in memory beside the set, at most.
 MOST_NEAR = 1024
@@ -256,10 +256,7 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     found = [np.searchsorted(hood.features, start).tolist() for start in starts]
     costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
     found += [hood.completed([], np.maximum(each[hood.features], 1e-12)) for each in costs]
-    best = max((Point(hood, hood.climbed(members)) for members in found), key=lambda point: point.value)
-    for kick in range(KICKS):
-        tried = Point(hood, hood.climbed(_kicked(best, kick)))
-        best = tried if tried.value > (1.0 + TOLERANCE) * best.value else best
+    best = _settled(max((Point(hood, hood.climbed(members)) for members in found), key=lambda point: point.value))
     for _ in range(MOST_SURVEYS):
         better, close = yield from _survey(best)
         members = hood.features[best.members]
@@ -268,7 +265,7 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
         joining = np.concatenate((members, better[: most // 2], close[: most // 2]))
         hood = Neighbourhood(problem, objective, np.unique(joining))
         start = np.searchsorted(hood.features, members).tolist()
-        best = Point(hood, hood.climbed(start))
+        best = _settled(Point(hood, hood.climbed(start)))
         if len(better) <= most // 2 and set(best.members) == set(start):
             return members, True
     return hood.features[best.members], False
@@ -285,13 +282,28 @@ def _near(problem: Problem, start: IndexArray, most: int) -> IndexArray:
     return features[np.argsort(-scores, kind="stable")[:most]]
 
 
+def _settled(best: Point) -> Point:
+    """Return the best set found from that of ``best``, a local optimum, and from sets near it."""
+    kick = vain = 0
+    while vain < KICKS:
+        tried = Point(best.hood, best.hood.climbed(_kicked(best, kick)))
+        better = tried.value > (1.0 + TOLERANCE) * best.value
+        best, vain, kick = (tried, 0, kick + 1) if better else (best, vain + 1, kick + 1)
+    return best
+
+
 def _kicked(point: Point, kick: int) -> list[int]:
-    """Return a maximal set near that of ``point``: up to a third of it removed, another feature added, the rest by gain."""
+    """Return a maximal set near that of ``point``: members removed, two promising features added, the rest by gain."""
     hood, members = point.hood, np.array(point.members, dtype=np.int64)
     name = (hood.problem.parameters.seed, kick)
-    kept = members[first_of((*name, 0), members, len(members) - min(len(members) // 3 + 1, MOST_KICKED))]
-    others = hood.extends(kept.tolist(), np.setdiff1d(np.arange(len(hood.features)), members))
-    return hood.completed([*kept.tolist(), *others[first_of((*name, 1), others, min(len(others), 1))].tolist()])
+    grown = members[first_of((*name, 0), members, len(members) - min(len(members) // 3 + 1, MOST_KICKED))].tolist()
+    others = np.setdiff1d(np.arange(len(hood.features)), members)
+    for place in (1, 2):
+        others = hood.extends(grown, others)
+        gains = Point(hood, grown).remainders.gains()[others]
+        promising = others[np.argsort(-gains, kind="stable")[:PROMISING]]
+        grown += promising[first_of((*name, place), promising, min(len(promising), 1))].tolist()
+    return hood.completed(grown)
 
 
 def _survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:

@@ -38,9 +38,11 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
         parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
     found = yield from together(problem, parts)
     selected, guarantee = _best(problem, [first, *found]), "greedy"
-    if exchanges and isinstance(objective, Linear) and objective.centred:
-        swapped, proven = yield from exchanged(problem, objective, [first, *found])
+    if exchanges and isinstance(objective, Linear) and objective.centred and len(selected):
+        swapped, proven = yield from exchanged(problem, objective, [each for each in (first, *found) if len(each)])
         swapped = _by_gain(problem, swapped)
+        if problem.parameters.until == "full":
+            swapped = _completed(problem, swapped)
         selected, guarantee = _best(problem, [selected, swapped]), "swap-optimal" if proven else "greedy"
     return replace(outcome, selected=selected, guarantee=guarantee)
 
@@ -61,6 +63,14 @@ def _best(problem: Problem, sets: Sequence[IndexArray]) -> IndexArray:
         if rank > best_rank:
             best, best_rank = features, rank
     return best
+
+
+def _completed(problem: Problem, selected: IndexArray) -> IndexArray:
+    """Return ``selected`` and features that gain nothing, as long as any extends the set: exchanges add only what improves f."""
+    candidates = problem.usable
+    while (candidates := candidates[problem.extensions(selected, candidates)]).size:
+        selected = np.append(selected, candidates[0])
+    return selected
 
 
 def _by_gain(problem: Problem, features: IndexArray) -> IndexArray:

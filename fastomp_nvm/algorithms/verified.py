@@ -8,7 +8,8 @@ lost, or of the step after the draft, is plain greedy's choice too. So every pas
 anything, and the constraint need only be downward closed, which gives each feature one blocking index along the draft.
 
 The features near the lead at the steps after the agreed ones join those among which the next draft is made. Drafts that keep losing
-get shorter; after a quarter as many passes as there are features to select, the rest is plain greedy: drafts without a step.
+get shorter. Where they cost more than they save, or after a quarter as many passes as there are features to select, the rest is
+plain greedy: drafts without a step.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ PRODUCT_BYTES = 1 << 29
 FIRST_NEAR, NEAR = 512, 256
 
 #: What the choice between plain and verified greedy assumes of a machine: bytes per second of a pass in memory, multiply-adds per
-#: second of a pass with many vectors, seconds of a drafted step besides its products. On slower media verification pays more.
-BANDWIDTH, RATE, STEP = 10e9, 40e9, 150e-6
+#: second of a pass with many vectors, seconds per product of a column and a vector besides, and seconds of a drafted step besides
+#: its products. On slower media verification pays more.
+BANDWIDTH, RATE, PRODUCT, STEP = 10e9, 40e9, 16e-9, 150e-6
+
+#: Passes that drafts may lose before the rest is plain.
+LOST = 2.0
 
 #: What it assumes of the data: passes, passes per step, vectors per step and drafted steps per step.
 PASSES, PASSES_PER_STEP, VECTORS_PER_STEP, DRAFTS_PER_STEP = 3, 1 / 16, 2.0, 2.0
@@ -101,7 +106,8 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> 
     considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
     considered[problem.usable[:0] if near is None else near] = True
     room = problem.pool.budget // max(problem.design.matrix.shape[1] * problem.design.matrix.itemsize, 1)
-    selected, candidates, length, passes = np.empty(0, dtype=np.int64), problem.usable, 0, 0
+    selected, candidates, length, passes, spent = np.empty(0, dtype=np.int64), problem.usable, 0, 0, 0.0
+    plainly, (vector, scan) = False, _costs(problem)
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
@@ -109,7 +115,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> 
         rules.look_ahead(candidates[considered[candidates]])
         drafted = _draft(problem, rules, selected, candidates[considered[candidates]], min(length, rank - len(selected)))
         feasible = _feasible(problem, selected, drafted, candidates)
-        plainly = 4 * passes > rank
+        plainly = plainly or 4 * passes > rank or spent > (len(selected) + LOST) * (scan + vector)
         agreed, winner, close = yield from rules.verify(drafted, feasible, 0 if plainly else NEAR if passes else FIRST_NEAR)
         selected = np.concatenate((selected, np.array(drafted[:agreed], dtype=np.int64)))
         if winner is None:
@@ -117,7 +123,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> 
         selected = np.append(selected, winner)
         if np.count_nonzero(considered) + len(close) <= room:  # beyond it, drafts would read columns again
             considered[close] = True
-        passes += 1
+        passes, spent = passes + 1, spent + scan + vector * (len(drafted) + 1)
         if plainly:
             length = 0
         elif not length:
@@ -155,12 +161,10 @@ def _feasible(problem: Problem, selected: IndexArray, drafted: Sequence[int], ca
     problem.counters.independence_calls += len(candidates)
     blocked = problem.constraint.blocking(selected, sequence, candidates)
     blocked[np.searchsorted(candidates, sequence)] = np.arange(1, len(sequence) + 1)  # a member blocks itself
-    feasible = [candidates]
-    for step in range(1, len(sequence) + 1):
-        # Only the candidates left can be left at the next step.
-        candidates, blocked = candidates[blocked > step], blocked[blocked > step]
-        feasible.append(candidates)
-    return feasible if candidates.size else feasible[:-1]
+    leaving = np.flatnonzero(blocked <= len(sequence))  # few of many, as a rule
+    last = blocked[leaving]
+    feasible = [candidates, *(np.delete(candidates, leaving[last <= step]) for step in range(1, len(sequence) + 1))]
+    return feasible if feasible[-1].size else feasible[:-1]
 
 
 def _looked_at(first: int, last: int) -> list[int]:
@@ -305,13 +309,22 @@ def _along(gains: LinearGains, spans: Sequence[Directions], answers: Sequence[Gr
         yield gains
 
 
+def _costs(problem: Problem) -> tuple[float, float]:
+    """Return the assumed seconds per vector of a pass over all columns, and of reading them."""
+    (columns, n_obs), nbytes = problem.design.matrix.shape, problem.design.matrix.nbytes
+    return columns * (n_obs / RATE + PRODUCT), nbytes / BANDWIDTH
+
+
 def pays(problem: Problem) -> bool:
     """Return whether verified greedy is expected to be faster than a pass per feature: from sizes and constants, never a clock."""
-    matrix, rank = problem.design.matrix, min(problem.constraint.rank, len(problem.usable))
-    columns, n_obs = matrix.shape
-    scan, drafted = matrix.nbytes / BANDWIDTH, min(FIRST_NEAR, columns) * n_obs * matrix.itemsize / BANDWIDTH + STEP
-    verified = (PASSES + PASSES_PER_STEP * rank) * scan + VECTORS_PER_STEP * rank * columns * n_obs / RATE
-    return verified + DRAFTS_PER_STEP * rank * drafted < rank * scan
+    rank, columns, (vector, scan) = (
+        min(problem.constraint.rank, len(problem.usable)),
+        problem.design.matrix.shape[0],
+        _costs(problem),
+    )
+    drafted = scan * min(FIRST_NEAR / columns, 1.0) + STEP
+    verified = (PASSES + PASSES_PER_STEP * rank) * scan + rank * (VECTORS_PER_STEP * vector + DRAFTS_PER_STEP * drafted)
+    return verified < rank * (scan + vector)
 
 
 def matching_pursuit(problem: Problem, near: IndexArray | None = None) -> Steps[IndexArray]:

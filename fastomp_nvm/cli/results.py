@@ -28,6 +28,7 @@ def infeasible(violations: Sequence[str]) -> int:
 #: Guarantees beyond the paper's, in words.
 GUARANTEES = {
     "greedy": "verified over all features: no worse than matching pursuit or, for a linear model, greedy with a pass per feature",
+    "optimal": "no feasible set fits better: the certificate's bound is reached",
     "swap-optimal": "verified over all features: no addition and no exchange of one feature for another improves the fit",
 }
 
@@ -55,7 +56,7 @@ def show_selection(selection: Selection) -> None:
         f"{selection.store.n_features:,} features, {human_bytes(selection.bytes_read)} read, "
         f"{selection.gradient_rounds} rounds, {human_seconds(selection.seconds)}"
     )
-    if selection.guarantee in GUARANTEES:
+    if selection.guarantee is not None and selection.guarantee in GUARANTEES:
         console.print(GUARANTEES[selection.guarantee])
     if selection.gram is not None:
         console.print(f"Gram matrix of all columns {selection.gram}", soft_wrap=True)

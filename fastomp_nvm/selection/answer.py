@@ -66,9 +66,12 @@ class Answer:
         Why it was chosen, where the request said ``auto``.
     quality : str
         As requested.
-    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+    guarantee : {"paper", "greedy", "swap-optimal", "optimal"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy (of matching pursuit, for GLMs); no
-        addition and no exchange of one feature for one, among all features, improves f.
+        addition and no exchange of one feature for one, among all features, improves f; an unconditional certificate bounds every
+        feasible set by f of this one.
+    features_covered : int, optional
+        Features over which greedy or exchanges were verified.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -139,6 +142,7 @@ class Answer:
     algorithm: str
     quality: str = "fast"
     guarantee: str | None = None
+    features_covered: int | None = None
     k: int
     seed: int
     epsilon: float

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Counters, Journal, Parameters, Problem
+from fastomp_nvm.algorithms.protocol import Counters, Journal, Outcome, Parameters, Problem
 from fastomp_nvm.algorithms.repair import repaired
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import BoolArray, Float64Array
@@ -324,6 +324,15 @@ def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepar
     return chosen | {name: choice for name, choice in left_open.items() if getattr(request, name, None) is None}
 
 
+def _guarantee(request: SelectionRequest, outcome: Outcome) -> str | None:
+    """Return the strongest guarantee that holds for an outcome."""
+    certificate = outcome.certificate
+    if certificate is not None and certificate.unconditional and certificate.ratio >= 1.0 - 1e-9:
+        return "optimal"
+    covered = request.algorithm == "fast_omp" and not request.skip_weak
+    return outcome.guarantee or ("paper" if covered else None)
+
+
 def _finish(
     dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, gram: str | None, prepared: Prepared
 ) -> Selection:
@@ -383,7 +392,8 @@ def _finish(
         objective_reason=response.reason,
         algorithm=request.algorithm,
         quality=request.quality,
-        guarantee=outcome.guarantee or ("paper" if request.algorithm == "fast_omp" and not request.skip_weak else None),
+        guarantee=_guarantee(request, outcome),
+        features_covered=None if outcome.guarantee is None else len(problem.usable),
         k=request.k if request.k is not None else problem.constraint.rank,
         seed=int(request.seed),
         epsilon=request.epsilon,

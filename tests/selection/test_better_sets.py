@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm.algorithms import exchange
 from fastomp_nvm.constraints import Bounds, Cardinality, Constraint, Fairness, Intersection, Knapsack, Partition
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import CancelledError, RequestError
@@ -44,8 +45,9 @@ def oracle_of(constraint: Constraint) -> Any:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_exchange_improves_the_best_set(name: str) -> None:
+def test_no_exchange_improves_the_best_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refits of every feasible addition and exchange find nothing better; weights, ridge, several columns and float32 included."""
+    monkeypatch.setattr(exchange, "KICKS", 1)  # swap-optimality must not depend on them
     for seed in range(8):
         rng = np.random.default_rng((seed, 3))
         X, y = correlated(rng, 50, 30)
@@ -101,7 +103,8 @@ def test_verified_is_never_below_full_greedy(name: str) -> None:
         fast, found = (fo.select(X, y, quality=quality, **request) for quality in ("fast", "verified"))
         below += fast.score < greedy - 1e-9
         assert found.score >= max(greedy, fast.score) - 1e-12
-        assert (fast.guarantee, found.guarantee) == ("paper", "greedy")
+        assert (fast.guarantee, fast.features_covered) == ("paper", None)
+        assert (found.guarantee, found.features_covered) == ("greedy", 90)
         assert found.feasible
     best = fo.select(X, y, quality="best", **request)
     assert best.score >= found.score - 1e-12
@@ -134,6 +137,17 @@ def test_lower_bounds_survive_exchanges() -> None:
         assert np.bincount(labels[found.indices], minlength=3).min() >= 2
 
 
+def test_full_sets_stay_maximal() -> None:
+    """With ``until="full"`` nothing extends the best set, though a copy of a selected feature would gain nothing."""
+    rng = np.random.default_rng(6)
+    X, y = correlated(rng, 40, 10)
+    X = np.hstack((X, X[:, :4]))
+    constraint = Knapsack(14, np.where(np.arange(14) < 10, 1.0, 0.25), 4.6)
+    found = fo.select(X, y, constraint=constraint, quality="best", until="full", objective="linear")
+    assert not constraint.extensions(found.indices, np.arange(14)).any()
+    assert found.feasible
+
+
 def test_a_durable_best_run_resumes(tmp_path: Any) -> None:
     """A run stopped in the middle of its exchanges goes on to the same answer, with the same counters, over the tier too."""
     rng = np.random.default_rng(2)
@@ -150,6 +164,26 @@ def test_a_durable_best_run_resumes(tmp_path: Any) -> None:
         resumed = fo.resume(f"best-{stop}")
         assert resumed.indices.tolist() == expected.indices.tolist()
         assert (resumed.vectors, resumed.guarantee) == (expected.vectors, "swap-optimal")
+
+
+def test_a_certificate_that_is_reached_names_the_optimum() -> None:
+    """Where the unconditional bound of the certificate is f of the selection, the guarantee is that it is optimal."""
+    rng = np.random.default_rng(3)
+    X = np.linalg.qr(rng.normal(size=(50, 6)) - 0.0)[0]
+    X -= X.mean(axis=0)
+    found = fo.select(X, X @ np.array([3.0, 2.0, 1.0, 0.0, 0.0, 0.0]), k=3, certificate=True, objective="linear")
+    assert found.score == pytest.approx(1.0)
+    assert found.guarantee == "optimal"
+
+
+@pytest.mark.parametrize("quality", ["verified", "best"])
+def test_nothing_feasible_is_an_empty_set(quality: Any) -> None:
+    """Where no feature fits, nothing is selected; where one fits, it is the best one."""
+    X, y = correlated(np.random.default_rng(1), 30, 9)
+    for budget, size in ((0.5, 0), (1.0, 1)):
+        found = fo.select(X, y, constraint=Knapsack(9, np.ones(9), budget), quality=quality, objective="linear")
+        assert len(found.indices) == size
+    assert found.score == pytest.approx(max(oracles.Model(X, y).value([s]) for s in range(9)))
 
 
 def test_quality_belongs_to_fast_omp() -> None:

@@ -91,14 +91,14 @@ def check(plain: fo.Selection, found: fo.Selection, what: object) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sds_omp", "sds_ma"])
 def test_verified_is_plain_on_random_instances_with_ties(algorithm: str) -> None:
-    """Same features in the same order on 300 linear instances: ties, constraints, weights, ridge, several columns, raw columns."""
+    """Same features in the same order on 200 linear instances: ties, constraints, weights, ridge, several columns, raw columns."""
     fewer = 0
-    for seed in range(300):
+    for seed in range(200):
         case = Instance(seed)
         plain, found = both(case.dataset(), case.y, algorithm=algorithm, **case.request)
         check(plain, found, seed)
         fewer += found.gradient_rounds < plain.gradient_rounds
-    assert fewer > 150
+    assert fewer > 100
 
 
 @pytest.mark.parametrize("objective", ["logistic", "poisson"])

@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="float32", choices=("float16", "float32", "float64"), help="element type of the exact matrix"
     )
     parser.add_argument("--tier", default="int8", choices=("int8", "none"), help="whether passes read an int8 tier (default int8)")
-    parser.add_argument("--algorithm", default="fast_omp", choices=("fast_omp", "sds_omp"), help="as for select")
+    parser.add_argument(
+        "--algorithm", default="fast_omp", choices=("fast_omp", "sds_omp"), help="as for select; sds_omp with --plain"
+    )
     parser.add_argument("--epsilon", type=float, default=0.1, metavar="X", help="as for select (default 0.1)")
     parser.add_argument("--tau", type=float, default=0.5, metavar="X", help="as for select (default 0.5)")
     parser.add_argument("--polish", default="pool", choices=("pool", "none"), help="as for select (default pool)")
