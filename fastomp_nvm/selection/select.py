@@ -22,6 +22,7 @@ from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.constraints.extendable import intersect
+from fastomp_nvm.constraints.oracle import check_downward_closed
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
@@ -263,12 +264,26 @@ def bind_constraint(
     return parse_constraint(given, dataset.names, usable=usable)
 
 
+def _why_nothing(constraint: Constraint, names: Sequence[str]) -> str:
+    """Return the sentence for a constraint, programmed by the user, under which no feature was selected."""
+    found = check_downward_closed(constraint)
+    if found is None:
+        return "the constraint allows no feature alone, so that nothing can be selected: loosen it"
+    allowed, refused = (", ".join(names[feature] for feature in sets) for sets in (found.allowed, found.refused_subset))
+    return (
+        f"the constraint is not downward closed, and nothing was selected: it allows {{{allowed}}} but refuses {{{refused}}}, a "
+        "part of it; allow every part of a set that is allowed"
+    )
+
+
 def _finish(dataset: Dataset, sweeper: Sweeper, started: float, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
     request, response, run = prepared.request, prepared.response, prepared.run
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
     assert outcome is not None
     indices = outcome.selected
+    if not len(indices) and problem.constraint.calls_user_code:
+        raise ConstraintError(_why_nothing(problem.constraint, dataset.names))
     columns = problem.pool.columns(indices)
     fit = problem.objective.refit(columns)
     with np.errstate(over="ignore", invalid="ignore"):
