@@ -12,9 +12,13 @@ set T then has
   the likelihood of a perfect model (0 for classes, every count as its own mean for counts) less that of the null model.
 
 The ridge acts on whitened coordinates, in which scores are sums of squares, so features of several columns need nothing else. With
-a ridge the bound holds unconditionally for the penalised objective. Without one it depends on ``lambda_min``, which cannot be
-computed for millions of features: either the caller provides a lower bound, or the bound is conditional, with the value for the
-selected columns. All of this is up to the rounding of the sweep.
+a ridge the bound holds unconditionally for the penalised objective.
+
+Where there are fewer columns than observations, and few enough to be read at once, two more bounds hold unconditionally: no
+feasible set has a larger f than all features together, and ``lambda_min`` of all columns is a lower bound on that of any of them.
+
+Otherwise a linear bound without a ridge depends on ``lambda_min``, which cannot be computed for millions of features: either the
+caller provides a lower bound, or the bound is conditional, with the value for the selected columns. All of this is up to rounding.
 """
 
 from __future__ import annotations
@@ -37,6 +41,9 @@ __all__ = ["Certificate", "certificate_in_words", "certified", "theorem1_factor"
 #: Curvature below this gives no bound.
 SMALLEST_CURVATURE = 1e-12
 
+#: Columns, and entries of these, that are read at once at most for a bound from all features: 128 MB.
+MOST_COLUMNS, MOST_ENTRIES = 2000, 1 << 24
+
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -55,14 +62,16 @@ class Certificate:
     score_sum : float
         G.
     curvature : float
-        The ``lam`` or ``m`` the bound was made with; 0 when there was none.
+        The largest ``lam`` or ``m`` that is known; 0 when there is none.
     unconditional : bool
-        True when the bound follows from the ridge, from ``lambda_min`` as given, or from the largest value f can have.
+        True when the bound follows from the ridge, from ``lambda_min`` as given, from all features, or from the largest f possible.
     condition : str or None
         The assumption otherwise.
     theorem1_factor : float or None
         Share of the optimum that Theorem 1 promises in expectation if ``m / M`` is at least tau, and an estimated rank (see
         ``rank_estimated`` of the result) not below the true one; None where it does not apply.
+    reason : str
+        What the bound follows from, as the end of a sentence.
     """
 
     value: float
@@ -73,6 +82,7 @@ class Certificate:
     unconditional: bool
     condition: str | None
     theorem1_factor: float | None
+    reason: str = ""
 
 
 def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None = None, *, theorem1: bool = False) -> Algorithm:
@@ -93,8 +103,8 @@ def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None =
     columns = problem.pool.columns(outcome.selected).dense(np.arange(len(outcome.selected)))
     if len(outcome.selected):
         model.add(columns)
-    outside = np.setdiff1d(problem.usable, outcome.selected)
-    outside = outside[problem.constraint.extensions(_NOTHING, outside)]
+    allowed = problem.usable[problem.constraint.extensions(_NOTHING, problem.usable)]  # the others are in no feasible set
+    outside = np.setdiff1d(allowed, outcome.selected)
     score_sum = 0.0
     if outside.size:
         answers = yield from problem.ask(len(outcome.selected), model.value, [model.residual], outside)
@@ -103,7 +113,7 @@ def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None =
     promised = None
     if theorem1 and not problem.parameters.skip_weak and not isinstance(tau, str):
         promised = theorem1_factor(problem.constraint, problem.parameters.epsilon, tau)
-    return replace(outcome, certificate=_bound(problem, columns, model.value, score_sum, lambda_min, promised))
+    return replace(outcome, certificate=_bound(problem, allowed, columns, model.value, score_sum, lambda_min, promised))
 
 
 def theorem1_factor(constraint: Constraint, epsilon: float, tau: float) -> float | None:
@@ -117,9 +127,9 @@ def theorem1_factor(constraint: Constraint, epsilon: float, tau: float) -> float
 
 def certificate_in_words(certificate: Certificate, estimated_rank: int | None = None) -> str:
     """Return a certificate in one or two sentences; Theorem 1 rests on an estimated rank, if any."""
-    condition = "" if certificate.unconditional else f", if {certificate.condition}"
+    follows = f"because {certificate.reason}" if certificate.unconditional else f"if {certificate.condition}"
     words = (
-        f"certificate: f is {certificate.value:.6g}, no feasible set has more than {certificate.upper_bound:.6g}{condition}: "
+        f"certificate: f is {certificate.value:.6g}, and no feasible set has more than {certificate.upper_bound:.6g}, {follows}: "
         f"at least {certificate.ratio:.1%} of the optimum."
     )
     if certificate.theorem1_factor is None:
@@ -130,13 +140,14 @@ def certificate_in_words(certificate: Certificate, estimated_rank: int | None = 
 
 def _bound(
     problem: Problem,
+    allowed: IndexArray,
     columns: Float64Array,
     value: float,
     score_sum: float,
     lambda_min: float | None,
     promised: float | None,
 ) -> Certificate:
-    """Return the certificate from f(S) and G; ``columns`` (n_obs, d) are the columns of S."""
+    """Return the certificate from f(S) and G; ``columns`` (n_obs, d) are the columns of S, ``allowed`` features may be in a set."""
     objective, condition = problem.objective, None
     if isinstance(objective, Linear):
         # Without standardisation the model's ridge acts on columns of unit length, but scores do not: then it bounds nothing here.
@@ -146,15 +157,23 @@ def _bound(
     else:
         raise RequestError(f"there is no certificate for the objective {type(objective).__name__}: leave it out")
     curvature = ridge + (lambda_min or 0.0)
-    if curvature == 0.0 and isinstance(objective, Linear):
+    bounds = [(ceiling, "no model has")]
+    if curvature > SMALLEST_CURVATURE:
+        given = "the ridge bounds the curvature" if not lambda_min else "lambda_min is at least as given"
+        bounds.append((value + share * score_sum / curvature, given))
+    together, smallest = _of_all(problem, allowed)
+    if together is not None:
+        bounds.append((together, f"all {len(allowed):,} features together have no more"))
+    if ridge + smallest > max(curvature, SMALLEST_CURVATURE):
+        curvature = ridge + smallest
+        bounds.append((value + score_sum / curvature, f"lambda_min of all {len(allowed):,} features is {smallest:.4g}"))
+    bound, reason = min(bounds)
+    if len(bounds) == 1 and isinstance(objective, Linear):
         curvature = _smallest_eigenvalue(objective.weighted(columns))
         reach = min(len(problem.usable), columns.shape[1] + problem.constraint.rank)
-        condition = f"lambda_min is at least {curvature:.4g} on any {reach} features"
-    bound = ceiling
-    if curvature > SMALLEST_CURVATURE:
-        bound = min(ceiling, value + share * score_sum / curvature)
-    if bound == ceiling:
-        condition = None
+        if curvature > SMALLEST_CURVATURE and value + score_sum / curvature < bound:
+            bound, reason = value + score_sum / curvature, ""
+            condition = f"lambda_min is at least {curvature:.4g} on any {reach} features"
     bound = max(bound, value)  # f(S) = 1 may be exceeded by rounding
     return Certificate(
         value=value,
@@ -165,7 +184,26 @@ def _bound(
         unconditional=condition is None,
         condition=condition,
         theorem1_factor=promised,
+        reason=reason,
     )
+
+
+def _of_all(problem: Problem, allowed: IndexArray) -> tuple[float | None, float]:
+    """Return f of all ``allowed`` features, and lambda_min of their columns for the linear model; (None, 0) where unknown."""
+    objective, standardisation = problem.objective, problem.design.standardisation.subset(allowed)
+    width, n_obs = int(standardisation.offsets[-1]), problem.design.matrix.shape[1]
+    few = width < n_obs and width <= MOST_COLUMNS and width * n_obs <= MOST_ENTRIES
+    if not few or not width or (isinstance(objective, GLM) and not objective.ridge):  # a GLM without ridge may have no maximum
+        return None, 0.0
+    dense = standardisation.materialise(problem.pool.read(allowed))
+    if not isinstance(objective, Linear):
+        return objective.fit(dense).value, 0.0
+    weighted = objective.weighted(dense[:, dense.any(axis=0)])  # without the dependent directions of whitened features
+    values, vectors = np.linalg.eigh(weighted.T @ weighted)
+    # f of all columns by principal components: nothing is left out as dependent, so that no set has more.
+    kept = values > np.finfo(np.float64).eps * width * values[-1]
+    moves = (vectors[:, kept].T @ (weighted.T @ objective.response)) ** 2
+    return float((moves / (values[kept] + objective.ridge)).sum()), max(float(values[0]), 0.0)
 
 
 def _smallest_eigenvalue(columns: Float64Array) -> float:

@@ -22,6 +22,7 @@ from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.independent import DEPENDENT
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
 from fastomp_nvm.objectives.newton import Coefficients
@@ -118,7 +119,8 @@ class LinearGains(Gains):
         standardisation = problem.design.standardisation.subset(problem.usable)
         pivot, groups = objective.remainders(standardisation, columns)
         gradient = answers[0].of(problem.usable)
-        basis, smallest = np.empty((len(objective.response), 0)), SMALLEST_PIVOT * pivot
+        exact = problem.design.matrix.dtype == np.float64
+        basis, smallest = np.empty((len(objective.response), 0)), (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
         return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)
 
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
@@ -176,7 +178,7 @@ class LinearGains(Gains):
                 else:  # once more: cancellation leaves a part in the span
                     remainder -= basis @ (basis.T @ remainder)
                     pivot = float(remainder @ remainder)
-                if pivot > SMALLEST_PIVOT * squared:
+                if pivot > DEPENDENT * squared:
                     vector = remainder / math.sqrt(pivot)
                     basis = np.column_stack((basis, vector))
                     span.vectors.append(vector)

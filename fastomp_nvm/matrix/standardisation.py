@@ -23,8 +23,8 @@ from fastomp_nvm.matrix.moments import ColumnStatistics
 
 __all__ = ["Standardisation", "Whitener", "column_index", "whitener_of_gram"]
 
-#: A column counts as constant when its centred norm is below this fraction of the norm of its largest entry repeated.
-CONSTANT_RELATIVE_NORM = 1e-10
+#: A column counts as constant when its centred norm is below this fraction of the norm of its largest entry repeated: rounding.
+CONSTANT_RELATIVE_NORM = 1e-13
 
 #: Columns with |mean| / std above this are accumulated in float64: their products cancel too many digits for float32.
 WIDE_MEAN_RATIO = 100.0
@@ -139,9 +139,16 @@ class Standardisation:
 
     @classmethod
     def identity(cls, offsets: IndexArray, norm: Float64Array, grams: Sequence[Float64Array] = ()) -> Standardisation:
-        """Return the standardisation that neither centres nor scales; ``norm`` (n_columns,) only shows which columns are zero."""
+        """Return the standardisation that neither centres, scales nor whitens; ``norm`` (n_columns,) shows which columns are zero.
+
+        The score of a feature of several columns is then the sum of their squared gradients, as it is for one column.
+        """
         plain = cls.from_moments(offsets, ColumnStatistics(np.zeros(len(norm)), norm, -norm, norm, grams), 1.0)
-        return cls(offsets, plain.mean, np.where(plain.scale > 0, 1.0, 0.0), plain.wide, plain.whiteners)
+        whiteners = [
+            Whitener(group.features, group.columns, np.eye(group.columns.shape[1]) * (norm[group.columns] > 0)[:, :, None])
+            for group in plain.whiteners
+        ]
+        return cls(offsets, plain.mean, np.where(plain.scale > 0, 1.0, 0.0), plain.wide, tuple(whiteners))
 
     @property
     def n_features(self) -> int:

@@ -97,6 +97,11 @@ class Candidates(ABC):
 class GainTracker(ABC):
     """Gains of adding each candidate to a growing set, for greedy selection over columns in memory."""
 
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """F of the set so far."""
+
     @abstractmethod
     def gains(self) -> Float64Array:
         """Return (n_features,): the increase of f with each feature; exact or, for GLMs, to second order."""
@@ -180,7 +185,7 @@ class Objective(ABC):
 
     @abstractmethod
     def fit(self, columns: Float64Array) -> Fit:
-        """Fit all ``columns`` (n_obs, d) from scratch; dependent columns get the coefficients of least norm."""
+        """Fit all ``columns`` (n_obs, d) from scratch."""
 
     def refit(self, columns: Columns, exact: bool = True) -> Fit:
         """Fit ``columns`` at the end of a run, reusing products and fits of the run.

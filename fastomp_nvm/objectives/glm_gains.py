@@ -86,6 +86,12 @@ class GLMGains(GainTracker):
         self._others: Float64Array
         self._most_of_others: float
 
+    @property
+    def value(self) -> float:
+        """F of the set so far, refitted."""
+        self.settle()
+        return self._model.value
+
     def settle(self) -> None:
         """Fit the set exactly, for a refit that starts there."""
         self._refit(EXACT)
@@ -245,11 +251,11 @@ class GLMGains(GainTracker):
         return np.sort(best[: max(fitting, 2 * self._ahead)])
 
     def _squared_lengths(self) -> Float64Array | None:
-        """Return (f,): squared lengths of the columns, 1 for whitened features; None where all columns are standardised."""
+        """Return (f,): the squared length of each feature's longest column; None where all columns are standardised."""
         if self._objective.centred:
             return None
-        lengths = np.ones(len(self._columns.features))
-        for position in np.flatnonzero(np.diff(self._columns.standardisation.offsets) == 1).tolist():
-            column = self._columns.dense(np.array([position]))[:, 0]
-            lengths[position] = max(float(column * column @ self._objective.weights), SMALLEST_NUMBER)
+        lengths = np.empty(len(self._columns.features))
+        for position in range(len(lengths)):
+            dense = self._columns.dense(np.array([position]))
+            lengths[position] = max(float((self._objective.weights @ (dense * dense)).max()), SMALLEST_NUMBER)
         return lengths

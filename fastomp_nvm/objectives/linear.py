@@ -88,10 +88,9 @@ class Linear(Objective):
         return LinearModel(self)
 
     def fit(self, columns: Float64Array) -> Fit:
-        """Fit by Cholesky with one step of refinement, or by a rank-revealing solve where columns are dependent."""
+        """Fit by Cholesky with one step of refinement; a column that is dependent on earlier ones gets the coefficient 0."""
         design = self.weighted(columns)
         coef = self._solved(design.T @ design, design.T @ self.response, design)
-        coef = self._of_dependent(design) if coef is None else coef
         remainder = self.response - design @ coef
         unexplained = float(remainder @ remainder)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
@@ -103,59 +102,54 @@ class Linear(Objective):
             return super().refit(columns, exact)
         gram, moves = known.gram(places, places), known.moves[places]
         coef = self._solved(gram, moves)
-        coef = self._of_dependent(known.rows[places].T) if coef is None else coef
         # The response has unit length.
         unexplained = max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
     def path(self, columns: Columns) -> Float64Array:
         """Return the R^2 of every prefix: the Cholesky factor of a prefix is a corner of that of all columns."""
-        places, ends = self.known.places(columns), columns.standardisation.offsets[1:]
+        places, offsets = self.known.places(columns), columns.standardisation.offsets
         if places is None:
             design = self.weighted(columns.dense(np.arange(len(columns.features))))
             gram, moves = design.T @ design, design.T @ self.response
         else:
             gram, moves = self.known.gram(places, places), self.known.moves[places]
-        if not gram.size:
-            return np.zeros(0)
-        gram.flat[:: len(gram) + 1] += self.ridge
-        factor, failed = lapack.dpotrf(gram, lower=0, clean=1)
-        if failed or factor.diagonal().min() ** 2 < DEPENDENT * max(gram.max(), 1.0):
-            model, values = self.null(), []
-            for place in range(len(ends)):  # leaves dependent columns out
-                model.add(columns.dense(np.array([place])))
-                values.append(model.value)
-            return np.array(values)
-        coordinates = lapack.dtrtrs(factor, moves, trans=1)[0]
-        scores = np.cumsum(coordinates * coordinates)[ends - 1]
+        factor, kept, lengths = self._factor(gram)
+        ends = np.searchsorted(kept, offsets[1:])  # independent columns in each prefix
+        coordinates = lapack.dtrtrs(factor, moves[kept] / lengths, trans=1)[0] if len(kept) else np.zeros(0)
+        scores = np.append(0.0, np.cumsum(coordinates * coordinates))[ends]
         if self.ridge:  # the coordinates give R^2 less the penalty
-            coefs = (lapack.dtrtrs(factor[:end, :end], coordinates[:end])[0] for end in ends)
+            coefs = (lapack.dtrtrs(factor[:end, :end], coordinates[:end])[0] / lengths[:end] for end in ends)
             scores += [self.ridge * float(coef @ coef) for coef in coefs]
         return np.asarray(scores)
 
-    def _solved(self, gram: Float64Array, moves: Float64Array, design: Float64Array | None = None) -> Float64Array | None:
-        """Return the coefficients of columns with Gram matrix ``gram``; None where they are dependent.
+    def _factor(self, gram: Float64Array) -> tuple[Float64Array, IndexArray, Float64Array]:
+        """Return the factor of the penalised Gram matrix of unit columns, which of them are independent, and their lengths.
+
+        A column is dependent by the rule of :class:`LinearModel`: its remainder beside earlier ones, as a share of its own length.
+        """
+        penalised = gram.copy()
+        penalised.flat[:: len(gram) + 1] += self.ridge
+        lengths = np.ones(len(gram))
+        if not self.centred:
+            squared = gram.diagonal()
+            lengths = np.sqrt(np.where(squared > 0, squared, 1.0))
+            penalised /= lengths[:, None] * lengths
+        factor, kept = cholesky_of_independent(penalised, DEPENDENT)
+        return factor, kept, lengths[kept]
+
+    def _solved(self, gram: Float64Array, moves: Float64Array, design: Float64Array | None = None) -> Float64Array:
+        """Return the coefficients of columns with Gram matrix ``gram``; 0 for dependent ones.
 
         ``moves`` (d,) are their products with the response. The refinement uses ``design`` (n_obs, d), the columns, where given.
         """
-        size = len(gram)
-        if not size:
-            return np.zeros(0)
-        penalised = gram.copy()
-        penalised.flat[:: size + 1] += self.ridge
-        factor, failed = lapack.dpotrf(penalised, lower=0, clean=0)
-        if failed or factor.diagonal().min() ** 2 < DEPENDENT * max(penalised.max(), 1.0):
-            return None
-        coef = lapack.dpotrs(factor, moves)[0]
-        rest = moves - gram @ coef if design is None else design.T @ (self.response - design @ coef)
-        return np.asarray(coef + lapack.dpotrs(factor, rest - self.ridge * coef)[0])
-
-    def _of_dependent(self, design: Float64Array) -> Float64Array:
-        """Return the coefficients of least norm for weighted columns (n_obs, d)."""
-        size = design.shape[1]
-        rows = np.vstack((design, np.sqrt(self.ridge) * np.eye(size))) if self.ridge else design
-        target = np.concatenate((self.response, np.zeros(size))) if self.ridge else self.response
-        return np.asarray(np.linalg.lstsq(rows, target, rcond=np.sqrt(DEPENDENT) * 1e-3)[0], dtype=np.float64)
+        factor, kept, lengths = self._factor(gram)
+        coef = np.zeros(len(gram))
+        if len(kept):
+            coef[kept] = lapack.dpotrs(factor, moves[kept] / lengths)[0] / lengths
+            rest = moves - gram @ coef if design is None else design.T @ (self.response - design @ coef)
+            coef[kept] += lapack.dpotrs(factor, (rest - self.ridge * coef)[kept] / lengths)[0] / lengths
+        return coef
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
         """Return R^2 about the mean of these observations (about zero without intercept)."""

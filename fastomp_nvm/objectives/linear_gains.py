@@ -13,6 +13,7 @@ from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.base import Extends, GainTracker
+from fastomp_nvm.objectives.independent import DEPENDENT, DEPENDENT_IN_FLOAT32
 from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALLEST_PIVOT", "FollowedGains", "LinearGains", "exact_gains"]
 
-#: A column whose squared remainder is below this share of its squared length gains nothing: float32 products carry no more.
-SMALLEST_PIVOT = 1e-6
+#: A column whose squared remainder is below this share of its squared length gains nothing, where products are of float32.
+SMALLEST_PIVOT = DEPENDENT_IN_FLOAT32
 
 #: Columns of the Gram matrix computed at once, at most: in memory, and where every product reads columns again.
 GRAM_BLOCK, READING_BLOCK = 32, 64
@@ -185,7 +186,8 @@ class LinearGains(FollowedGains, GainTracker):
         else:
             gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
         pivot, groups = objective.remainders(columns.standardisation, columns)
-        super().__init__(columns.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * pivot)
+        exact = columns.exact or self._whole is not None
+        super().__init__(columns.standardisation, gradient, pivot, groups, (DEPENDENT if exact else SMALLEST_PIVOT) * pivot)
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
         """Add the best open candidate ``count`` times, in one compiled call where the Gram matrix is known."""

@@ -333,6 +333,20 @@ def _guarantee(request: SelectionRequest, outcome: Outcome) -> str | None:
     return outcome.guarantee or ("paper" if covered else None)
 
 
+def _why_nothing(constraint: Constraint, names: Sequence[str]) -> str:
+    """Return the sentence for a constraint, programmed by the user, under which no feature was selected."""
+    from fastomp_nvm.constraints.oracle import check_downward_closed  # imports a pool of processes
+
+    found = check_downward_closed(constraint)
+    if found is None:
+        return "the constraint allows no feature alone, so that nothing can be selected: loosen it"
+    allowed, refused = (", ".join(names[feature] for feature in sets) for sets in (found.allowed, found.refused_subset))
+    return (
+        f"the constraint is not downward closed, and nothing was selected: it allows {{{allowed}}} but refuses {{{refused}}}, a "
+        "part of it; allow every part of a set that is allowed"
+    )
+
+
 def _finish(
     dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, gram: str | None, prepared: Prepared
 ) -> Selection:
@@ -345,6 +359,8 @@ def _finish(
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
     assert outcome is not None
     indices = outcome.selected
+    if not len(indices) and problem.constraint.calls_user_code:
+        raise ConstraintError(_why_nothing(problem.constraint, dataset.names))
     columns = problem.pool.columns(indices)
     fit = problem.objective.refit(columns)
     with np.errstate(over="ignore", invalid="ignore"):

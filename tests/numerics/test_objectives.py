@@ -358,7 +358,7 @@ def test_glm_gains_follow_the_quadratic_model_between_fits(monkeypatch, name, gr
 
     gains = tracker.gains()
     for other in set(range(len(members))) - {0, 4, 2, 5}:
-        assert gains[other] == pytest.approx(best([0, 4, 2, 5, other]) - best([0, 4, 2, 5]), rel=1e-4, abs=1e-7)  # float32 products
+        assert gains[other] == pytest.approx(best([0, 4, 2, 5, other]) - best([0, 4, 2, 5]), rel=3e-4, abs=1e-7)  # float32 products
 
 
 @pytest.mark.parametrize("name", ["logistic", "poisson"])

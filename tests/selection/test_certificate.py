@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.algorithms.certificate import theorem1_factor
+from fastomp_nvm.algorithms.certificate import certificate_in_words, theorem1_factor
 from fastomp_nvm.constraints import Cardinality, Constraint, Graphic, Intersection, Knapsack, Laminar, Partition
 from tests import oracles
 
 pytestmark = pytest.mark.numerics
 
 N_FEATURES = 9
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all features be too many for bounds from all of them."""
+    monkeypatch.setattr("fastomp_nvm.algorithms.certificate.MOST_COLUMNS", 0)
 
 
 def instance(seed: int, objective: str) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +66,7 @@ def asked(constraint: Constraint) -> Callable[[frozenset[int]], bool]:
     return lambda features: constraint.independent(np.array(sorted(features), dtype=np.int64))
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("family", list(systems(0)))
 @pytest.mark.parametrize("ridge", [0.0, 0.2])
 def test_linear_bound_holds_against_brute_force(family: str, ridge: float) -> None:
@@ -95,6 +102,7 @@ def test_linear_bound_holds_against_brute_force(family: str, ridge: float) -> No
     assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("family", ["cardinality", "partition", "knapsack"])
 @pytest.mark.parametrize("ridge", [2.0, 0.01])
 def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float) -> None:
@@ -120,6 +128,7 @@ def test_logistic_bound_is_unconditional_with_a_ridge(family: str, ridge: float)
     assert maximal == ({True} if family in ALWAYS_MAXIMAL else {True, False})
 
 
+@pytest.mark.usefixtures("many")
 def test_a_poisson_bound_stops_at_the_perfect_model() -> None:
     """No model of counts is more likely than that with every count as its own mean, and the bound knows it."""
     rng = np.random.default_rng(1)
@@ -166,6 +175,7 @@ def test_features_of_several_columns_keep_the_bound(objective: str, ridge: float
         assert found.certificate.upper_bound >= max(values) - 1e-10
 
 
+@pytest.mark.usefixtures("many")
 def test_without_ridge_the_bound_names_its_condition() -> None:
     """A linear bound without a given eigenvalue is conditional and says on what."""
     rng = np.random.default_rng(5)
@@ -175,6 +185,36 @@ def test_without_ridge_the_bound_names_its_condition() -> None:
     assert not found.unconditional
     assert f"lambda_min is at least {found.curvature:.4g} on any 16 features" == found.condition
     assert found.upper_bound == pytest.approx(found.value + found.score_sum / found.curvature)
+
+
+@pytest.mark.parametrize("family", list(systems(0)))
+@pytest.mark.parametrize(("objective", "ridge"), [("linear", 0.0), ("linear", 0.2), ("logistic", 0.5)])
+def test_few_features_give_a_bound_that_holds(family: str, objective: str, ridge: float) -> None:
+    """With fewer columns than observations the bound needs no assumption, holds against brute force, and is never looser."""
+    for seed in range(4):
+        X, y = instance(seed, objective)
+        constraint = systems(seed)[family]
+        model: dict[str, Any] = {"objective": objective, "ridge": ridge}
+        optimum, _ = oracles.brute_force_optimum(X, y, None, asked(constraint), **model)
+        for tau in (1e-6, 0.9):
+            request = {"constraint": constraint, "tau": tau, "epsilon": 0.6, "seed": seed, "polish": "none", "certificate": True}
+            certificate = fo.select(X, y, **request, **model).certificate
+            assert certificate.unconditional
+            assert certificate.upper_bound >= optimum - 1e-9
+            together = oracles.Model(X, y, **model).value(np.arange(N_FEATURES))
+            assert certificate.upper_bound <= together + 1e-9
+            assert f"because {certificate.reason}" in certificate_in_words(certificate)
+
+
+def test_a_good_answer_is_certified_by_the_smallest_eigenvalue_of_all_columns() -> None:
+    """Where few of many features explain all, lambda_min of all columns proves more than f of all, which fits the noise too."""
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(1000, 150))
+    y = X[:, :3].sum(axis=1) + rng.normal(size=1000)
+    certificate = fo.select(X, y, k=3, certificate=True).certificate
+    assert "lambda_min of all 150 features" in certificate.reason
+    assert certificate.upper_bound == pytest.approx(certificate.value + certificate.score_sum / certificate.curvature)
+    assert certificate.ratio > 0.9
 
 
 def test_the_certificate_costs_one_pass_and_changes_nothing_else() -> None:

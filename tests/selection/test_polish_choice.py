@@ -51,16 +51,16 @@ def test_a_better_set_is_kept_however_large() -> None:
 
 @pytest.mark.parametrize("until", ["paper", "full"])
 def test_no_budget_misleads_the_greedy(until: str) -> None:
-    """Whatever features cost, the selection explains at least seven tenths of what the best affordable set explains."""
+    """Whatever features cost, the selection explains at least eight tenths of what the best affordable set explains."""
     n = 13
-    for seed in range(25):
+    for seed in (*range(10), 32, 37, 44, 59, 64):  # in the last ones the greedy by gain alone, or by chance, reaches .32 to .74
         rng = np.random.default_rng((seed, 3))
         X = rng.normal(size=(40, n))
         y = X @ (rng.normal(size=n) * np.exp(rng.normal(size=n))) + rng.normal(size=40)
         budget = fo.constraints.Knapsack(n, np.exp(1.2 * rng.normal(size=n)), 3.0)
         allowed = lambda T: len(T) <= 5 and budget.independent(np.array(sorted(T), dtype=np.int64))  # noqa: B023, E731
         optimum, _ = oracles.brute_force_optimum(X, y, None, allowed, objective="linear")
-        assert fo.select(X, y, k=5, constraint=budget, seed=seed, until=until).score >= 0.7 * optimum
+        assert fo.select(X, y, k=5, constraint=budget, seed=seed, until=until).score >= 0.8 * optimum
 
 
 @pytest.mark.parametrize("options", [{}, {"ridge": 0.3}, {"objective": "logistic"}])
