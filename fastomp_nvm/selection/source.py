@@ -79,8 +79,8 @@ def has_text(data: object) -> bool:
     if library not in ("pandas", "polars", "pyarrow") or hasattr(data, "collect") or not hasattr(data, "columns"):
         return False
     types = getattr(data, "schema" if library == "pyarrow" else "dtypes", ())
-    kinds = [str(each.type if library == "pyarrow" else each).lower() for each in types]
-    return not all(kind.startswith(_NUMBERS) for kind in kinds)
+    distinct = {each.type if library == "pyarrow" else each for each in types}
+    return not all(str(kind).lower().startswith(_NUMBERS) for kind in distinct)
 
 
 class _Memory(Medium, Protocol):
@@ -108,7 +108,7 @@ def _of_array(data: object, names: Sequence[str] | None) -> Dataset:
     # The attribute ``columns`` of a pyarrow table holds values.
     columns = getattr(data, "column_names" if type(data).__module__.startswith("pyarrow") else "columns", None)
     if columns is not None and names is None:
-        names = [str(name) for name in columns]
+        names = list(map(str, getattr(columns, "tolist", lambda: columns)()))  # an index of pandas is slow to iterate over
     rows = rows_of_table(data)
     if rows is not None:
         return Dataset.of_rows(rows, names)
