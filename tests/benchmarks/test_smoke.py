@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster, constraint_share, fast, first_answer, kernels, paper, peers, plan, quality, tier_noise
+from benchmarks import cluster, constraint_share, fast, first_answer, ingest, kernels, paper, peers, plan, quality, tier_noise
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.errors import RequestError
@@ -74,6 +74,17 @@ def test_quality_prints_every_comparison(capsys: pytest.CaptureFixture[str]) -> 
     assert found["R^2 by which verified is below full greedy, largest"] <= 1e-9
     assert 0.95 <= found["R^2 of best over the optimum's, worst problem"] <= 1 + 1e-9
     assert "passes of best, most" in found
+
+
+def test_ingest_prints_every_ratio_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Small sizes have a ratio for each part and a peak of memory, and their files are removed."""
+    pytest.importorskip("pyarrow")
+    words = ("--quick", "--json", "--npy-gb", "0.02", "--blocks-gb", "0.02", "--folder", str(tmp_path))
+    assert ingest.main(words) == 0
+    ratios = json.loads(capsys.readouterr().out)["bars"]
+    assert [bar["claim"].split(":")[0] for bar in ratios] == ["NPY in C order", "npy", "CSV", "blocks of 256 columns"]
+    assert all(bar["found"] > 0 for bar in ratios)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_constraint_share_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:
