@@ -157,7 +157,7 @@ def _bound(
     else:
         raise RequestError(f"there is no certificate for the objective {type(objective).__name__}: leave it out")
     curvature = ridge + (lambda_min or 0.0)
-    bounds = [(ceiling, "no model has")]
+    bounds = [(ceiling, "no model has more")]
     if curvature > SMALLEST_CURVATURE:
         given = "the ridge bounds the curvature" if not lambda_min else "lambda_min is at least as given"
         bounds.append((value + share * score_sum / curvature, given))

@@ -49,27 +49,31 @@ def fast_omp(problem: Problem) -> Algorithm:
     tau = problem.parameters.tau
     rank, estimated = find_rank(problem)
     if tau != "auto":
-        selected, polished = yield from _run(problem, tau, rank)
+        selected, polished, _ = yield from _run(problem, tau, rank)
         outcome = Outcome(selected, rank=rank, rank_estimated=estimated)
     else:
         runs = yield from _together(problem, [partial(_run, tau=each, rank=rank) for each in TAUS])
         best = best_of(problem, [run[0] for run in runs])
-        selected, polished = runs[best]
+        selected, polished, _ = runs[best]
         outcome = Outcome(selected, tau=TAUS[best], rank=rank, rank_estimated=estimated)
         if polished is not None:
-            # Of the sets of each run alone, and of the polish over all columns gathered, the best.
-            over_all = yield from polish(problem, selected, problem.pool.features, partial(_complete, problem, TAUS[best], rank))
-            sets = [selected, over_all, *(alone for _, alone in runs if alone is not None)]
+            sets = [selected, *(alone for _, alone, _ in runs if alone is not None)]
+            union = problem.pool.features
+            if max(gathered for _, _, gathered in runs) < len(union):  # otherwise one run has gathered all of it
+                sets.append((yield from polish(problem, selected, union, partial(_complete, problem, TAUS[best], rank))))
             polished = sets[best_of(problem, sets)]
     return outcome if polished is None else replace(outcome, selected=polished, unpolished=selected)
 
 
-def _run(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, IndexArray | None]]:
-    """Run Algorithm 1, then polish over the columns it gathered; return both sets, the second None without a polish."""
+def _run(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, IndexArray | None, int]]:
+    """Run Algorithm 1, then polish over the columns it gathered.
+
+    Returns both sets, the second None without a polish, and the number of features whose columns were gathered.
+    """
     selected, pool = yield from _pursue(problem, tau, rank, np.empty(0, dtype=np.int64))
     if problem.parameters.polish == "none":
-        return selected, None
-    return selected, (yield from polish(problem, selected, pool, partial(_complete, problem, tau, rank)))
+        return selected, None, len(pool)
+    return selected, (yield from polish(problem, selected, pool, partial(_complete, problem, tau, rank))), len(pool)
 
 
 def _complete(problem: Problem, tau: float, rank: int, selected: IndexArray) -> Steps[IndexArray]:
@@ -119,7 +123,7 @@ def _pursue(problem: Problem, tau: float, rank: int, selected: IndexArray) -> St
     parameters, epsilon, model = problem.parameters, problem.parameters.epsilon, problem.objective.null()
     if selected.size:
         model.add(problem.pool.columns(selected).dense(np.arange(len(selected))))
-    candidates, gathered = problem.usable, np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
+    candidates, gathered = problem.usable, np.zeros(problem.constraint.n_features, dtype=np.bool_)
     outer, block = 0, SMALLEST_BLOCK
     while parameters.until == "full" or outer < math.ceil(1.0 / epsilon):
         extends = problem.extensions(selected, candidates)

@@ -65,6 +65,7 @@ class Linear(Objective):
             raise DataError("the target is constant: a linear model has nothing to explain; choose another target")
         self.response = scaled / self.norm
         self.known = KnownColumns(self.root_weights, self.response)
+        self._refits: dict[bytes, Fit] = {}  # by the features, in order
 
     def weighted(self, vectors: Float64Array) -> Float64Array:
         """Scale each observation by the root of its weight."""
@@ -96,10 +97,17 @@ class Linear(Objective):
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
     def refit(self, columns: Columns, exact: bool = True) -> Fit:
-        """Fit columns, from products that are mostly known."""
+        """Fit columns, from products that are mostly known; a set compared before is not fitted again."""
+        key = columns.features.tobytes()
+        if key not in self._refits:
+            self._refits[key] = self._refitted(columns)
+        return self._refits[key]
+
+    def _refitted(self, columns: Columns) -> Fit:
+        """Fit columns."""
         known, places = self.known, self.known.places(columns)
         if places is None:
-            return super().refit(columns, exact)
+            return super().refit(columns)
         gram, moves = known.gram(places, places), known.moves[places]
         coef = self._solved(gram, moves)
         # The response has unit length.
