@@ -362,7 +362,7 @@ def _pinned(
         pinned |= {name: recorded.get(name) for name in ("objective", "objective_reason")}
         request = replace(request, objective=str(pinned["objective"]))
     if request.algorithm == "auto":
-        resolved, choice = resolve_algorithm(dataset, request, request.objective)
+        resolved, choice = resolve_algorithm(dataset, request)
         if recorded.get("algorithm") in ALGORITHMS:
             pinned |= {name: recorded.get(name) for name in ("algorithm", "algorithm_reason")}
         elif choice is not None:
