@@ -42,10 +42,9 @@ def choose_algorithm(n_obs: int, n_features: int, k: int | None, *, constrained:
         return Choice("fast_omp", "there is a constraint other than k")
     if k == 1:
         return Choice("sds_omp", "one pass finds the best single feature")
-    products = k * n_obs * n_features
     if n_features <= n_obs or n_obs > _FEW_OBSERVATIONS * k * math.log(n_features):
         return Choice("fast_omp", f"about two passes, where a greedy algorithm makes {k}")
-    if products > _GREEDY_PRODUCTS:
+    if (products := k * n_obs * n_features) > _GREEDY_PRODUCTS:
         return Choice("fast_omp", f"a greedy algorithm would take {products:.1e} multiply-adds, more than {_GREEDY_PRODUCTS:.1e}")
     return Choice("sds_omp", f"for {k} of {n_features} features {n_obs} observations are few, and {k} passes are cheap")
 
