@@ -26,7 +26,7 @@ READ_BYTES = 16 << 20
 
 #: Most bytes of columns that are held for one question: fresh memory for more of them costs more than to read the few again that
 #: are gathered afterwards.
-PROBE_BYTES = 256 << 20
+PROBE_BYTES = 64 << 20
 
 #: Bounds of the automatic budget: enough to work with, and little enough to leave memory to other processes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
