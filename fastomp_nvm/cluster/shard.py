@@ -22,7 +22,7 @@ from fastomp_nvm.engine.identity import sweep_build
 from fastomp_nvm.errors import FastompError, RequestError, StoreError
 from fastomp_nvm.matrix.gradients import Ask, CertifiedSweep, ExactSweep, LocalGradients
 from fastomp_nvm.matrix.kernels import Kernel, kernel
-from fastomp_nvm.matrix.pool import ColumnPool
+from fastomp_nvm.matrix.pool import PROBE_BYTES, ColumnPool
 from fastomp_nvm.matrix.rows import Design, local_rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.threads import one_blas_thread
@@ -34,9 +34,6 @@ __all__ = ["Answer", "ForgottenError", "Shard", "ShardAddress", "SweepRequest", 
 
 #: Standardisations that a shard caches, unless more were requested at once.
 _VIEWS = 256
-
-#: Bytes of columns that a shard holds while it decides one question.
-_PROBE_BYTES = 256 << 20
 
 #: Bytes of features and gradients that a shard adds to the largest scores; Ray sends answers below 100 kB inline.
 _OFFER_BYTES = 64 << 10
@@ -271,7 +268,7 @@ class Shard:
         key = (view.key, place, candidates.key)
         if key not in self._gradients:
             ask = Ask(vectors.wide[place], features_of(members, self._dataset.n_features))
-            pool = ColumnPool(design, self._sweeper, Traffic(), _PROBE_BYTES)
+            pool = ColumnPool(design, self._sweeper, Traffic(), PROBE_BYTES)
             self._gradients[key] = sweep.answer([ask], place, pool, self._account)[0], pool
         return self._gradients[key]
 

@@ -19,10 +19,14 @@ from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.traffic import Traffic
 
-__all__ = ["BUDGET_REASON", "LARGEST_BUDGET", "ColumnPool", "Columns", "automatic_budget"]
+__all__ = ["BUDGET_REASON", "LARGEST_BUDGET", "PROBE_BYTES", "ColumnPool", "Columns", "automatic_budget"]
 
 #: Bytes of columns read at a time where they are not kept.
 READ_BYTES = 16 << 20
+
+#: Most bytes of columns that are held for one question: fresh memory for more of them costs more than to read the few again that
+#: are gathered afterwards.
+PROBE_BYTES = 64 << 20
 
 #: Bounds of the automatic budget: enough to work with, and little enough to leave memory to other processes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
@@ -152,6 +156,7 @@ class ColumnPool:
         self.budget = budget
         self._row_bytes = max(matrix.shape[1] * matrix.itemsize, 1)
         self._capacity = budget // self._row_bytes
+        self._most_probed = PROBE_BYTES // self._row_bytes
         self._offsets = design.standardisation.offsets
         self._widths = np.diff(self._offsets)
         self._asked = np.zeros(len(self._widths), dtype=np.bool_)
@@ -285,9 +290,10 @@ class ColumnPool:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = column_index(self._offsets, features)
         self._probes.include(Traffic(1, len(features), len(columns) * self._row_bytes))
-        if self._kept + self._probed + len(columns) > self._capacity:
+        probed = self._probed + len(columns)
+        if probed > self._most_probed or self._kept + probed > self._capacity:
             return self.located(features) if self._held is None else self._held.passing(columns)
-        self._probed += len(columns)
+        self._probed = probed
         self._state[features] = _PROBED
         if self._held is not None:
             self._held.load(columns)

@@ -234,6 +234,7 @@ class FileRows(ArrayRows):
         self.file = file
         self._io = io
         self._pace = None if file.profile is None else Pace(file.profile)
+        self._room: float | None = None  # memory that may be filled, as of the last sweep: gathers are too many to look it up
         self._executor: ThreadPoolExecutor | None = None  # its threads end with this object
         self._buffers: dict[int, list[mmap.mmap]] = {}  # by size
 
@@ -248,6 +249,7 @@ class FileRows(ArrayRows):
             if pace is not None:
                 pace.wait(block.nbytes)
 
+        self._room = None
         if self.way(again=again) != "direct":
             super().visit(sweeper, use if pace is None else paced, products, edges=edges)
             return
@@ -298,7 +300,10 @@ class FileRows(ArrayRows):
         if self.nbytes < SMALL_BYTES:  # nothing to look up
             self.choice = self.choice or Choice("mapping", "the file is small")
             return "mapping"
-        resident, room = self.file.resident_share(), fillable_memory() if again else 0.0
+        resident = self.file.resident_share()
+        if self._room is None and again and resident < RESIDENT_SHARE:
+            self._room = fillable_memory()
+        room = self._room or 0.0
         way = way_to_read(self.nbytes, resident, room, again=again)
         if again and self.choice is None:  # later reads find more of the file in memory
             missing = f"the {(1.0 - resident) * self.nbytes / 1e9:.2f} GB not in memory"

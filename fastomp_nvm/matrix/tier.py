@@ -336,15 +336,15 @@ class TierAccount:
         self._tier_bytes = 0 if apart else tier_bytes
         self._picked_cost = PICKED_COST_APART if apart else PICKED_COST
         self._left, self._pause = 0, FIRST_PAUSE
-        self._swept = {True: 0, False: 0}  # queries over the tier, and over the matrix
+        self._failed = self._exact = 0  # queries that the tier did not pay for, and queries over the matrix
 
     @property
     def choice(self) -> Choice:
-        """What swept the queries so far."""
-        tier, matrix = self._swept[True], self._swept[False]
-        if not matrix:
+        """The tier, and how far it served so far."""
+        if not self._failed:
             return Choice("int8", "its intervals left little to read from the exact matrix")
-        return Choice("int8", f"left for {matrix} of {tier + matrix} passes, because its intervals decided too little")
+        times = "once" if self._failed == 1 else f"{self._failed} times"
+        return Choice("int8", f"its intervals decided too little {times}; {self._exact} passes went over the exact matrix instead")
 
     @property
     def pays(self) -> bool:
@@ -357,11 +357,12 @@ class TierAccount:
 
     def settle(self, cost: Traffic) -> None:
         """Count the cost of a query, answered now or replayed."""
-        self._swept[cost.bytes_read_tier > 0] += 1
         if not cost.bytes_read_tier:
             self._left = max(self._left - 1, 0)
+            self._exact += 1
         elif self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:
             self._left, self._pause = self._pause, 2 * self._pause
+            self._failed += 1
         else:
             self._pause = FIRST_PAUSE
 

@@ -361,13 +361,13 @@ def _pinned(
             recorded = {"objective": response.objective, "objective_reason": response.reason}
         pinned |= {name: recorded.get(name) for name in ("objective", "objective_reason")}
         request = replace(request, objective=str(pinned["objective"]))
-    if request.algorithm == "auto":
-        resolved, choice = resolve_algorithm(dataset, request, request.objective)
+    resolved, choice = resolve_algorithm(dataset, request)
+    if choice is not None:
+        chosen: dict[str, Json] = {"algorithm": resolved.algorithm, "algorithm_reason": choice.reason}
         if recorded.get("algorithm") in ALGORITHMS:
-            pinned |= {name: recorded.get(name) for name in ("algorithm", "algorithm_reason")}
-        elif choice is not None:
-            pinned |= {"algorithm": resolved.algorithm, "algorithm_reason": choice.reason}
-        request = replace(request, algorithm=str(pinned["algorithm"]))
+            chosen = {name: recorded.get(name) for name in chosen}
+        pinned |= chosen
+        request = replace(request, algorithm=str(chosen["algorithm"]))
     return request, pinned
 
 

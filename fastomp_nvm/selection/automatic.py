@@ -25,32 +25,28 @@ _FEW_OBSERVATIONS = 1.6
 _GREEDY_PRODUCTS = 1 << 32
 
 
-def choose_algorithm(n_obs: int, n_features: int, k: int | None, objective: str, *, constrained: bool) -> Choice:
+def choose_algorithm(n_obs: int, n_features: int, k: int | None, *, constrained: bool) -> Choice:
     """Return the algorithm for data of this shape, from counts of passes and multiply-adds alone.
 
-    FAST_OMP, except where a greedy algorithm costs no more (k = 1) or is better and still cheap. The choice depends on all
+    FAST_OMP, except where SDS_OMP, the greedy one, costs no more (k = 1) or is better and still cheap. The choice depends on all
     observations, as that of the objective does.
 
     Parameters
     ----------
     n_obs, n_features : int
     k : int, optional
-    objective : str
-        The greedy algorithm is SDS_MA for the linear one, and SDS_OMP for the others, whose exact gains are refits.
     constrained : bool
-        Whether more than ``k`` limits the selection. FAST_OMP's polish weighs costs and completes lower bounds; the greedy
-        algorithms do not.
+        Whether more than ``k`` limits the selection. FAST_OMP's polish weighs costs and completes lower bounds; SDS_OMP does not.
     """
     if constrained or k is None:
         return Choice("fast_omp", "there is a constraint other than k")
     if k == 1:
         return Choice("sds_omp", "one pass finds the best single feature")
-    greedy, products = "sds_ma" if objective == "linear" else "sds_omp", k * n_obs * n_features
     if n_features <= n_obs or n_obs > _FEW_OBSERVATIONS * k * math.log(n_features):
-        return Choice("fast_omp", f"about two passes, where greedy algorithms make {k}")
-    if products > _GREEDY_PRODUCTS:
+        return Choice("fast_omp", f"about two passes, where a greedy algorithm makes {k}")
+    if (products := k * n_obs * n_features) > _GREEDY_PRODUCTS:
         return Choice("fast_omp", f"a greedy algorithm would take {products:.1e} multiply-adds, more than {_GREEDY_PRODUCTS:.1e}")
-    return Choice(greedy, f"for {k} of {n_features} features {n_obs} observations are few, and {k} passes are cheap")
+    return Choice("sds_omp", f"for {k} of {n_features} features {n_obs} observations are few, and {k} passes are cheap")
 
 
 def choose_objective(name: str, values: Float64Array, classes: tuple[str, ...] = ()) -> tuple[str, str]:

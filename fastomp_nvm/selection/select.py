@@ -251,7 +251,7 @@ def prepare(
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
-    request, choice = resolve_algorithm(dataset, request, response.objective)
+    request, choice = resolve_algorithm(dataset, request)
     algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
     if request.quality != "fast":
         from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
@@ -273,12 +273,11 @@ def prepare(
     return Prepared(split, response, Run(problem, algorithm, tier=tier, account=account), constant, compression, choice)
 
 
-def resolve_algorithm(dataset: Dataset, request: SelectionRequest, objective: str) -> tuple[SelectionRequest, Choice | None]:
-    """Return the request with an algorithm, and the choice where it left that open; ``objective`` is the one in use."""
+def resolve_algorithm(dataset: Dataset, request: SelectionRequest) -> tuple[SelectionRequest, Choice | None]:
+    """Return the request with an algorithm, and the choice where it left that open."""
     if request.algorithm != "auto":
         return request, None
-    constrained = request.constraint is not None
-    choice = choose_algorithm(dataset.n_obs, dataset.n_features, request.k, objective, constrained=constrained)
+    choice = choose_algorithm(dataset.n_obs, dataset.n_features, request.k, constrained=request.constraint is not None)
     return replace(request, algorithm=str(choice.value)), choice
 
 
@@ -311,7 +310,7 @@ def bind_constraint(
 
 
 def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepared) -> dict[str, Choice]:
-    """Return what was chosen for a request: of ``left_open``, which holds for all requests, and for it alone."""
+    """Return what was chosen for a request alone, and those of ``left_open``, chosen for all requests, that it does not name."""
     request, run = prepared.split.request, prepared.run
     chosen = {} if prepared.algorithm is None else {"algorithm": prepared.algorithm}
     if run.account is not None:

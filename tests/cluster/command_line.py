@@ -20,8 +20,8 @@ COMMANDS: dict[str, list[str]] = {
     "stability": ["stability", "--k", "4", "--subsamples", "4", "--target", "y"],
 }
 
-#: What they say of the medium, of the network and of time.
-_OF_THE_MEDIUM = {"medium", "detail", "url", "shards", "seconds", "shard_calls"}
+#: What they say of the medium, of the network, of time and of choices, such as how a file is read.
+_OF_THE_MEDIUM = {"medium", "detail", "url", "shards", "seconds", "shard_calls", "choices"}
 
 
 def said(words: list[str], store: str, capsys: pytest.CaptureFixture[str]) -> Any:

@@ -496,6 +496,7 @@ def test_auto_gives_way_where_only_noise_is_left(noise: fo.FeatureStore, algorit
     assert found["auto"].full_passes <= passes * found["exact"].full_passes
     assert found["auto"].bytes_read <= 1.15 * found["exact"].bytes_read
     assert found["auto"].bytes_read_tier > 0
+    assert "decided too little" in found["auto"].choices["tier"].reason
     assert bits(found["auto"]) == bits(found["exact"])
 
 
@@ -506,6 +507,8 @@ def test_auto_keeps_to_the_tier_where_it_decides(store: fo.FeatureStore, name: s
     exact, tiered, auto = (fo.select(store, tier=tier, **REQUESTS[name]) for tier in ("exact", "int8", "auto"))
     assert (auto.bytes_read, auto.bytes_read_tier) == (tiered.bytes_read, tiered.bytes_read_tier)
     assert auto.bytes_read < 0.5 * exact.bytes_read
+    assert (auto.choices["tier"].value, "left little" in auto.choices["tier"].reason) == ("int8", True)
+    assert "tier" not in exact.choices
 
 
 @pytest.mark.usefixtures("always_worthwhile")
@@ -569,3 +572,16 @@ def test_a_loaded_tier_is_apart_from_a_matrix_in_a_file(
         for data in (loaded, noise, store):
             fo.select(data, k=2)
     assert seen == [True, False, False]
+
+
+def test_columns_of_a_question_take_little_memory(noise: fo.FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns read to answer a question are held up to ``PROBE_BYTES``; the others are read past, counted, with the same bits."""
+    monkeypatch.setattr("fastomp_nvm.matrix.pool.PROBE_BYTES", 30 * noise.matrix[0].nbytes)
+    pool = ColumnPool(Dataset.of_store(noise).design(), Sweeper(1), Traffic(), 1 << 30)
+    vectors = np.random.default_rng(0).normal(size=(len(noise.matrix[0]), 2))
+    first, second = np.arange(20), np.arange(30, 50)
+    products = [pool.products(features, vectors) for features in (first, second)]
+    assert (pool.holds(first), pool.holds(second)) == (True, False)
+    assert pool.settle().bytes_read == 40 * noise.matrix[0].nbytes
+    for features, found in zip((first, second), products, strict=True):
+        assert pool.columns(features).products(vectors).tobytes() == found.tobytes()

@@ -276,12 +276,13 @@ def test_auto_looks_at_the_file_and_at_free_memory(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
     monkeypatch.setattr(reading, "fillable_memory", lambda: memory[0])
     with build(str(tmp_path / "store"), 100, 50) as store:
-        ways = {io: FileRows(store.files()[0], io).way for io in ("auto", "mmap", "direct")}
-        assert (ways["auto"](), ways["auto"](again=False)) == ("mapping", "mapping")
+        rows = {io: FileRows(store.files()[0], io) for io in ("auto", "mmap", "direct")}
+        assert (rows["auto"].way(), rows["auto"].way(again=False)) == ("mapping", "mapping")
         share[0] = 0.2
-        assert (ways["auto"](), ways["auto"](again=False)) == ("page cache", "direct")
+        assert (rows["auto"].way(), rows["auto"].way(again=False)) == ("page cache", "direct")
         memory[0] = store.matrix.nbytes
-        assert (ways["auto"](), ways["mmap"](), ways["direct"]()) == ("direct", "mapping", "direct")
+        rows["auto"].visit(Sweeper(1), lambda block, first, last: None)  # a sweep looks at free memory again
+        assert [each.way() for each in rows.values()] == ["direct", "mapping", "direct"]
 
 
 @pytest.mark.usefixtures("picking")
