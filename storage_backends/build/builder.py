@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -23,6 +24,7 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram
+from fastomp_nvm.matrix.threads import together, unless_others_fail
 from fastomp_nvm.matrix.tier import TierSidecar
 from fastomp_nvm.stores.contract import MISSING_POLICIES, STORE_DTYPES, TIERS, Sidecars, StoreLayout, Target
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
@@ -206,20 +208,27 @@ class StoreBuilder:
             self._draft.store(first, stored, codes)
 
     def _write_part(self, first_obs: int, first_column: int, values: AnyArray) -> None:
-        """Write some observations of some columns through the mapping."""
+        """Write some observations of some columns through the mapping, on all processors."""
         matrix, (rows, columns) = self._draft.matrix, values.shape
         height = min(rows, _TILE_CELLS)
         width = max(1, _TILE_CELLS // height)
-        for top in range(0, rows, height):
-            for left in range(0, columns, width):
+        corners = [(top, left) for top in range(0, rows, height) for left in range(0, columns, width)]
+        waiting, suspects = iter(corners), []
+
+        def work() -> None:
+            for top, left in waiting:
                 piece = values[top : top + height, left : left + width]
                 row, column = first_obs + top, first_column + left
                 stored = np.empty(piece.shape[::-1], self._dtype)
                 _transpose(piece, stored)
                 if not np.isfinite(stored).all():
-                    self._check_cells(piece.T, stored, row, column)
+                    suspects.append((row, column, piece.T, stored))
                 matrix[column : column + len(stored), row : row + stored.shape[1]] = stored
                 self._touch(*stored.shape)
+
+        together(unless_others_fail(work, waiting), min(len(corners), len(os.sched_getaffinity(0))) - 1)
+        for row, column, piece, stored in sorted(suspects, key=lambda suspect: suspect[:2]):
+            self._check_cells(piece, stored, row, column)
 
     def finish(
         self,
