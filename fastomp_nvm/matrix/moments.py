@@ -20,6 +20,9 @@ __all__ = ["ColumnStatistics", "gram", "moments"]
 _STEP = 1 << 16
 _GRAM_STEP = 1 << 14
 
+#: Entries that NumPy looks at together.
+_ENTRIES = 1 << 18
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ColumnStatistics:
@@ -55,6 +58,11 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     if native.extension:
         found = np.empty((4, n_columns))
         native.extension.moments(columns, None if weights is None else np.ascontiguousarray(weights), found)
+        return ColumnStatistics(*found)
+    most = max(_ENTRIES // max(n_obs, 1), 1)
+    if n_columns > most:
+        parts = [moments(columns[first : first + most], weights) for first in range(0, n_columns, most)]
+        found = np.hstack([(part.mean, part.norm, part.minimum, part.maximum) for part in parts])
         return ColumnStatistics(*found)
     if columns.dtype.kind != "f":
         columns = columns.astype(np.float64)

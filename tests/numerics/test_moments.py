@@ -117,7 +117,7 @@ def test_a_value_that_is_not_finite_shows_in_the_norm(monkeypatch, compiled: boo
 def test_arrays_that_do_not_fit_are_refused() -> None:
     """Before anything is written."""
     out = np.full((4, 2), 7.0)
-    for rows, weights in ((np.ones((3, 5)), None), (np.ones((2, 5)), np.ones(4)), (np.ones((2, 5), dtype=np.int64), None)):
+    for rows, weights in ((np.ones((3, 5)), None), (np.ones((2, 5)), np.ones(4)), (np.ones((2, 5), dtype=np.complex64), None)):
         with pytest.raises(ValueError, match=r"do not fit|element format"):
             native.extension.moments(rows, weights, out)
     assert (out == 7.0).all()
