@@ -27,6 +27,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "push-down": "benchmarks.push_down:main",
         "scale": "benchmarks.scale:main",
         "side-by-side": "benchmarks.side_by_side:main",
+        "tall": "benchmarks.tall:main",
         "tier-noise": "benchmarks.tier_noise:main",
     },
 )

@@ -61,7 +61,8 @@ def select_many(
 ) -> list[Selection]:
     """Answer several requests over the same data in shared sweeps.
 
-    Each answer equals, bit for bit, that of the request run alone; its counters are those of the run alone too.
+    Each answer equals, bit for bit, that of the request run alone; its counters are those of the run alone too. Where answers are
+    made from Gram matrices (``gram`` of a request and of its answer), they are equal up to rounding.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster, constraint_share, fast, kernels, paper, peers, plan, tier_noise
+from benchmarks import cluster, constraint_share, fast, kernels, paper, peers, plan, tall, tier_noise
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.errors import RequestError
@@ -52,6 +52,14 @@ def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> No
     assert [bar["claim"].split(":")[0] for bar in ratios] == ["sds_omp", "fast_omp"]
     assert all(bar["interval"][0] <= bar["found"] <= bar["interval"][1] for bar in ratios)
     assert changed["found"] == 0
+
+
+def test_tall_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form makes all selections from Gram matrices of one pass, the same ones as by sweeps."""
+    tall.main(["--quick", "--json"])
+    faster, single, differing, passes = json.loads(capsys.readouterr().out)["bars"]
+    assert min(faster["found"], single["found"]) > 0
+    assert (differing["found"], passes["found"]) == (0, 1)
 
 
 def test_constraint_share_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "tau": {"tau": "auto"},
     "full": {"until": "full"},
     "k = all": {"k": 24},
-    **{name: {"algorithm": name} for name in ("sds_omp", "sds_ma", "dash", "lasso", "top_k", "fast", "random")},
+    **{name: {"algorithm": name} for name in ("sds_omp", "sds_ma", "dash", "lasso", "top_k", "fast")},
 }
 
 
@@ -219,7 +219,7 @@ def test_data_beyond_float64_products() -> None:
     near = X.copy()
     near[:, 20] = near[:, 1] + 1e-5 * near[:, 1].std() * np.random.default_rng(0).normal(size=len(y))
     apart = X + 1e5 * X.std(axis=0) * (np.arange(len(y)) % 2)[:, None]
-    for data, folds, reason in ((near, 3, "nearly dependent"), (apart, np.arange(len(y)) % 2, "mean of a column differs")):
+    for data, folds, reason in ((near, 3, "nearly dependent"), (apart, np.arange(len(y)) % 2, "means far apart")):
         found, swept = both(fo.cross_validate, data, y, ks=[2, 3, 5], folds=folds)
         assert found.selection.gram is not None
         assert found.selection.gram.startswith("not used: ")
