@@ -46,6 +46,9 @@ DEPENDENT, NEARLY_DEPENDENT = 1e-12, 1e-8
 #: Columns with a correlation this close to 1 or -1 are compared entry by entry.
 _LIKE_COPIES = 1e-12
 
+#: Products that leave the range of float64 are found by looking at the sums.
+_SILENTLY = np.errstate(over="ignore", invalid="ignore")
+
 
 class IllConditionedError(Exception):
     """Gram matrices in float64 do not tell what the columns themselves would; the text says why."""
@@ -200,6 +203,7 @@ class BlockGrams:
         self.sweeper.share_out(tasks)
         self.rows.pace(len(here) * n_columns * self.rows.itemsize)
 
+        @_SILENTLY
         def multiply(block: int, begin: int, end: int, low: int, high: int, place: int) -> None:
             product = tile[:high, begin:end] @ tile[low:high, begin:end].T
             self._grams[block, place - product.size : place] += product.reshape(-1)
@@ -223,6 +227,7 @@ class BlockGrams:
         """
         sums = np.empty((len(factors), self._grams.shape[1]))
 
+        @_SILENTLY
         def add(first: int, last: int) -> None:
             np.matmul(factors, self._grams[:, first:last], out=sums[:, first:last])
 
@@ -230,6 +235,7 @@ class BlockGrams:
         self.sweeper.share_out([partial(add, first, last) for first, last in zip([0, *ends], ends, strict=False)])
         return [partial(self._moments, flat, each > 0.0) for flat, each in zip(sums, factors, strict=True)]
 
+    @_SILENTLY
     def _moments(self, flat: Float64Array, inside: BoolArray) -> Moments:
         """Return the moments of a sum of Gram matrices of the blocks ``inside``."""
         size = self.rows.shape[0] + 2
