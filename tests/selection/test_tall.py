@@ -214,7 +214,7 @@ def both_many(X: np.ndarray, y: np.ndarray, requests: list[Any]) -> tuple[list[f
 
 
 def test_data_beyond_float64_products() -> None:
-    """Nearly dependent columns, folds with means far apart and extreme values are swept: the answer is that of sweeps and says so."""
+    """Nearly dependent columns, folds of means far apart and extreme values are swept; the answer says so and is that of sweeps."""
     X, y = tall(5)
     near = X.copy()
     near[:, 20] = near[:, 1] + 1e-5 * near[:, 1].std() * np.random.default_rng(0).normal(size=len(y))
