@@ -31,6 +31,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
         "quality": "benchmarks.quality:main",
         "scale": "benchmarks.scale:main",
         "side-by-side": "benchmarks.side_by_side:main",
+        "tall": "benchmarks.tall:main",
         "tier-noise": "benchmarks.tier_noise:main",
     },
 )

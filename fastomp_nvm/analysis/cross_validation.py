@@ -1,7 +1,7 @@
 """Choice of k by cross-validation, all folds and all k in shared sweeps.
 
 Folds are observation weights of 0 and 1 on the one stored matrix: means, norms and fits of a fold see its training observations
-only, and the data is not copied.
+only, and the data is not copied. Tall data is read once, into a Gram matrix for each fold (``fastomp_nvm.selection.compression``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Selections for every combination of parameters, in shared sweeps; each has the bits of the request run alone."""
+"""Selections for every combination of parameters, in shared sweeps or from one Gram matrix; each equals the request run alone."""
 
 from __future__ import annotations
 

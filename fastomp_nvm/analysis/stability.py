@@ -1,6 +1,7 @@
 """Stability selection: how often each feature is selected on random subsamples, all in shared sweeps.
 
-Subsamples are observation weights of 0 and 1 on the one stored matrix; the data is not copied.
+Subsamples are observation weights of 0 and 1 on the one stored matrix; the data is not copied. Tall data is read once, into a Gram
+matrix for each block of observations (``fastomp_nvm.selection.compression``).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ a Cholesky factor of the centred Gram matrix stand in for the columns: they have
 columns. Observation weights that are constant on blocks of observations (folds, subsamples) need sums of the blocks' Gram matrices,
 and the data is not read again.
 
-Products are summed in float64 around the means of all observations and in units of their standard deviations, tile by tile; the
-tiles depend on the shape alone, so the sums do not depend on threads or medium.
+Products are summed in float64 around the means of all observations, tile by tile; the tiles depend on the shape alone, so the sums
+do not depend on threads or medium.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.linalg import lapack
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.rows import ArrayRows, Design, LocalRows
+from fastomp_nvm.matrix.rows import ArrayRows, Design, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.sweeper import Sweeper
 
@@ -45,6 +45,9 @@ DEPENDENT, NEARLY_DEPENDENT = 1e-12, 1e-8
 
 #: Columns with a correlation this close to 1 or -1 are compared entry by entry.
 _LIKE_COPIES = 1e-12
+
+#: Products that leave the range of float64 are found by looking at the sums.
+_SILENTLY = np.errstate(over="ignore", invalid="ignore")
 
 
 class IllConditionedError(Exception):
@@ -118,7 +121,8 @@ class BlockGrams:
 
     Parameters
     ----------
-    rows : LocalRows
+    rows : Rows
+        In arrays of this process.
     statistics : ColumnStatistics
         Of all observations.
     response : (n_obs,) float64
@@ -128,18 +132,17 @@ class BlockGrams:
         Block of each observation, from 0.
     sweeper : Sweeper
     look : callable
-        Called after each tile with the share of the data that is done.
+        Called after each tile.
     """
 
-    rows: LocalRows
+    rows: Rows
     statistics: ColumnStatistics
     response: Float64Array
     weights: Float64Array
     block_of: IndexArray
     sweeper: Sweeper
-    look: Callable[[float], None]
+    look: Callable[[], None]
     _centre: Float64Array = field(init=False)
-    _unit: Float64Array = field(init=False)  # 1 / standard deviation; 0 for constants
     _grams: Float64Array = field(init=False)  # (blocks, ...): panels on and above the diagonal, one after the other
     _ranges: Float64Array = field(init=False)  # (2, blocks, n_columns + 1): minimum and maximum
     _known_copies: dict[tuple[int, int], float] = field(default_factory=dict, init=False)
@@ -147,14 +150,7 @@ class BlockGrams:
     def __post_init__(self) -> None:
         """Read the data once."""
         n_columns, n_obs = self.rows.shape
-        mean = float(self.response.mean())
-        spread = float(np.linalg.norm(self.response - mean))
-        self._centre = np.append(self.statistics.mean, mean)
-        norm = np.append(self.statistics.norm, spread)
-        with np.errstate(divide="ignore", over="ignore"):
-            self._unit = np.where(norm > 0.0, np.sqrt(n_obs) / np.where(norm > 0.0, norm, 1.0), 0.0)
-        if not np.isfinite(self._unit).all():
-            raise IllConditionedError("a column varies by less than float64 can invert")
+        self._centre = np.append(self.statistics.mean, self.response.mean())
         blocks, size = int(self.block_of.max()) + 1, n_columns + 2
         self._grams = np.zeros((blocks, self._panels()[-1][2]))
         self._ranges = np.empty((2, blocks, n_columns + 1))
@@ -165,7 +161,7 @@ class BlockGrams:
             last = min(first + step, n_obs)
             here = first + np.argsort(self.block_of[first:last], kind="stable")
             self._add(here[self.weights[here] > 0.0], first, buffer)
-            self.look(last / n_obs)
+            self.look()
         for array in self.rows.arrays:
             lost_pages.check(array)
 
@@ -186,7 +182,7 @@ class BlockGrams:
         starts = np.flatnonzero(np.diff(self.block_of[here], prepend=-1))
         ends, blocks = np.append(starts[1:], len(here)), self.block_of[here[starts]]
         tile, local, roots = buffer[:, : len(here)], here - first, np.sqrt(self.weights[here])
-        tile[-1] = roots
+        tile[-1], weighted = roots, bool((roots != 1.0).any())
 
         def convert(source: AnyArray, begin: int) -> None:
             picked = source.take(local, axis=1)
@@ -196,8 +192,8 @@ class BlockGrams:
             self._ranges[1, blocks, begin:end] = np.maximum(high, np.maximum.reduceat(picked, starts, axis=1).T)
             out = tile[begin:end]
             np.subtract(picked, self._centre[begin:end, None], out=out)
-            out *= self._unit[begin:end, None]
-            out *= roots
+            if weighted:
+                out *= roots
 
         tasks, begin = [partial(convert, self.response[None, first:last], n_columns)], 0
         for array in self.rows.arrays:
@@ -207,6 +203,7 @@ class BlockGrams:
         self.sweeper.share_out(tasks)
         self.rows.pace(len(here) * n_columns * self.rows.itemsize)
 
+        @_SILENTLY
         def multiply(block: int, begin: int, end: int, low: int, high: int, place: int) -> None:
             product = tile[:high, begin:end] @ tile[low:high, begin:end].T
             self._grams[block, place - product.size : place] += product.reshape(-1)
@@ -230,6 +227,7 @@ class BlockGrams:
         """
         sums = np.empty((len(factors), self._grams.shape[1]))
 
+        @_SILENTLY
         def add(first: int, last: int) -> None:
             np.matmul(factors, self._grams[:, first:last], out=sums[:, first:last])
 
@@ -237,6 +235,7 @@ class BlockGrams:
         self.sweeper.share_out([partial(add, first, last) for first, last in zip([0, *ends], ends, strict=False)])
         return [partial(self._moments, flat, each > 0.0) for flat, each in zip(sums, factors, strict=True)]
 
+    @_SILENTLY
     def _moments(self, flat: Float64Array, inside: BoolArray) -> Moments:
         """Return the moments of a sum of Gram matrices of the blocks ``inside``."""
         size = self.rows.shape[0] + 2
@@ -251,14 +250,13 @@ class BlockGrams:
         minimum, maximum = self._ranges[0, inside].min(axis=0), self._ranges[1, inside].max(axis=0)
         left, varies = gram.diagonal(), minimum < maximum
         if not (np.isfinite(left) & (~varies | (left > CENTRED_SHARE * squares))).all():
-            raise IllConditionedError("the mean of a column differs too much between parts of the observations")
+            raise IllConditionedError("a column has extreme values, or means far apart in parts of the observations")
         root = np.sqrt(np.where(varies, left, 1.0))
         gram *= (varies / root)[:, None]
         gram *= varies / root
         gram.flat[:: len(gram) + 1] = varies
-        unit = np.where(varies, self._unit, 1.0)
-        mean, norm = self._centre + sums / weight / unit, root / unit
-        return Moments(weight, np.where(varies, mean, minimum), np.where(varies, norm, 0.0), minimum, maximum, gram)
+        mean = np.where(varies, self._centre + sums / weight, minimum)
+        return Moments(weight, mean, np.where(varies, root, 0.0), minimum, maximum, gram)
 
     def compress(self, moments: Moments, offsets: IndexArray, weights: Float64Array | None) -> Compressed:
         """Return pseudo-observations with the products that ``moments`` hold.

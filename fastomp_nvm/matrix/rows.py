@@ -92,6 +92,8 @@ class Rows(ABC):
         True where a sweep may have to wait for a device or a network.
     network : Network, optional
         Traffic with other machines, where the rows lie there.
+    arrays : sequence of (rows, n_obs) arrays
+        The arrays of this process that hold the rows, in order; empty where they lie elsewhere.
     counted : bool
         Whether reading the rows counts as traffic with the medium.
     choice : Choice, optional
@@ -100,6 +102,7 @@ class Rows(ABC):
 
     array: AnyArray | None = None
     in_place = False
+    arrays: Sequence[AnyArray] = ()
     on_device = False
     counted = True
     network: Network | None = None
@@ -148,20 +151,15 @@ class Rows(ABC):
         """Return these rows for questions under another standardisation."""
         return self
 
+    def pace(self, nbytes: int) -> None:  # noqa: B027
+        """Wait as long as an emulated device takes for ``nbytes``, where there is one."""
+
     def watch(self, report: Callable[[Sequence[float]], None] | None) -> None:  # noqa: B027
         """Have ``report`` called during a sweep with the share that each shard has done; rows of this machine do not report."""
 
 
 class LocalRows(Rows):
-    """Rows that this process can address.
-
-    Attributes
-    ----------
-    arrays : sequence of (rows, n_obs) arrays
-        The arrays that hold the rows, in order.
-    """
-
-    arrays: Sequence[AnyArray]
+    """Rows that this process can address."""
 
     @abstractmethod
     def visit(
@@ -180,9 +178,6 @@ class LocalRows(Rows):
         again : bool
             Whether there will be more visits, for which pages of a file are worth keeping in memory.
         """
-
-    def pace(self, nbytes: int) -> None:
-        """Wait as long as an emulated device takes for ``nbytes``, where there is one."""
 
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
         whole: AnyArray = self.arrays[0] if len(self.arrays) == 1 else np.concatenate(self.arrays)

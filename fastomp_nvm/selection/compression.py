@@ -20,7 +20,6 @@ from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.matrix.gram import BlockGrams, Compressed, IllConditionedError, Moments, gram_bytes
 from fastomp_nvm.matrix.memory import fillable_memory
-from fastomp_nvm.matrix.rows import LocalRows
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.random_keys import mix
 from fastomp_nvm.selection.request import SelectionRequest
@@ -31,13 +30,12 @@ __all__ = ["Compression", "Split", "compress"]
 #: Observations per column, and entries of the matrix, below which data is not compressed: sweeps cost little there.
 FEWEST_PER_COLUMN, FEWEST_ENTRIES = 8, 1 << 22
 
-#: Passes that a run by sweeps counts as, all its work included (gathers, products of gathered columns): by algorithm, by default,
-#: and for moments under observation weights. SDS_OMP takes a pass for each feature that it selects.
-PASSES, DEFAULT_PASSES, WEIGHTED_PASSES = {"random": 1, "top_k": 2}, 12, 12
-
 #: Columns of a Gram matrix per pass that it replaces. A pass multiplies an entry of the matrix with a vector at the speed of
-#: memory, a Gram matrix with half of all columns at the speed of BLAS: about 8 columns per pass take the same time (measured).
-COLUMNS_PER_PASS = 3
+#: memory, a Gram matrix with half of all columns at the speed of BLAS: at 3 columns per pass they take about the same time.
+COLUMNS_PER_PASS = 2
+
+#: Passes whose time moments under observation weights take (measured).
+WEIGHTED_PASSES = 6
 
 #: Most blocks of observations, and most memory of their Gram matrices and the compressed data.
 MOST_BLOCKS, MOST_BYTES = 128, 1 << 30
@@ -86,10 +84,10 @@ def compress(
     requests = [split.request for split in splits]
     n_columns, n_obs = dataset.matrix.shape
     if not (
-        isinstance(dataset.matrix, LocalRows)
+        dataset.matrix.arrays
         and n_obs * n_columns >= FEWEST_ENTRIES
         and n_obs >= FEWEST_PER_COLUMN * n_columns
-        and n_columns <= COLUMNS_PER_PASS * (passes := sum(map(_passes, splits)))
+        and n_columns <= COLUMNS_PER_PASS * (passes := sum(_passes(split, n_columns) for split in splits))
         and all(each.gram == "auto" and each.standardize and each.tier != "int8" for each in requests)
         and len({(each.objective, each.target) for each in requests}) == 1
     ):
@@ -109,7 +107,7 @@ def compress(
     if needed > min(MOST_BYTES, fillable_memory() / 2):
         return None
 
-    def look(share: float) -> None:
+    def look() -> None:
         if cancelled is not None and cancelled():
             raise CancelledError("the selection was cancelled")
 
@@ -117,7 +115,7 @@ def compress(
     moments: dict[bytes, Moments] = {}
 
     def derive(key: bytes, under: Callable[[], Moments]) -> None:
-        look(1.0)
+        look()
         known = under()
         if key in tested:
             moments[key] = known
@@ -169,10 +167,13 @@ def _blocks(n_obs: int, given: Sequence[Float64Array | None]) -> _Blocks | None:
     return _Blocks(largest, block_of, factors)
 
 
-def _passes(split: Split) -> int:
-    """Return the passes that a request is counted as by sweeps."""
-    k, algorithm = split.request.k, split.request.algorithm
-    passes = k if algorithm == "sds_omp" and k is not None else PASSES.get(algorithm, DEFAULT_PASSES)
+def _passes(split: Split, n_columns: int) -> int:
+    """Return the number of passes whose time a request takes by sweeps, gathers and products of gathered columns included.
+
+    SDS_OMP takes one for each feature that it selects, FAST_OMP and the others about half as many (measured).
+    """
+    k, algorithm = min(split.request.k or n_columns, n_columns), split.request.algorithm
+    passes = {"sds_omp": k, "random": 0, "top_k": 2}.get(algorithm, 2 + k // 2)
     return passes + (0 if split.weights is None else WEIGHTED_PASSES)
 
 

@@ -63,7 +63,8 @@ def select_many(
 ) -> list[Selection]:
     """Answer several requests over the same data in shared sweeps.
 
-    Each answer equals, bit for bit, that of the request run alone; its counters are those of the run alone too.
+    Each answer equals, bit for bit, that of the request run alone; its counters are those of the run alone too. Where answers are
+    made from Gram matrices (``gram`` of a request and of its answer), they are equal up to rounding.
 
     Parameters
     ----------
@@ -165,12 +166,16 @@ def select_shared(
             ended(place, None if runs[place].outcome is None else finish(prepared[place]))
 
         engine = Engine(dataset.matrix, sweeper, observer, cancelled, dropped, None if ended is None else hand_over)
-        sharing = len(weighted) if compression is None else len(wanted)
-        if sharing > 1:  # one pass of moments, or of Gram matrices, serves all of them
-            engine.saved.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes), sharing - 1)
+        one_pass = Traffic(1, dataset.n_features, dataset.matrix.nbytes)
+        if compression is None and len(weighted) > 1:  # one pass of moments serves all of them
+            engine.saved.include(one_pass, len(weighted) - 1)
+        if found is not None:  # so does one of Gram matrices, used or not
+            for run in runs:
+                run.problem.counters.traffic.include(one_pass)
+            engine.saved.include(one_pass, len(runs) - 1)
         driven = engine.drive(runs, deadline)
         selections = [] if ended is not None or not driven else list(map(finish, prepared))
-        # Merged sweeps and the pass of moments count once, gathers as often as they were made.
+        # Merged sweeps, the pass of moments and that of Gram matrices count once, gathers as often as they were made.
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
@@ -219,7 +224,6 @@ def prepare(
     else:
         compressed = compression.of(split)
         design, response, weights, resident = compressed.design, replace(response, values=compressed.response), None, True
-        counters.traffic.include(Traffic(1, dataset.n_features, dataset.matrix.nbytes))
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:

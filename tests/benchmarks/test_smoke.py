@@ -8,7 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cluster, constraint_share, fast, first_answer, ingest, kernels, paper, peers, plan, quality, tier_noise
+from benchmarks import (
+    cluster,
+    constraint_share,
+    fast,
+    first_answer,
+    ingest,
+    kernels,
+    paper,
+    peers,
+    plan,
+    quality,
+    tall,
+    tier_noise,
+)
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
 from fastomp_nvm.errors import RequestError
@@ -85,6 +98,14 @@ def test_ingest_prints_every_ratio_and_leaves_nothing(tmp_path: Path, capsys: py
     assert [bar["claim"].split(":")[0] for bar in ratios] == ["NPY in C order", "npy", "CSV", "blocks of 256 columns"]
     assert all(bar["found"] > 0 for bar in ratios)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tall_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick form makes all selections from Gram matrices of one pass, the same ones as by sweeps."""
+    tall.main(["--quick", "--json"])
+    faster, single, differing, passes = json.loads(capsys.readouterr().out)["bars"]
+    assert min(faster["found"], single["found"]) > 0
+    assert (differing["found"], passes["found"]) == (0, 1)
 
 
 def test_constraint_share_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:

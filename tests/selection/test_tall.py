@@ -99,7 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "tau": {"tau": "auto"},
     "full": {"until": "full"},
     "k = all": {"k": 24},
-    **{name: {"algorithm": name} for name in ("sds_omp", "sds_ma", "dash", "lasso", "top_k", "fast", "random")},
+    **{name: {"algorithm": name} for name in ("sds_omp", "sds_ma", "dash", "lasso", "top_k", "fast")},
 }
 
 
@@ -214,19 +214,25 @@ def both_many(X: np.ndarray, y: np.ndarray, requests: list[Any]) -> tuple[list[f
 
 
 def test_data_beyond_float64_products() -> None:
-    """Nearly dependent columns, and folds with means far apart, are swept; the answer says so, and is that of sweeps."""
+    """Nearly dependent columns, folds of means far apart and extreme values are swept; the answer says so and is that of sweeps."""
     X, y = tall(5)
     near = X.copy()
     near[:, 20] = near[:, 1] + 1e-5 * near[:, 1].std() * np.random.default_rng(0).normal(size=len(y))
     apart = X + 1e5 * X.std(axis=0) * (np.arange(len(y)) % 2)[:, None]
-    for data, folds, reason in ((near, 3, "nearly dependent"), (apart, np.arange(len(y)) % 2, "mean of a column differs")):
+    extreme = X * np.where(np.arange(24) == 3, 1e170, 1.0)
+    alternate = np.arange(len(y)) % 2
+    for data, folds, reason in (
+        (near, 3, "nearly dependent"),
+        (apart, alternate, "means far apart"),
+        (extreme, 3, "extreme values"),
+    ):
         found, swept = both(fo.cross_validate, data, y, ks=[2, 3, 5], folds=folds)
         assert found.selection.gram is not None
         assert found.selection.gram.startswith("not used: ")
         assert reason in found.selection.gram
         assert found.sharing.gram == found.selection.gram
         assert found.scores.tobytes() == swept.scores.tobytes()
-        assert found.sharing.full_passes == swept.sharing.full_passes
+        assert found.sharing.full_passes == pytest.approx(swept.sharing.full_passes + 1.0)  # the pass that found it out
 
 
 UNFIT: dict[str, dict[str, Any]] = {
