@@ -139,13 +139,14 @@ def test_lower_bounds_survive_exchanges() -> None:
 
 def test_full_sets_stay_maximal() -> None:
     """With ``until="full"`` nothing extends the best set, though a copy of a selected feature would gain nothing."""
-    rng = np.random.default_rng(6)
-    X, y = correlated(rng, 40, 10)
-    X = np.hstack((X, X[:, :4]))
-    constraint = Knapsack(14, np.where(np.arange(14) < 10, 1.0, 0.25), 4.6)
-    found = fo.select(X, y, constraint=constraint, quality="best", until="full", objective="linear")
-    assert not constraint.extensions(found.indices, np.arange(14)).any()
-    assert found.feasible
+    for seed in (1, 10):
+        rng = np.random.default_rng(seed)
+        X, y = correlated(rng, 40, 10)
+        X = np.hstack((X, X[:, [0] * 4]))
+        constraint = Knapsack(14, np.concatenate((rng.uniform(0.5, 2.0, 10), [0.3] * 4)), 4.0)
+        found = fo.select(X, y, constraint=constraint, quality="best", until="full", objective="linear")
+        assert not constraint.extensions(found.indices, np.arange(14)).any()
+        assert found.feasible
 
 
 def test_a_durable_best_run_resumes(tmp_path: Any) -> None:
