@@ -52,6 +52,9 @@ MOST_TRIED = 256
 #: memory; the most members replaced; and the features of which each of the first two replacements is drawn.
 KICKS, MOST_KICKED, PROMISING = 32, 10, 8
 
+#: Sets of at most so many features are tried with exchanges of pairs after every kick, others where a kick led to a better set.
+FEW = 8
+
 #: Features in memory beside the set, at most.
 MOST_NEAR = 1024
 
@@ -122,19 +125,22 @@ class Neighbourhood:
             grown.append(int(open_[int(np.argmax(gains if per_cost is None else gains / per_cost[open_]))]))
         return grown
 
-    def climbed(self, members: Sequence[int]) -> list[int]:
-        """Return ``members`` after moves, the best of the first kind that has any, until none improves f."""
-        members, matroid = list(members), self.problem.constraint.p == 1.0
+    def climbed(self, members: Sequence[int], *, pairs: bool = True) -> Point:
+        """Return the set that ``members`` lead to by moves, the best of the first kind that has any, until none improves f.
+
+        ``pairs`` allows exchanges of two for one and one for two, which cost far more to find.
+        """
+        members, pairs = list(members), pairs and self.problem.constraint.p != 1.0
         while True:
             point = Point(self, members)
             kinds = (point.exchanges(0), point.exchanges(1))
-            further = () if matroid else (point.exchanges(2), point.one_for_two())
+            further = (point.exchanges(2), point.one_for_two()) if pairs else ()
             for gain, out, into in (_best(kind) for kind in (*kinds, *further)):
                 if gain > TOLERANCE * point.value:
                     members = [member for member in members if member not in out] + list(into)
                     break
             else:
-                return members
+                return point
 
 
 #: A move: by how much it improves f, the members removed, the features added; positions.
@@ -256,7 +262,7 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     found = [np.searchsorted(hood.features, start).tolist() for start in starts]
     costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
     found += [hood.completed([], np.maximum(each[hood.features], 1e-12)) for each in costs]
-    best = _settled(max((Point(hood, hood.climbed(members)) for members in found), key=lambda point: point.value))
+    best = _settled(max((hood.climbed(members) for members in found), key=lambda point: point.value))
     for _ in range(MOST_SURVEYS):
         better, close = yield from _survey(best)
         members = hood.features[best.members]
@@ -265,7 +271,7 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
         joining = np.concatenate((members, better[: most // 2], close[: most // 2]))
         hood = Neighbourhood(problem, objective, np.unique(joining))
         start = np.searchsorted(hood.features, members).tolist()
-        best = _settled(Point(hood, hood.climbed(start)))
+        best = _settled(hood.climbed(start))
         if len(better) <= most // 2 and set(best.members) == set(start):
             return members, True
     return hood.features[best.members], False
@@ -286,9 +292,9 @@ def _settled(best: Point) -> Point:
     """Return the best set found from that of ``best``, a local optimum, and from sets near it."""
     kick = vain = 0
     while vain < KICKS:
-        tried = Point(best.hood, best.hood.climbed(_kicked(best, kick)))
+        tried = best.hood.climbed(_kicked(best, kick), pairs=len(best.members) <= FEW)
         better = tried.value > (1.0 + TOLERANCE) * best.value
-        best, vain, kick = (tried, 0, kick + 1) if better else (best, vain + 1, kick + 1)
+        best, vain, kick = (best.hood.climbed(tried.members), 0, kick + 1) if better else (best, vain + 1, kick + 1)
     return best
 
 

@@ -43,7 +43,9 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
         swapped = _by_gain(problem, swapped)
         if problem.parameters.until == "full":
             swapped = _completed(problem, swapped)
-        selected, guarantee = _best(problem, [selected, swapped]), "swap-optimal" if proven else "greedy"
+        selected = _best(problem, [selected, swapped])
+        if proven and np.array_equal(np.sort(selected), np.sort(swapped)):
+            guarantee = "swap-optimal"
     return replace(outcome, selected=selected, guarantee=guarantee)
 
 

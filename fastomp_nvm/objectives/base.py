@@ -164,7 +164,7 @@ class Model(ABC):
     def branch(self) -> Self:
         """Return a model of the same features that grows by itself.
 
-        The two share memory: once this one or another branch of it has grown further, the branch may only be read.
+        The two share memory: of a model and its branches, the one that grew last is valid beyond the features they have in common.
         """
 
     @abstractmethod

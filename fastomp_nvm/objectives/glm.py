@@ -237,7 +237,7 @@ class GLMModel(Model):
         self.grow(columns.shape[1])
 
     def branch(self) -> Self:
-        """Return a model of the same features that grows by itself; rows beyond those of this one are written by either."""
+        """Return a model of the same features that grows by itself; further rows are written into the same memory."""
         branch = copy(self)
         branch.move(self._size, self.at)
         return branch

@@ -259,7 +259,7 @@ class LinearModel(Model):
         self.settle()
 
     def branch(self) -> Self:
-        """Return a model of the same features that grows by itself; rows beyond those of this one are written by either."""
+        """Return a model of the same features that grows by itself; further rows are written into the same memory."""
         self.settle()
         branch = copy(self)
         branch._pending, branch._pending_places = [], []
