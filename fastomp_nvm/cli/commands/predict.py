@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COL",
         help="column of a file that identifies its rows (default: none; a store has its own)",
     )
-    parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="encoding of a text file (default utf-8)")
+    parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="encoding of the text, such as latin-1 (default utf-8)")
     add_replace_argument(parser)
     add_ray_argument(parser)
     add_connection_arguments(parser)
