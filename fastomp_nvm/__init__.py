@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastomp_nvm.registry import Lazy
+from fastomp_nvm.registry import lazily
 from fastomp_nvm.version import __version__
 
 if TYPE_CHECKING:
@@ -91,39 +91,37 @@ __all__ = [
     "stability",
 ]
 
-#: Module -> the public names it defines.
-_MODULES = {
-    "analysis.cross_validation": ("cross_validate",),
-    "selection.fairness": ("FairnessReport",),
-    "selection.group_fairness": ("fairness_report",),
-    "analysis.grid": ("grid",),
-    "analysis.stability": ("stability",),
-    "remote.client": ("Client", "connect"),
-    "runs.drive": ("forget", "list_runs", "resume"),
-    "runs.select": ("select",),
-    "selection.model_file": ("load",),
-    "selection.request": ("SelectionRequest",),
-    "selection.result": ("Selection",),
-    "selection.select": ("select_many",),
-    "sklearn": ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"),
-    "stores.builders": ("ingest",),
-    "stores.contract": ("FeatureStore",),
-    "stores.open": ("create_store", "open_store"),
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_load = lazily(
+    __name__,
+    {
+        "analysis.cross_validation": ("cross_validate",),
+        "analysis.grid": ("grid",),
+        "analysis.stability": ("stability",),
+        "errors": tuple(name for name in __all__ if name.endswith("Error")),
+        "remote.client": ("Client", "connect"),
+        "runs.drive": ("forget", "list_runs", "resume"),
+        "runs.select": ("select",),
+        "selection.fairness": ("FairnessReport",),
+        "selection.group_fairness": ("fairness_report",),
+        "selection.model_file": ("load",),
+        "selection.request": ("SelectionRequest",),
+        "selection.result": ("Selection",),
+        "selection.select": ("select_many",),
+        "sklearn": ("FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"),
+        "stores.builders": ("ingest",),
+        "stores.contract": ("FeatureStore",),
+        "stores.open": ("create_store", "open_store"),
+    },
+)
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module on first use."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "constraints":  # a subpackage: importing it makes it an attribute
         import fastomp_nvm.constraints
 
         return fastomp_nvm.constraints
-    value: object = Lazy(f"fastomp_nvm.{_HOME.get(name, 'errors')}:{name}").load()
-    globals()[name] = value  # the next use does not come here
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
 """Objects found by name and imported on first use.
 
 A :class:`Table` maps names that users write (media, objectives, algorithms, transports, commands) to
-``"package.module:attribute"`` strings; a :class:`Lazy` holds one such string. Each table is defined next to the contract that its
+``"package.module:attribute"`` strings; a :class:`Lazy` holds one such string; :func:`lazily` serves the public names of a package
+from its modules. Each table is defined next to the contract that its
 entries implement and has that contract as its type, so a lookup needs no cast, this package imports no other package of the
 project, and an optional library is imported only where it is used.
 """
@@ -9,13 +10,14 @@ project, and an optional library is imported only where it is used.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from fastomp_nvm.errors import RequestError, UnavailableError, how_to_install, near
 
-__all__ = ["Lazy", "Table"]
+__all__ = ["Lazy", "Table", "lazily"]
 
 T = TypeVar("T")
 
@@ -76,3 +78,24 @@ class Table(dict[str, str], Generic[T]):
         if name not in self:
             self.check(name)
         return Lazy[T](self[name]).load()
+
+
+def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package that imports each of its public names on first use.
+
+    Parameters
+    ----------
+    package : str
+    modules : mapping of str to sequence of str
+        Module of the package -> the public names it defines.
+    """
+    home = {name: module for module, names in modules.items() for name in names}
+
+    def load(name: str) -> object:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = Lazy(f"{package}.{home[name]}:{name}").load()
+        setattr(sys.modules[package], name, value)  # the next use does not come here
+        return value
+
+    return load

@@ -30,7 +30,7 @@ TABLES = {
 }
 
 #: Modules that may pass a computed name to ``Lazy``; the graph sees their targets as imports or as the strings of ``COMMANDS``.
-COMPUTED_TARGETS = {"fastomp_nvm", "fastomp_nvm.cli.main", "fastomp_nvm.registry"}
+COMPUTED_TARGETS = {"fastomp_nvm.cli.main", "fastomp_nvm.registry"}
 
 #: Modules that may pass one of our modules, or a computed name, to ``importlib.import_module``.
 IMPORTERS = {

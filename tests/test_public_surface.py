@@ -124,6 +124,20 @@ def test_importing_and_help_load_little() -> None:
     assert "fastomp_nvm" in done.stdout.split()
 
 
+def test_a_selection_loads_only_the_modules_it_needs() -> None:
+    """A linear selection from an array under a cardinality waits for no other objective, constraint, pool of processes or codec."""
+    done = run(
+        "import sys, numpy as np, fastomp_nvm as fo\n"
+        "X = np.random.default_rng(0).normal(size=(50, 8))\n"
+        "fo.select(X, X[:, 3] - X[:, 5], k=2)\n"
+        "print(*sys.modules)"
+    )
+    loaded = set(done.stdout.split())
+    assert "fastomp_nvm.objectives.linear" in loaded, done.stderr
+    needless = ("algorithms.certificate", "constraints.graphic", "constraints.oracle", "objectives.glm", "stores.reports")
+    assert not {"multiprocessing", "scipy.sparse", "isal", "html", *(f"fastomp_nvm.{name}" for name in needless)} & loaded
+
+
 def test_the_keyword_arguments_are_the_fields_of_a_request() -> None:
     """``RequestFields`` and ``SelectionRequest`` have the same names and types; weights may be any array at first."""
     arguments, fields = get_type_hints(RequestFields), get_type_hints(fo.SelectionRequest)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
-from fastomp_nvm.selection.fairness import FairnessReport
-from fastomp_nvm.stores.encoding import TableEncoding
+
+if TYPE_CHECKING:
+    from fastomp_nvm.algorithms.certificate import Certificate
+    from fastomp_nvm.selection.fairness import FairnessReport
+    from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = ["Answer", "DataSize"]
 

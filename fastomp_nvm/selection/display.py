@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -89,18 +88,20 @@ def frame(columns: Mapping[str, object]) -> pd.DataFrame:
 
 def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
     """Return an HTML table with a caption and notes below it; every text is escaped, and rows beyond 50 are counted only."""
+    from html import escape
+
     if len(rows) > _ROWS + 1:
         notes = [f"and {len(rows) - _ROWS:,} more rows; to_frame() has all of them", *notes]
         rows = rows[:_ROWS]
     # Notebooks centre tables and align every cell to the right.
     texts = [any(cell and not _NUMBER.fullmatch(cell) for cell in cells) for cells in zip(*rows, strict=True)] or [True] * len(head)
     styles = [f"style='text-align:{'left' if text else 'right'};padding:0.1em 0.7em'" for text in texts]
-    top = "".join(f"<th {style}>{html.escape(name)}</th>" for name, style in zip(head, styles, strict=True))
-    lines = ("".join(f"<td {style}>{html.escape(cell)}</td>" for cell, style in zip(row, styles, strict=True)) for row in rows)
+    top = "".join(f"<th {style}>{escape(name)}</th>" for name, style in zip(head, styles, strict=True))
+    lines = ("".join(f"<td {style}>{escape(cell)}</td>" for cell, style in zip(row, styles, strict=True)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    below = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
+    below = "".join(f"<div>{escape(note)}</div>" for note in notes)
     table = f"<table style='margin:0.3em 0'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div style='margin-bottom:0.8em'><div><b>{html.escape(title)}</b></div>{table}{below}</div>"
+    return f"<div style='margin-bottom:0.8em'><div><b>{escape(title)}</b></div>{table}{below}</div>"
 
 
 def _columns(selection: Answer) -> list[tuple[int, str, str, float]]:

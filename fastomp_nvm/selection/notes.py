@@ -5,7 +5,6 @@ Everything is computed from the selected columns, which are in memory already: n
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -111,10 +110,12 @@ def _perfect(
     offsets, open_ = columns.standardisation.offsets, None if linear else _may_separate(dense[few], ones[few])
     for name, first, last in zip(names, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         if (open_ is None or last - first > 1 or open_[first]) and exact(dense[:, first:last]):
+            from shlex import quote
+
             does = "explains" if linear else "separates the classes of"
             yield (
                 f"the feature {name!r} alone {does} the target {response.name!r} without error, as a copy of the target would: if "
-                f"it is not known beforehand, leave it out (--exclude {shlex.quote(name)}, exclude=[{name!r}])"
+                f"it is not known beforehand, leave it out (--exclude {quote(name)}, exclude=[{name!r}])"
             )
             return
     if exact(dense, fit):

@@ -7,7 +7,6 @@ changes during a long pass too and the work itself never waits for a terminal.
 from __future__ import annotations
 
 import contextvars
-import html
 import importlib
 import json
 import os
@@ -268,13 +267,15 @@ def in_notebook() -> bool:
 @contextmanager
 def _in_notebook(tracker: Tracker, delay: float) -> Iterator[None]:
     """Show a tracker below the cell of a notebook inside the block, from ``delay`` seconds on."""
+    from html import escape
+
     display = importlib.import_module("IPython.display")
     # The handle is made by the first drawing: a short run leaves the cell as it is.
     handles: list[_Handle] = []
 
     def draw() -> None:
         content = display.HTML(
-            f"<progress value='{tracker.done:.4f}' max='1'></progress> {html.escape(f'{tracker.label}: {tracker.text()}')}"
+            f"<progress value='{tracker.done:.4f}' max='1'></progress> {escape(f'{tracker.label}: {tracker.text()}')}"
         )
         if handles:
             handles[0].update(content)
@@ -288,7 +289,7 @@ def _in_notebook(tracker: Tracker, delay: float) -> Iterator[None]:
             drawn.stop()
             if handles:
                 tracker.share = 0.0
-                handles[0].update(display.HTML(html.escape(f"{tracker.label}: {tracker.text()}")))
+                handles[0].update(display.HTML(escape(f"{tracker.label}: {tracker.text()}")))
 
 
 class _Handle:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fastomp_nvm.algorithms.certificate import certified
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Parameters, Problem
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import BoolArray, Float64Array
@@ -222,6 +221,8 @@ def prepare(
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.certificate:
+        from fastomp_nvm.algorithms.certificate import certified  # imports every objective
+
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     tier, account = dataset.tier, None
     if tier is None and request.tier == "int8":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.registry import Lazy
-from fastomp_nvm.stores.encoding import TableEncoding
-from fastomp_nvm.stores.ingest_options import IngestFields
-from fastomp_nvm.stores.raw_tables import RawTable
-from fastomp_nvm.stores.reports import BuildReport, IngestReport
+
+if TYPE_CHECKING:
+    from fastomp_nvm.arrays import AnyArray, Float64Array
+    from fastomp_nvm.stores.encoding import TableEncoding
+    from fastomp_nvm.stores.ingest_options import IngestFields
+    from fastomp_nvm.stores.raw_tables import RawTable
+    from fastomp_nvm.stores.reports import BuildReport, IngestReport
 
 __all__ = [
     "BUILD_FROM_ARRAYS",
