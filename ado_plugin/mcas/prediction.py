@@ -12,7 +12,7 @@ from typing import Any
 
 from ado_plugin.mcas.message import data_of, plugin_message, read_plugin_reply
 from ado_plugin.mcas.session import McasSession
-from fastomp_nvm.errors import CallFailedError, StoreURLError, UnreachableError
+from fastomp_nvm.errors import CallFailedError, StoreError, StoreURLError, UnreachableError
 
 __all__ = ["ROWS_PER_PAGE", "predicted_pages"]
 
@@ -42,7 +42,9 @@ def predicted_pages(session: McasSession, pool: str, key: str, model: object, ti
     ids = None
     if "ids.json" in manifest["files"]:
         found = session.get(pool, f"fo/{key}/{manifest['token']}/ids.json", timeout)
-        ids = None if found is None else json.loads(data_of(found))
+        if found is None:
+            raise StoreError(f"the store {key!r} was replaced while a model was evaluated on it: predict again")
+        ids = json.loads(data_of(found))
     call = {"operation": "predict", "key": key, "token": manifest["token"], "model": model}
     for first in range(0, manifest["n_obs"], ROWS_PER_PAGE):
         last = min(first + ROWS_PER_PAGE, manifest["n_obs"])

@@ -261,7 +261,7 @@ class Operations:
                 values = rows.values @ coef + intercept
                 rows = replace(rows, values=rows.values[:, :0])
         longest = 0 if rows.ids is None else max(map(len, rows.ids))
-        step = max(_PREDICT_BYTES // (16 + 6 * longest), 1)  # a character is at most 6 bytes of JSON, on average
+        step = max(_PREDICT_BYTES // (16 + 12 * longest), 1)  # a character is at most 12 bytes of JSON
         for first in range(0, len(values), step):
             part = slice(first, first + step)
             yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}

@@ -36,7 +36,8 @@ GUARANTEES = {
 def show_selection(selection: Selection) -> None:
     """Print a selection for a person."""
     console = Screen()
-    table = Table(title=f"{len(selection.features)} features selected")
+    count = len(selection.features)
+    table = Table(title=f"{count:,} feature{'s' * (count != 1)} selected")
     table.add_column("#", justify="right")
     table.add_column("feature", overflow="fold")
     table.add_column("coefficient", justify="right")

@@ -86,7 +86,13 @@ class ModelColumns:
     n_columns: int
     encoding: TableEncoding | None
 
-    def of(self, data: object, id_column: str | None = None, progress: Callable[[int, int], None] | None = None) -> EncodedRows:
+    def of(
+        self,
+        data: object,
+        id_column: str | None = None,
+        text_encoding: str = "utf-8",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> EncodedRows:
         """Return the observations in ``data``; see ``Selection.predict`` for the kinds of data."""
         if isinstance(data, (str, os.PathLike)) and not os.path.isfile(data):
             if is_remote(data):
@@ -99,7 +105,9 @@ class ModelColumns:
             return self.of_store(data)
         sources = self._sources()
         wanted = {*self.names, *sources}
-        table = READ_TABLE.load()(data, wanted, self.encoding or TableEncoding(), id_column=id_column, progress=progress)
+        table = READ_TABLE.load()(
+            data, wanted, self.encoding or TableEncoding(), id_column=id_column, text_encoding=text_encoding, progress=progress
+        )
         if table is not None:
             return self._of_table(table, sources)
         if id_column is not None:

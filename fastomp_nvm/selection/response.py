@@ -63,7 +63,9 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
                 raise RequestError(f"no target or feature is called {name!r}{hint}; the store's targets: {known}") from None
             first, last = int(dataset.offsets[feature]), int(dataset.offsets[feature + 1])
             if last - first > 1:
-                raise RequestError(f"the feature {name!r} spans {last - first} columns and cannot be a target")
+                raise RequestError(
+                    f"the feature {name!r} spans {last - first} columns and cannot be a target: make it one when the store is built"
+                )
             values = dataset.matrix[first].astype(np.float64)
     if len(values) != dataset.n_obs:
         raise DataError(f"the target has {len(values)} values for {dataset.n_obs} observations")

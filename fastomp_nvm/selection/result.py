@@ -96,7 +96,14 @@ class Selection(Answer):
             "encoding": None if self.encoding is None else self.encoding.to_json(),
         }
 
-    def encode(self, X: object, *, id_column: str | None = None, progress: Callable[[int, int], None] | None = None) -> EncodedRows:
+    def encode(
+        self,
+        X: object,
+        *,
+        id_column: str | None = None,
+        text_encoding: str = "utf-8",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> EncodedRows:
         """Return new observations in the selected columns, with counts of unseen labels and filled cells.
 
         Parameters
@@ -105,6 +112,8 @@ class Selection(Answer):
             As for ``predict``.
         id_column : str, optional
             Column of ``X`` with identifiers, which are returned beside the values; a store has its own.
+        text_encoding : str
+            Of a text file.
         progress : callable, optional
             Called with (bytes done, bytes to do) while a file is read.
 
@@ -113,7 +122,8 @@ class Selection(Answer):
         EncodedRows
         """
         names = [name for part in self.columns for name in part]
-        return ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding).of(X, id_column, progress)
+        columns = ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding)
+        return columns.of(X, id_column, text_encoding, progress)
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the model to a JSON file, which ``fastomp_nvm.load`` and ``fastomp predict`` read.

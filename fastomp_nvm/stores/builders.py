@@ -91,6 +91,7 @@ class TableReader(Protocol):
         encoding: TableEncoding,
         *,
         id_column: str | None = None,
+        text_encoding: str = "utf-8",
         progress: Callable[[int, int], None] | None = None,
     ) -> RawTable | None:
         """Return the columns named in ``wanted``; None if ``data`` is neither a table nor the path of a file.

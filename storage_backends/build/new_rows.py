@@ -31,6 +31,7 @@ def read_new_rows(
     encoding: TableEncoding,
     *,
     id_column: str | None = None,
+    text_encoding: str = "utf-8",
     progress: Callable[[int, int], None] | None = None,
 ) -> RawTable | None:
     """Return the columns of a table or file that are named in ``wanted``; see ``fastomp_nvm.stores.builders.TableReader``.
@@ -43,6 +44,8 @@ def read_new_rows(
         How texts are read: which columns are categories or dates, what is missing, and how numbers are written.
     id_column : str, optional
         Column of identifiers of the rows.
+    text_encoding : str
+        Of a text file.
     progress : callable, optional
         Called with (bytes read, bytes to read) of a file.
 
@@ -52,7 +55,7 @@ def read_new_rows(
         None if ``data`` is neither a table nor a path.
     """
     if isinstance(data, (str, os.PathLike)):
-        return _read_file(os.fspath(data), wanted, encoding, id_column, progress)
+        return _read_file(os.fspath(data), wanted, encoding, id_column, text_encoding, progress)
     columns = table_columns(data, wanted)
     if columns is None:
         return None
@@ -71,6 +74,7 @@ def _read_file(
     wanted: Container[str],
     encoding: TableEncoding,
     id_column: str | None,
+    text_encoding: str,
     progress: Callable[[int, int], None] | None,
 ) -> RawTable:
     """Return columns of a file, read by the reader of its format."""
@@ -84,7 +88,10 @@ def _read_file(
             progress(done, passes * os.path.getsize(path))
 
     rules = CellRules.of(encoding.na_values, encoding.thousands, encoding.decimal)
-    with local_files([path]) as (file,), open_reader(file, ReaderOptions(rules=rules, consumed=consumed)) as reader:
+    with (
+        local_files([path]) as (file,),
+        open_reader(file, ReaderOptions(rules=rules, encoding=text_encoding, consumed=consumed)) as reader,
+    ):
         passes, names = reader.passes + (id_column is not None), list(reader.names)
         if id_column is not None and id_column not in names:
             raise InputError(f"{reader.label} has no column {id_column!r} of identifiers: its columns are {first_names(names)}")

@@ -72,6 +72,8 @@ def _extension(path: str) -> str:
     if extension == ".gz":
         inner = os.path.splitext(stem)[1]
         extension = inner if inner in _TEXT else extension
+    if extension in (".xlsx", ".xls", ".ods"):
+        raise InputError(f"{os.path.basename(path)} is a spreadsheet: save its sheet as a .csv file, and name that")
     if extension not in READERS:
         raise InputError(
             f"{os.path.basename(path)!r} has no extension of a known format: expected one of {', '.join(READERS)}; "

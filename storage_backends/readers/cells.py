@@ -154,7 +154,7 @@ class CellRules:
         unit = _UNIT.fullmatch(core)
         core = unit.group(1) if unit else core
         number = self.number(core)
-        if number is None and self.plain and re.fullmatch(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", core):
+        if number is None and self.plain and re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?", core):
             number = parse_number(core.replace(",", ""))
         return number
 
@@ -179,7 +179,7 @@ def _grouped(thousands: str, decimal: str) -> re.Pattern[str]:
     """Return the pattern of numbers with a separator of thousands and perhaps a currency sign."""
     group = _SPACE if thousands in (" ", "\u00a0", "\u202f") else re.escape(thousands)
     return re.compile(
-        rf"(?P<sign>[+-]?)\s?(?:{_CURRENCY}\s?)?(?P<inner>[+-]?)(?P<whole>[0-9]{{1,3}}(?:{group}[0-9]{{3}})+|[0-9]+)"
+        rf"(?P<sign>[+-]?)\s?(?:{_CURRENCY}\s?)?(?P<inner>[+-]?)(?P<whole>[1-9][0-9]{{0,2}}(?:{group}[0-9]{{3}})+|[0-9]+)"
         rf"(?:{re.escape(decimal)}(?P<rest>[0-9]*))?(?P<exponent>[eE][+-]?[0-9]+)?(?:\s?{_CURRENCY})?"
     )
 

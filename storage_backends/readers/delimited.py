@@ -322,5 +322,5 @@ def _delimiter(path: str, heading: str) -> str:
     if stem.endswith("tsv"):
         return "\t"
     bare = _QUOTED.sub("", heading)
-    candidates = ",;" if stem.endswith("csv") else "\t,;"
+    candidates = ",;\t|" if stem.endswith("csv") else "\t,;|"
     return max(candidates, key=bare.count)

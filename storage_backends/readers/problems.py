@@ -92,7 +92,9 @@ class Problems:
         shown = self.first[:most]
         more = self.total - len(shown)
         gaps = [
-            f"column {column!r} has {count:,} missing cells in all" for column, count in self.missing.items() if count > _MISSING
+            f"column {column!r} has {count:,} missing cells in all: see --missing"
+            for column, count in self.missing.items()
+            if count > _MISSING
         ]
         return (*map(str, shown), *((f"and {more:,} more",) if more else ()), *gaps[:most])
 

@@ -114,7 +114,8 @@ def record_blocks(
             pending = buffer[cut:]
             if len(pending) > _MAX_RECORD_BYTES or (pending and not data):
                 line += int(np.searchsorted(newlines, cut))
-                raise DataError(f"{os.path.basename(path)}: the record at line {line} has a quote that is never closed")
+                what = f"the record at line {line} has a quote that is never closed"
+                raise DataError(f"{os.path.basename(path)}: {what}: close it, or double a quote inside a cell")
             start, rows = 0, int(filled.sum())
             if skip_first and rows:
                 start, rows, skip_first = int(ends[filled.argmax()]), rows - 1, False
@@ -291,8 +292,8 @@ def cell_rows(dialect: Dialect, block: RecordBlock, problems: Problems | None = 
             what = f"{len(cells)} cells, expected {dialect.width} as in the first line"
             message = f"{dialect.label}: line {line} (row {row + 1}) has {what}"
             if problems is None:
-                raise DataError(message)
-            problems.add_line(Problem(dialect.label, line, 0, what, message))
+                raise DataError(f"{message}: correct the line or remove it")
+            problems.add_line(Problem(dialect.label, line, 0, what, f"{message}: correct the line or remove it"))
             cells = (cells + [""] * dialect.width)[: dialect.width]
         if row < last:
             yield row, line, cells

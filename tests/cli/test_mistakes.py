@@ -90,7 +90,15 @@ MISTAKES = [
     ("ingest word.csv new", 2, "'two'", "ingest word.csv new --drop b"),
     ("ingest holes.csv new", 2, "--missing", "ingest holes.csv new --missing mean"),
     ("ingest quote.csv new", 2, "quote", ""),
-    ("ingest latin.csv new", 2, "UTF-8", ""),
+    ("ingest latin.csv new", 2, "UTF-8", "ingest latin.csv new --encoding latin-1"),
+    ("predict found.json houses.csv out.csv", 2, "is not a model", "predict model.json houses.csv out.csv"),
+    ("predict model.json towns.csv out.csv", 2, "with --encoding", "predict model.json towns.csv out.csv --encoding latin-1"),
+    ("ingest sheet.xlsx new", 2, "save its sheet as a .csv file", "ingest houses.csv new"),
+    ("ingest comma.csv new --target y --thousands ,", 2, "'b' is almost numeric", "ingest comma.csv new --target y --decimal ,"),
+    ("select houses --k 1 --target town", 2, "make it one when the store is built", "ingest houses.csv new --target town"),
+    ("verify houses --progress bars", 2, "did you mean 'bar'", "verify houses --progress bar"),
+    ("ingest houses.csv new --na-values", 2, "--na-values needs a value", "ingest houses.csv new --na-values -999,-1"),
+    ("ingest houses.csv new --missing men", 2, "did you mean 'mean'", "ingest houses.csv new --missing mean"),
     ("ingest houses.odt new", 2, "no extension of a known format", "ingest houses.csv new"),
     ("ingest folder new", 2, "is a directory", "ingest houses.csv new"),
     ("ingest houses.csv houses", 2, "--replace", "ingest houses.csv houses --replace"),
@@ -171,6 +179,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "holes.csv": "a,b\n1,2\n,4\n3,1\n",
         "quote.csv": 'a,b\n1,"2\n3,4\n',
         "houses.odt": "x",
+        "sheet.xlsx": "x",
+        "comma.csv": "a;b;y\n" + "".join(f"{row};0,{row + 100};{row}\n" for row in range(40)),
         "notes.txt": "to do\n",
         "short.csv": "1\n2\n",
         "rules.yaml": "partition: {groups: {first: [a, b]}, caps: {first: 1}}\n",
@@ -185,12 +195,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in texts.items():
         (path / name).write_text(text)
     (path / "latin.csv").write_bytes("größe,b\n1,2\n2,3\n".encode("latin-1"))
+    (path / "towns.csv").write_bytes("a,b,town\n1,2,g\xf6rlitz\n".encode("latin-1"))
     (path / "folder").mkdir()
     here = os.getcwd()
     os.chdir(path)
     try:
         assert main(["ingest", "houses.csv", "houses", "--target", "price", "--target", "sold"]) == 0
         assert main(["ingest", "houses.csv", "plain"]) == 0
+        assert (
+            main(["select", "houses", "--k", "2", "--exclude", "b", "--exclude", "c", "--exclude", "d", "--save", "model.json"])
+            == 0
+        )
     finally:
         os.chdir(here)
     return path

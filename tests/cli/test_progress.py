@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 
 import fastomp_nvm as fo
@@ -207,6 +206,7 @@ def test_json_lines_of_an_ingest(table: Path, tmp_path: Path, capsys: pytest.Cap
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> Path:
     """Leave a finished run ``r`` and a model of the columns of ``table``; return the model."""
+    pandas = pytest.importorskip("pandas")
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     X, y = small_data()
     model = tmp_path / "m.json"

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 
 import fastomp_nvm as fo
@@ -259,6 +258,7 @@ def test_predictions_come_in_pages_of_any_size(url, monkeypatch, tmp_path, capsy
     """``predict`` by client, by URL and in the shell is the local answer with every identifier, however long, in order."""
     from fastomp_nvm.cli.main import main
 
+    pandas = pytest.importorskip("pandas")
     monkeypatch.setattr(mcas_prediction, "ROWS_PER_PAGE", rows_per_page)
     X, y, ids = table_with_ids(100, length)
     pandas.DataFrame(X, columns=list("abcde")).assign(y=y, who=ids).to_csv(tmp_path / "t.csv", index=False)

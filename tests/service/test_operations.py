@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import fastomp_nvm as fo
 from ado_plugin.flight.server import _tile
+from ado_plugin.service import operations
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.execution import Execution
 from ado_plugin.service.jobs import JobLimits, Jobs
@@ -28,7 +29,7 @@ from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Tile, Uploads
 from fastomp_nvm import errors
-from fastomp_nvm.selection.codec import encode_vector
+from fastomp_nvm.selection.codec import decode_vector, encode_vector
 from tests.service.running import small_data
 
 ADMIN = Caller(Principal("root", "admin"), "1")
@@ -115,6 +116,23 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
                 continue
             assert "is no name of a" in host.refused(operation, **{**body, field: name}), (operation, field)
     assert sorted(path.name for path in (host.folder / "pools").rglob("*")) == before
+
+
+def test_long_identifiers_are_cut_into_several_replies(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply of ``predict`` keeps below its limit whatever the length of the identifiers, and none is lost."""
+    monkeypatch.setattr(operations, "_PREDICT_BYTES", 20_000)
+    ids = [f"\N{GRINNING FACE}{row:0120d}" for row in range(200)]
+    (tmp_path / "t.csv").write_text("who,a,y\n" + "".join(f"{name},{row},{3 * row}\n" for row, name in enumerate(ids)))
+    fo.ingest(str(tmp_path / "t.csv"), str(tmp_path / "pools" / "lab" / "people"), targets=["y"], id_column="who", dtype="float64")
+    model = fo.select(str(tmp_path / "pools" / "lab" / "people"), k=1)
+    body = json.dumps({"pool": "lab", "key": "people", "model": model.linear_model()}).encode()
+    replies = list(host.operations.call(ADMIN, "predict", body))
+    assert len(replies) > 1
+    assert max(map(len, replies)) < 20_000
+    found = [json.loads(reply) for reply in replies]
+    assert [name for reply in found for name in reply["ids"]] == ids
+    values = np.concatenate([decode_vector(reply["values"], "values") for reply in found])
+    np.testing.assert_allclose(values, 3.0 * np.arange(200), atol=1e-9)
 
 
 def test_symbolic_links_are_refused(host: Host, tmp_path: Path) -> None:

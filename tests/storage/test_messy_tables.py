@@ -242,7 +242,7 @@ def test_missing_cells_do_not_hide_other_problems(capsys: pytest.CaptureFixture[
     assert lines[1] == "t.csv:3:1: column 'a' is missing"
     assert lines[6:] == [
         "t.csv:302:2: column 'b' holds 'x', expected a number",
-        "column 'a' has 200 missing cells in all",
+        "column 'a' has 200 missing cells in all: see --missing",
     ]
 
 

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COL",
         help="column of a file that identifies its rows (default: none; a store has its own)",
     )
+    parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="encoding of the text, such as latin-1 (default utf-8)")
     add_replace_argument(parser)
     add_ray_argument(parser)
     add_connection_arguments(parser)
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = EncodedRows(np.empty((len(eta), 0)), ids=ids)
     else:
         with byte_progress("predict", arguments.progress) as progress:
-            rows = model.encode(arguments.store, id_column=arguments.id_column, progress=progress)
+            rows = model.encode(arguments.store, id_column=arguments.id_column, text_encoding=arguments.encoding, progress=progress)
         eta = model.linear_predictor(rows.values)
     columns = _columns(model, eta, rows.ids, arguments.id_column or "id")
     if out == "-":
