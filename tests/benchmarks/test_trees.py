@@ -33,7 +33,8 @@ def f():  # named
 
 def test_the_footprint_of_this_tree(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of every package, and functions that selections enter: named ones, and with comprehensions at least as many."""
-    monkeypatch.setattr(footprint, "start_up", lambda trees, repeats: {label: {"ratio": Ratio(1.0, 1.0, 1.0)} for label in trees})
+    for timed in ("start_up", "first_answers"):
+        monkeypatch.setattr(footprint, timed, lambda trees, repeats: {label: {"ratio": Ratio(1.0, 1.0, 1.0)} for label in trees})
     assert footprint.main(["--quick", "--json", "--against", str(footprint.ROOT)]) == 0
     one, other = json.loads(capsys.readouterr().out)["found"].values()
     assert one == other
@@ -58,6 +59,14 @@ def test_start_up_is_a_ratio_to_numpy() -> None:
     found = footprint.start_up({"this tree": footprint.ROOT}, 1)["this tree"]
     assert len(found) == 4
     assert all(0 < ratio.low <= ratio.median <= ratio.high for ratio in found.values())
+
+
+def test_the_first_selection_of_a_process_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a positive ratio for every size."""
+    monkeypatch.setattr(footprint, "FIRST_SIZES", ((50, 20, 3), (60, 20, 3)))
+    found = footprint.first_answers({"this tree": footprint.ROOT}, 1)["this tree"]
+    assert len(found) == 2
+    assert all(ratio.median > 0 for ratio in found.values())
 
 
 def test_two_checkouts_run_the_same_cells(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,6 +141,7 @@ def test_a_pass_in_flight_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "INLINE_PRODUCTS", 1)
     monkeypatch.setattr(sweeper, "TASK_BYTES", 1 << 12)
     X, y = small_data(n_features=2000)
+    X = np.asfortranarray(X)  # columns that lie beside each other are swept many at a time
     heard: list[Progress] = []
     found = fo.select(X, y, k=4, threads=1, observer=heard.append)
     first = [step for step in heard if step.sweep == 1 and step.share]
@@ -158,6 +159,7 @@ def test_a_selection_is_cancelled_during_a_pass(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sweeper, "INLINE_PRODUCTS", 1)
     monkeypatch.setattr(sweeper, "TASK_BYTES", 1 << 12)
     X, y = small_data(n_features=2000)
+    X = np.asfortranarray(X)  # columns that lie beside each other are swept many at a time
     heard: list[Progress] = []
     with pytest.raises(fo.CancelledError):
         fo.select(X, y, k=4, threads=1, observer=heard.append, cancelled=lambda: any(step.share > 0.3 for step in heard))

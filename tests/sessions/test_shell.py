@@ -38,7 +38,7 @@ def test_a_classification(name: str, target: str, tmp_path: Path, capsys: Any, m
 
     fastomp(f"ingest train.csv people --target {target} --id person --dtype float64")
     printed = capsys.readouterr().out
-    assert f"{len(train)} observations" in printed
+    assert f"{len(train):,} observations" in printed
     assert "next: fastomp select people" in printed
     fastomp("select people --k 5 --ridge 0 --save model.json --json")
     found = json.loads(capsys.readouterr().out)

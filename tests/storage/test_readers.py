@@ -473,6 +473,8 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
 def test_unknown_extension_lists_the_known(tmp_path: Path) -> None:
     """The message lists the known formats."""
     with pytest.raises(InputError, match=r"\.csv.*\.parquet.*\.gz"):
+        read_all(tmp_path / "t.docx")
+    with pytest.raises(InputError, match=r"spreadsheet: save its sheet as a \.csv"):
         read_all(tmp_path / "t.xlsx")
     with pytest.raises(InputError, match="no extension of a known format"):
         read_all(tmp_path / "t.npy.gz")
