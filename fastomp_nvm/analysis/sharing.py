@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from fastomp_nvm.arrays import JSONObject
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.text import human_bytes
@@ -21,15 +22,15 @@ class Sharing:
     ----------
     bytes_read, bytes_read_alone : int
     full_passes, full_passes_alone : float
-    gram : str, optional
-        Whether the selections were made from Gram matrices, and why; as in a ``Selection``.
+    gram : Choice, optional
+        Whether the selections were made from Gram matrices, and why; as in ``Selection.choices``.
     """
 
     bytes_read: int
     bytes_read_alone: int
     full_passes: float
     full_passes_alone: float
-    gram: str | None = None
+    gram: Choice | None = None
 
     @classmethod
     def of(cls, traffic: Traffic, selections: Sequence[Selection], n_features: int) -> Sharing:
@@ -39,7 +40,7 @@ class Sharing:
             bytes_read_alone=sum(selection.bytes_read for selection in selections),
             full_passes=traffic.features_visited / n_features,
             full_passes_alone=sum(selection.full_passes for selection in selections),
-            gram=selections[0].gram,
+            gram=selections[0].choices.get("gram"),
         )
 
     def to_json(self) -> JSONObject:
@@ -48,5 +49,8 @@ class Sharing:
 
     def in_words(self) -> str:
         """Return the traffic as text."""
-        gram = "" if self.gram is None else f"; Gram matrices {self.gram}"
-        return f"{self.full_passes:.1f} passes, {human_bytes(self.bytes_read)} read{gram}"
+        return f"{self.full_passes:.1f} passes, {human_bytes(self.bytes_read)} read{self.gram_in_words()}"
+
+    def gram_in_words(self) -> str:
+        """Return whether Gram matrices were used and why, as the end of a sentence; empty where they were not considered."""
+        return "" if self.gram is None else f"; Gram matrices {self.gram.value}: {self.gram.reason}"

@@ -59,8 +59,6 @@ def show_selection(selection: Selection) -> None:
     )
     if selection.guarantee is not None and selection.guarantee in GUARANTEES:
         console.print(GUARANTEES[selection.guarantee])
-    if selection.gram is not None:
-        console.print(f"Gram matrix of all columns {selection.gram}", soft_wrap=True)
     estimated = selection.rank if selection.rank_estimated else None
     if estimated is not None:
         console.print(
@@ -103,5 +101,5 @@ def sharing_in_words(sharing: Sharing) -> str:
     return (
         f"{human_bytes(sharing.bytes_read)} read in {sharing.full_passes:.1f} passes; one by one it would have been "
         f"{human_bytes(sharing.bytes_read_alone)} in {sharing.full_passes_alone:.1f}"
-        f"{'' if sharing.gram is None else f'; Gram matrices {sharing.gram}'}"
+        f"{sharing.gram_in_words()}"
     )

@@ -105,9 +105,6 @@ class Answer:
     medium, durability : str
     emulated : bool
     tier, kernel : str
-    gram : str, optional
-        ``used: ...`` where the selection was made from a Gram matrix of all columns, ``not used: ...`` where the data did not allow
-        it; None: not considered. See ``fastomp_nvm.selection.compression``.
     verified : bool
         Whether the checksums of the store were checked first.
     target : str
@@ -176,7 +173,6 @@ class Answer:
     durability: str
     emulated: bool
     tier: str
-    gram: str | None = None
     kernel: str
     verified: bool = False
     target: str

@@ -18,6 +18,7 @@ import numpy as np
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import CancelledError
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.gram import BlockGrams, Compressed, IllConditionedError, Moments, gram_bytes
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.sweeper import Sweeper
@@ -56,11 +57,11 @@ class Compression:
 
     Attributes
     ----------
-    reason : str
-        Why the data was compressed.
+    choice : Choice
+        That Gram matrices are used, and for what.
     """
 
-    reason: str
+    choice: Choice
     _compressed: dict[bytes, Compressed]
     _moments: dict[bytes, Moments]
 
@@ -79,8 +80,8 @@ def compress(
     y: object,
     sweeper: Sweeper,
     cancelled: Callable[[], bool] | None,
-) -> Compression | str | None:
-    """Return the compressed data of ``splits``; the reason where it turned out to be too ill conditioned; None: not worthwhile."""
+) -> Compression | Choice | None:
+    """Return the compressed data of ``splits``; a choice against it where it is too ill conditioned; None: not worthwhile."""
     requests = [split.request for split in splits]
     n_columns, n_obs = dataset.matrix.shape
     if not (
@@ -126,9 +127,9 @@ def compress(
         grams = BlockGrams(dataset.matrix, dataset.statistics, response.values, blocks.weights, blocks.block_of, sweeper, look)
         sweeper.share_out(list(map(partial, repeat(derive), distinct, grams.under(blocks.factors))))
     except IllConditionedError as error:
-        return f"not used: {error}, so that products in float64 do not suffice"
-    reason = f"used: one pass over {n_obs:,} observations of {n_columns:,} columns for {len(splits)} selections"
-    return Compression(reason, compressed, moments)
+        return Choice("not used", f"{error}, so that products in float64 do not suffice")
+    reason = f"one pass over {n_obs:,} observations of {n_columns:,} columns for {len(splits)} selections"
+    return Compression(Choice("used", reason), compressed, moments)
 
 
 @dataclass(frozen=True, slots=True)

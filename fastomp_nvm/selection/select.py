@@ -64,7 +64,7 @@ def select_many(
     """Answer several requests over the same data in shared sweeps.
 
     Each answer equals, bit for bit, that of the request run alone; its counters are those of the run alone too. Where answers are
-    made from Gram matrices (``gram`` of a request and of its answer), they are equal up to rounding.
+    made from Gram matrices (``gram`` of a request and of its choices), they are equal up to rounding.
 
     Parameters
     ----------
@@ -150,6 +150,8 @@ def select_shared(
         if pools and not dataset.resident:
             budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
             left_open["gather_bytes"] = Choice(budget, BUDGET_REASON)
+        if found is not None:
+            left_open["gram"] = found.choice if isinstance(found, Compression) else found
         prepared: list[Prepared] = []
         runs: list[Run] = []
         for place, split in enumerate(wanted):
@@ -158,8 +160,7 @@ def select_shared(
             if journals:
                 runs[place].journal = journals[place]
 
-        reason = found if isinstance(found, str) else None if compression is None else compression.reason
-        finish = partial(_finish, dataset, sweeper, left_open, started, reason)
+        finish = partial(_finish, dataset, sweeper, left_open, started)
 
         def hand_over(place: int) -> None:
             assert ended is not None
@@ -324,7 +325,7 @@ def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepar
         chosen["tier"] = Choice("exact", f"{size} is not expected to be faster with the tier")
     if dataset.matrix.choice is not None:
         chosen["io"] = dataset.matrix.choice
-    return chosen | {name: choice for name, choice in left_open.items() if getattr(request, name, None) is None}
+    return chosen | {name: choice for name, choice in left_open.items() if getattr(request, name, None) in (None, "auto")}
 
 
 def _guarantee(request: SelectionRequest, outcome: Outcome) -> str | None:
@@ -350,9 +351,7 @@ def _why_nothing(constraint: Constraint, names: Sequence[str]) -> str:
     )
 
 
-def _finish(
-    dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, gram: str | None, prepared: Prepared
-) -> Selection:
+def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, prepared: Prepared) -> Selection:
     """Refit on the selected features and return the result."""
     split, response, run, compression = prepared.split, prepared.response, prepared.run, prepared.compression
     request, weights, original, mean = split.request, split.weights, run.problem.design.standardisation, 0.0
@@ -443,7 +442,6 @@ def _finish(
         durability=dataset.traits.durability,
         emulated=dataset.traits.emulated,
         tier="exact" if run.tier is None else "int8",
-        gram=gram,
         kernel=sweeper.kernel.id,
         verified=dataset.verified,
         target=response.name,
