@@ -23,25 +23,22 @@ Theorem 1: an element of the sequence whose own score has fallen below ``t`` whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from fastomp_nvm.algorithms.polish import best_of, polish
-from fastomp_nvm.algorithms.protocol import Algorithm, Counters, Gradients, Outcome, Problem, Query, Round, Steps
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Round, Steps
 from fastomp_nvm.algorithms.rank import find_rank
 from fastomp_nvm.algorithms.sequence import SMALLEST_BLOCK, inner_iterations
+from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.arrays import IndexArray
 
 __all__ = ["TAUS", "fast_omp"]
 
 #: Values of tau for ``tau="auto"``.
 TAUS = (0.25, 0.5, 0.75, 0.95)
-
-Found = TypeVar("Found")
 
 
 def fast_omp(problem: Problem) -> Algorithm:
@@ -52,7 +49,7 @@ def fast_omp(problem: Problem) -> Algorithm:
         selected, polished, _ = yield from _run(problem, tau, rank)
         outcome = Outcome(selected, rank=rank, rank_estimated=estimated)
     else:
-        runs = yield from _together(problem, [partial(_run, tau=each, rank=rank) for each in TAUS])
+        runs = yield from together(problem, [partial(_run, tau=each, rank=rank) for each in TAUS])
         best = best_of(problem, [run[0] for run in runs])
         selected, polished, _ = runs[best]
         outcome = Outcome(selected, tau=TAUS[best], rank=rank, rank_estimated=estimated)
@@ -79,43 +76,6 @@ def _run(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, Ind
 def _complete(problem: Problem, tau: float, rank: int, selected: IndexArray) -> Steps[IndexArray]:
     """Return ``selected`` extended by Algorithm 1 until it is maximal."""
     return (yield from _pursue(problem, tau, rank, selected))[0]
-
-
-def _together(problem: Problem, runs: Sequence[Callable[[Problem], Steps[Found]]]) -> Steps[list[Found]]:
-    """Run several parts of an algorithm in shared sweeps, each with one ask per query; return their results."""
-    children = [replace(problem, counters=Counters(traffic=problem.counters.traffic)) for _ in runs]
-    steps = [run(child) for run, child in zip(runs, children, strict=True)]
-    found: dict[int, Found] = {}
-    answers: dict[int, Sequence[Gradients] | None] = dict.fromkeys(range(len(runs)))
-    while answers:
-        waiting: dict[int, Query] = {}
-        for place, answer in answers.items():
-            try:
-                step = steps[place].send(answer)
-                while not isinstance(step, Query):
-                    yield step
-                    step = steps[place].send(None)
-                waiting[place] = step
-            except StopIteration as stop:
-                found[place] = stop.value
-        _add_up(problem.counters, [child.counters for child in children])
-        answers = {}
-        if waiting:
-            ahead = max(waiting.values(), key=lambda query: query.value)
-            answered = yield Query(ahead.selected, ahead.value, tuple(query.asks[0] for query in waiting.values()))
-            assert answered is not None
-            answers = {place: (gradients,) for place, gradients in zip(waiting, answered, strict=True)}
-    return [found[place] for place in range(len(runs))]
-
-
-def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
-    """Add the counters of parallel runs, rounds by their maximum and calls by their sum; reset the parts."""
-    total.gradient_rounds += max(part.gradient_rounds for part in parts)
-    total.gradient_calls += sum(part.gradient_calls for part in parts)
-    total.independence_rounds += max(part.independence_rounds for part in parts)
-    total.independence_calls += sum(part.independence_calls for part in parts)
-    for part in parts:
-        part.gradient_rounds = part.gradient_calls = part.independence_rounds = part.independence_calls = 0
 
 
 def _pursue(problem: Problem, tau: float, rank: int, selected: IndexArray) -> Steps[tuple[IndexArray, IndexArray]]:

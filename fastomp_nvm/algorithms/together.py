@@ -13,7 +13,7 @@ __all__ = ["together"]
 def together(problem: Problem, parts: Sequence[Callable[[Problem], Steps[Result]]]) -> Steps[list[Result]]:
     """Run ``parts`` over one pool of columns, each query of one with the waiting queries of the others; return their results.
 
-    Rounds count as those of the longest part, calls of all parts add up.
+    Between two shared queries rounds count as those of the part with most of them, calls of all parts add up.
     """
     children = [replace(problem, counters=Counters(traffic=problem.counters.traffic)) for _ in parts]
     steps = [part(child) for part, child in zip(parts, children, strict=True)]
@@ -30,6 +30,7 @@ def together(problem: Problem, parts: Sequence[Callable[[Problem], Steps[Result]
                 waiting[place] = step
             except StopIteration as stop:
                 found[place] = stop.value
+        _add_up(problem.counters, [child.counters for child in children])
         answers = {}
         if waiting:
             ahead = max(waiting.values(), key=lambda query: query.value)
@@ -39,9 +40,14 @@ def together(problem: Problem, parts: Sequence[Callable[[Problem], Steps[Result]
             for place, query in waiting.items():
                 answers[place] = answered[first : first + len(query.asks)]
                 first += len(query.asks)
-    totals, counted = problem.counters, [child.counters for child in children]
-    totals.gradient_rounds += max(each.gradient_rounds for each in counted)
-    totals.gradient_calls += sum(each.gradient_calls for each in counted)
-    totals.independence_rounds += max(each.independence_rounds for each in counted)
-    totals.independence_calls += sum(each.independence_calls for each in counted)
     return [found[place] for place in range(len(parts))]
+
+
+def _add_up(total: Counters, parts: Sequence[Counters]) -> None:
+    """Add the counters of parallel runs, rounds by their maximum and calls by their sum; reset the parts."""
+    total.gradient_rounds += max(part.gradient_rounds for part in parts)
+    total.gradient_calls += sum(part.gradient_calls for part in parts)
+    total.independence_rounds += max(part.independence_rounds for part in parts)
+    total.independence_calls += sum(part.independence_calls for part in parts)
+    for part in parts:
+        part.gradient_rounds = part.gradient_calls = part.independence_rounds = part.independence_calls = 0

@@ -73,7 +73,8 @@ def show_selection(selection: Selection) -> None:
     if selection.medium == "pmem" and selection.emulated:
         console.print("persistent memory is emulated on this machine")
     for name, choice in selection.choices.items():
-        console.print(f"{clean(name.replace('_', ' '))} {clean(str(choice.value))}: {clean(choice.reason, None)}", soft_wrap=True)
+        value = human_bytes(choice.value) if name == "gather_bytes" and isinstance(choice.value, int) else clean(str(choice.value))
+        console.print(f"{clean(name.replace('_', ' '))} {value}: {clean(choice.reason, None)}", soft_wrap=True)
     for note in selection.notes:
         console.print(f"note: {clean(note, None)}")
 
