@@ -324,12 +324,16 @@ def many(name):
 
 @pytest.mark.parametrize("name", sorted({*SYSTEMS, "extendable by flow"} - {"oracle", "monotone"}))
 def test_nothing_loops_over_many_candidates(name):
-    """Queries about all candidates take fewer interpreter steps than there are candidates."""
+    """Queries about all candidates take hardly more interpreter steps than about a tenth of them."""
     constraint = many(name)
     everything = np.arange(N_MANY)
     sequence, _, _ = sequences.random_sequence(constraint, array([]), everything, seed=0, outer=0, inner=0)
     sequence = sequence[:300]
     assert len(sequence) >= 100
-    assert steps_of(lambda: constraint.blocking(array([]), sequence, everything)) < N_MANY
-    assert steps_of(lambda: constraint.extensions(sequence, everything)) < N_MANY
-    assert steps_of(lambda: constraint.longest_prefix(array([]), everything)) < N_MANY
+    for query in (
+        lambda candidates: constraint.blocking(array([]), sequence, candidates),
+        lambda candidates: constraint.extensions(sequence, candidates),
+        lambda candidates: constraint.longest_prefix(array([]), candidates),
+    ):
+        few, many_ = (steps_of(lambda: query(candidates)) for candidates in (everything[::10], everything))  # noqa: B023
+        assert many_ - few < N_MANY
