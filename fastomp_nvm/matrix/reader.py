@@ -138,8 +138,8 @@ class MatrixFile:
         """True when the file system allows direct reads; otherwise pages are dropped from the page cache after each read."""
         return self._direct >= 0
 
-    def resident_share(self) -> float:
-        """Return the share of pages that are in memory, from a sample; 0 for a file that this user may not write.
+    def resident_share(self, columns: IndexArray | None = None) -> float:
+        """Return the share of pages (of ``columns``) that are in memory, from a sample; 0 for a file that this user may not write.
 
         Of such a file ``mincore`` reports every page as in memory.
         """
@@ -147,8 +147,12 @@ class MatrixFile:
             return 0.0
         address = int(self.array.__array_interface__["data"][0])
         pages = -(-self.array.nbytes // _PAGE)
-        step = max(pages // _SAMPLES, 1)
-        firsts = range(0, pages, step)
+        if columns is None:
+            step = max(pages // _SAMPLES, 1)
+            firsts: Sequence[int] = range(0, pages, step)
+        else:
+            step = -(-self.column_bytes // _PAGE)
+            firsts = (columns[:: max(len(columns) // _SAMPLES, 1)] * self.column_bytes // _PAGE).tolist()
         state = np.zeros((len(firsts), _SAMPLED_PAGES), dtype=np.uint8)
         where, sampled = state.ctypes.data, 0
         for number, first in enumerate(firsts):
@@ -268,8 +272,10 @@ class FileRows(ArrayRows):
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Copy the rows ``columns`` into ``out``, reading them in the order of the file and near ones together."""
-        if len(columns) and (way := self.way()) != "mapping":
-            file, keep = self.file, way == "page cache"
+        file, way = self.file, self.way() if len(columns) else "mapping"
+        # Of a file that is mostly cold, columns gathered before may be in memory: copying them needs no threads.
+        if way != "mapping" and not (self._io == "auto" and file.resident_share(columns) >= RESIDENT_SHARE):
+            keep = way == "page cache"
             order = np.argsort(columns, kind="stable")
             wanted = columns[order]
             step = max(PICKED_BYTES // file.column_bytes, 1)

@@ -166,7 +166,7 @@ def test_a_store_in_memory_answers_the_same(tmp_path: Path) -> None:
 def test_copies_into_memory_are_read_directly(tmp_path: Path, monkeypatch) -> None:
     """Copying a cold matrix or tier bypasses the page cache, regardless of free memory."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
-    monkeypatch.setattr(MatrixFile, "resident_share", lambda _: 0.0)
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda *_: 0.0)
     reads: list[int] = []
     read = MatrixFile.read
     monkeypatch.setattr(MatrixFile, "read", lambda self, first, *rest: (reads.append(first), read(self, first, *rest))[1])
@@ -273,7 +273,7 @@ def test_auto_looks_at_the_file_and_at_free_memory(tmp_path: Path, monkeypatch) 
     """Rows of a file apply the rule to their share in memory and to free memory; ``mmap`` and ``direct`` override it."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     share, memory = [1.0], [float("inf")]
-    monkeypatch.setattr(MatrixFile, "resident_share", lambda _: share[0])
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda *_: share[0])
     monkeypatch.setattr(reading, "fillable_memory", lambda: memory[0])
     with build(str(tmp_path / "store"), 100, 50) as store:
         rows = {io: FileRows(store.files()[0], io) for io in ("auto", "mmap", "direct")}
@@ -292,7 +292,7 @@ def test_gathered_columns_of_a_cold_file_stay_in_memory_if_there_is_room(
 ) -> None:
     """A gather of a cold file reads through the page cache where the file fits, otherwise past it, with the same bits."""
     monkeypatch.setattr(reading, "SMALL_BYTES", 0)
-    monkeypatch.setattr(MatrixFile, "resident_share", lambda _: 0.0)
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda *_: 0.0)
     monkeypatch.setattr(reading, "fillable_memory", lambda: room)
     with build(str(tmp_path / "store"), 1001, 97) as store:
         file = store.files()[0]
