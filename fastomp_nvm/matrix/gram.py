@@ -71,7 +71,7 @@ class Moments:
     mean, norm, minimum, maximum : (n_columns + 1,) float64
         ``norm`` is that of the centred column.
     correlation : (n_columns + 1, n_columns + 1) float64
-        Gram matrix of the centred columns in units of ``norm``; zero for constant columns.
+        Gram matrix of the centred columns in units of ``norm``, on and below the diagonal; constant columns correlate with none.
     """
 
     weight: float
@@ -85,10 +85,9 @@ class Moments:
         """Return R^2, about the mean of these observations, of a linear predictor; NaN where the response is constant."""
         if not self.norm[-1] > 0.0:
             return float("nan")
-        coef_of_unit = coef * self.norm[columns] / self.norm[-1]
-        products = self.correlation[columns, -1]
-        explained = 2.0 * float(coef_of_unit @ products)
-        explained -= float(coef_of_unit @ self.correlation[np.ix_(columns, columns)] @ coef_of_unit)
+        coef_of_unit, pairs = coef * self.norm[columns] / self.norm[-1], np.meshgrid(columns, columns)
+        explained = 2.0 * float(coef_of_unit @ self.correlation[-1, columns])
+        explained -= float(coef_of_unit @ self.correlation[np.maximum(*pairs), np.minimum(*pairs)] @ coef_of_unit)
         shift = float(self.mean[-1] - intercept - coef @ self.mean[columns]) / float(self.norm[-1])
         return explained - self.weight * shift * shift
 
@@ -143,7 +142,7 @@ class BlockGrams:
     sweeper: Sweeper
     look: Callable[[], None]
     _centre: Float64Array = field(init=False)
-    _grams: Float64Array = field(init=False)  # (blocks, ...): panels on and above the diagonal, one after the other
+    _grams: Float64Array = field(init=False)  # (blocks, ...): panels of rows up to the diagonal, one after the other
     _ranges: Float64Array = field(init=False)  # (2, blocks, n_columns + 1): minimum and maximum
     _known_copies: dict[tuple[int, int], float] = field(default_factory=dict, init=False)
 
@@ -166,7 +165,7 @@ class BlockGrams:
             lost_pages.check(array)
 
     def _panels(self) -> list[tuple[int, int, int]]:
-        """Return first and last column of each panel, and where the panel ends in a row of ``_grams``."""
+        """Return first and last row of each panel, as long as its last row, and where the panel ends in ``_grams``."""
         found, end, size = [], 0, self.rows.shape[0] + 2
         for first in range(0, size, PANEL):
             last = min(first + PANEL, size)
@@ -205,7 +204,7 @@ class BlockGrams:
 
         @_SILENTLY
         def multiply(block: int, begin: int, end: int, low: int, high: int, place: int) -> None:
-            product = tile[:high, begin:end] @ tile[low:high, begin:end].T
+            product = tile[low:high, begin:end] @ tile[:high, begin:end].T
             self._grams[block, place - product.size : place] += product.reshape(-1)
 
         panels = self._panels()[::-1]  # the last ones take longest
@@ -238,25 +237,30 @@ class BlockGrams:
     @_SILENTLY
     def _moments(self, flat: Float64Array, inside: BoolArray) -> Moments:
         """Return the moments of a sum of Gram matrices of the blocks ``inside``."""
-        size = self.rows.shape[0] + 2
-        whole, begin = np.empty((size, size)), 0
+        size = self.rows.shape[0] + 1
+        panels, begin = [], 0
         for first, last, end in self._panels():
-            whole[:last, first:last] = flat[begin:end].reshape(last, last - first)
-            whole[first:last, :first] = whole[:first, first:last].T
+            panels.append((first, flat[begin:end].reshape(last - first, last)))
             begin = end
-        weight, sums, gram = float(whole[-1, -1]), whole[-1, :-1], whole[:-1, :-1]
-        squares = gram.diagonal().copy()
-        gram -= np.multiply.outer(sums, sums / weight)
+        squares = np.concatenate([panel.diagonal(first) for first, panel in panels])[:size]
+        sums, weight = flat[-size - 1 : -1], float(flat[-1])  # the last row
+        shares = sums / weight
         minimum, maximum = self._ranges[0, inside].min(axis=0), self._ranges[1, inside].max(axis=0)
-        left, varies = gram.diagonal(), minimum < maximum
+        left, varies = squares - sums * shares, minimum < maximum
         if not (np.isfinite(left) & (~varies | (left > CENTRED_SHARE * squares))).all():
             raise IllConditionedError("a column has extreme values, or means far apart in parts of the observations")
-        root = np.sqrt(np.where(varies, left, 1.0))
-        gram *= (varies / root)[:, None]
-        gram *= varies / root
-        gram.flat[:: len(gram) + 1] = varies
-        mean = np.where(varies, self._centre + sums / weight, minimum)
-        return Moments(weight, mean, np.where(varies, root, 0.0), minimum, maximum, gram)
+        norm = np.sqrt(np.where(varies, left, 0.0))
+        inverse = np.divide(1.0, norm, out=np.zeros(size), where=varies)
+        correlation = np.zeros((size, size))
+        for first, panel in panels:
+            part = correlation[first : first + len(panel), : panel.shape[1]]  # without the last row and column
+            here, before = slice(first, first + len(part)), slice(part.shape[1])
+            np.multiply.outer(sums[here], shares[before], out=part)
+            np.subtract(panel[: len(part), before], part, out=part)
+            part *= inverse[here, None]
+            part *= inverse[before]
+        correlation.flat[:: size + 1] = 1.0
+        return Moments(weight, np.where(varies, self._centre + shares, minimum), norm, minimum, maximum, correlation)
 
     def compress(self, moments: Moments, offsets: IndexArray, weights: Float64Array | None) -> Compressed:
         """Return pseudo-observations with the products that ``moments`` hold.
@@ -275,16 +279,17 @@ class BlockGrams:
         """
         if not moments.norm[-1] > 0.0:
             raise IllConditionedError("the response is constant")
-        varies = np.flatnonzero(moments.norm > 0.0)
-        factor = _factor(moments.correlation[np.ix_(varies, varies)])
-        size = len(moments.norm)
-        rows = np.zeros((size, size + 1))
-        rows[varies, : factor.shape[1]] = factor
+        factor, independent = _factor(moments.correlation)
+        size, rank = factor.shape
         # A reflection that takes the last coordinate, zero in all rows, to the constant direction: entries of each row sum to zero.
-        mirror = np.full(size + 1, 1.0 / np.sqrt(size + 1))
-        mirror[-1] -= 1.0
-        rows -= np.multiply.outer(rows @ mirror, mirror * (2.0 / float(mirror @ mirror)))
-        moments = self._tie(moments, rows, weights)
+        rows, even = np.empty((size, size + 1)), 1.0 / np.sqrt(size + 1)
+        shifts = factor.sum(axis=1) * (even / (1.0 - even))
+        np.subtract(factor, (even * shifts)[:, None], out=rows[:, :rank])
+        rows[:, rank:] = (-even * shifts)[:, None]
+        rows[:, -1] += shifts
+        rows[~(moments.norm > 0.0)] = 0.0
+        if not independent:
+            moments = self._tie(moments, rows, weights)
         columns = rows[:-1]
         columns.setflags(write=False)
         norm, grams = moments.norm[:-1], []
@@ -308,12 +313,10 @@ class BlockGrams:
 
     def _tie(self, moments: Moments, rows: Float64Array, weights: Float64Array | None) -> Moments:
         """Give columns that are copies of an earlier one, up to sign and a power of two, its row: ties go to the lowest index."""
-        like = np.abs(moments.correlation[:-1, :-1]) > 1.0 - _LIKE_COPIES
-        if np.count_nonzero(like) == np.count_nonzero(moments.norm[:-1]):  # each like itself alone
-            return moments
-        like, norm, mean = np.triu(like, 1), moments.norm.copy(), moments.mean.copy()
-        for column in np.flatnonzero(like.any(axis=0)).tolist():
-            for earlier in np.flatnonzero(like[:, column]).tolist():
+        like = np.tril(np.abs(moments.correlation[:-1, :-1]) > 1.0 - _LIKE_COPIES, -1)
+        norm, mean = moments.norm.copy(), moments.mean.copy()
+        for column in np.flatnonzero(like.any(axis=1)).tolist():
+            for earlier in np.flatnonzero(like[column]).tolist():
                 factor = self._ratio(earlier, column, moments, weights)
                 if factor:
                     rows[column] = np.sign(factor) * rows[earlier]
@@ -326,7 +329,7 @@ class BlockGrams:
         factor = self._known_copies.get((one, other))
         if factor is None:
             factor = 2.0 ** round(float(np.log2(moments.norm[other] / moments.norm[one])))
-            factor = float(np.copysign(factor, moments.correlation[one, other]))
+            factor = float(np.copysign(factor, moments.correlation[other, one]))
             first, second = self.rows[one], self.rows[other]
             if np.array_equal(second, first * second.dtype.type(factor)):
                 self._known_copies[one, other] = factor
@@ -341,12 +344,15 @@ class DerivedRows(ArrayRows):
     counted = False
 
 
-def _factor(gram: Float64Array) -> Float64Array:
-    """Return L (n, r) with ``L L' = gram`` for a Gram matrix of unit columns; r is its rank."""
+def _factor(gram: Float64Array) -> tuple[Float64Array, bool]:
+    """Return L (n, r) with ``L L' = gram`` for a Gram matrix of unit columns, of which the part on and below the diagonal is read.
+
+    The second result says whether the columns are far from dependent, so that r is n and none is a copy of another.
+    """
     try:
         factor = np.asarray(np.linalg.cholesky(gram), dtype=np.float64)
         if factor.diagonal().min() ** 2 > NEARLY_DEPENDENT:
-            return factor
+            return factor, True
     except np.linalg.LinAlgError:
         pass
     factor, pivots, rank, _ = lapack.dpstrf(gram, lower=1, tol=DEPENDENT)
@@ -354,4 +360,4 @@ def _factor(gram: Float64Array) -> Float64Array:
         raise IllConditionedError("columns are nearly dependent")
     out = np.empty((len(gram), rank))
     out[pivots - 1] = np.tril(factor)[:, :rank]
-    return out
+    return out, False

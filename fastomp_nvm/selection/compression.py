@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 
 import numpy as np
 
@@ -62,16 +62,41 @@ class Compression:
     """
 
     choice: Choice
-    _compressed: dict[bytes, Compressed]
-    _moments: dict[bytes, Moments]
+    _distinct: _Distinct
+    _compressed: dict[int, Compressed]
+    _moments: dict[int, Moments]
 
     def of(self, split: Split) -> Compressed:
         """Return the compressed training data of a request."""
-        return self._compressed[_key(split.weights)]
+        return self._compressed[self._distinct.number(split.weights)]
 
     def score(self, split: Split, columns: IndexArray, coef: Float64Array, intercept: float) -> float:
         """Return the score of a model in original units on the test observations of a request."""
-        return self._moments[_key(split.test)].score(columns, coef, intercept)
+        return self._moments[self._distinct.number(split.test)].score(columns, coef, intercept)
+
+
+class _Distinct:
+    """Observation weights numbered by their values; None is among them.
+
+    Attributes
+    ----------
+    values : list of (n_obs,) float64 or None
+        By number.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Float64Array | None] = []
+        self._numbers: dict[bytes, int] = {}
+        self._known: dict[int, tuple[Float64Array | None, int]] = {}  # by identity: to look at the values once is enough
+
+    def number(self, weights: Float64Array | None) -> int:
+        """Return the number of ``weights``, a new one for new values."""
+        if id(weights) not in self._known:
+            number = self._numbers.setdefault(b"" if weights is None else weights.tobytes(), len(self.values))
+            if number == len(self.values):
+                self.values.append(weights)
+            self._known[id(weights)] = weights, number
+        return self._known[id(weights)][1]
 
 
 def compress(
@@ -96,15 +121,15 @@ def compress(
     response = resolve_response(dataset, requests[0], y)
     if response.objective != "linear":
         return None
-    trained = {_key(split.weights): split.weights for split in splits}
-    tested = {_key(split.test): split.test for split in splits if split.test is not None}
-    distinct = trained | tested
+    distinct = _Distinct()
+    trained = {distinct.number(split.weights) for split in splits}
+    tested = {distinct.number(split.test) for split in splits if split.test is not None}
     if n_columns * (1.0 + len(trained) * n_columns / n_obs) > COLUMNS_PER_PASS * passes:  # factors cost as much as observations
         return None
-    blocks = _blocks(n_obs, list(distinct.values()))
+    blocks = _blocks(n_obs, distinct.values)
     if blocks is None:
         return None
-    needed = gram_bytes(n_columns, blocks.factors.shape[1], len(distinct))
+    needed = gram_bytes(n_columns, blocks.factors.shape[1], len(distinct.values))
     if needed > min(MOST_BYTES, fillable_memory() / 2):
         return None
 
@@ -112,24 +137,25 @@ def compress(
         if cancelled is not None and cancelled():
             raise CancelledError("the selection was cancelled")
 
-    compressed: dict[bytes, Compressed] = {}
-    moments: dict[bytes, Moments] = {}
+    compressed: dict[int, Compressed] = {}
+    moments: dict[int, Moments] = {}
 
-    def derive(key: bytes, under: Callable[[], Moments]) -> None:
+    def derive(number: int, under: Callable[[], Moments]) -> None:
         look()
         known = under()
-        if key in tested:
-            moments[key] = known
-        if key in trained:
-            compressed[key] = grams.compress(known, dataset.offsets, trained[key])
+        if number in tested:
+            moments[number] = known
+        if number in trained:
+            compressed[number] = grams.compress(known, dataset.offsets, distinct.values[number])
 
     try:
         grams = BlockGrams(dataset.matrix, dataset.statistics, response.values, blocks.weights, blocks.block_of, sweeper, look)
-        sweeper.share_out(list(map(partial, repeat(derive), distinct, grams.under(blocks.factors))))
+        sweeper.share_out(list(map(partial, repeat(derive), count(), grams.under(blocks.factors))))
     except IllConditionedError as error:
         return Choice("not used", f"{error}, so that products in float64 do not suffice")
-    reason = f"one pass over {n_obs:,} observations of {n_columns:,} columns for {len(splits)} selections"
-    return Compression(Choice("used", reason), compressed, moments)
+    answers = f"{len(splits)} selection{'s' * (len(splits) > 1)}"
+    reason = f"one pass over {n_obs:,} observations of {n_columns:,} columns for {answers}"
+    return Compression(Choice("used", reason), distinct, compressed, moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +202,3 @@ def _passes(split: Split, n_columns: int) -> int:
     k, algorithm = min(split.request.k or n_columns, n_columns), split.request.algorithm
     passes = {"sds_omp": k, "random": 0, "top_k": 2}.get(algorithm, 2 + k // 2)
     return passes + (0 if split.weights is None else WEIGHTED_PASSES)
-
-
-def _key(weights: Float64Array | None) -> bytes:
-    """Return what observation weights are looked up by."""
-    return b"" if weights is None else weights.tobytes()
