@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -25,10 +26,11 @@ import numpy as np
 
 import fastomp_nvm as fo
 
-__all__ = ["CASES", "COUNTERS", "Case", "Places", "answer"]
+__all__ = ["CASES", "RECORDS", "Case", "Places", "answer", "ask", "data", "differences", "expected"]
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests" / "doubles"
+RECORDS = Path(__file__).with_name("expected.json")
 
 Fields = dict[str, Any]
 
@@ -336,16 +338,46 @@ ASKS: dict[str, Callable[..., Any]] = {
 
 def answer(case: Case, places: Places) -> Any:
     """Return the record of a case, made of numbers, strings, lists and dictionaries."""
-    handed = PLACES[case.place](places, case.of)
+    return ask(case, PLACES[case.place](places, case.of))
+
+
+def ask(case: Case, handed: Any) -> Any:
+    """Return the record of a case whose data is ``handed`` over: a client, a store, its URL, an array or a table."""
     request = dict(case.request)
     if callable(request.get("constraint")):
         request["constraint"] = request["constraint"](data(case.of).X.shape[1])
     target = TARGETS[request.get("objective", "linear")]
-    y = {"y": data(case.of).targets[target]} if isinstance(handed, np.ndarray) else {"target": target}
+    named = isinstance(handed, (str, fo.FeatureStore, fo.Client))
+    y = {"target": target} if named else {"y": data(case.of).targets[target]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an answer breaks its constraint: ``feasible`` is recorded
         record = ASKS[case.ask](handed, y, request, **case.options)
     return json.loads(json.dumps(record, default=lambda number: number.item()))
+
+
+@functools.cache
+def expected() -> dict[str, Any]:
+    """Return the records of the golden file by name of the case."""
+    found: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8")) if RECORDS.exists() else {}
+    return found
+
+
+def differences(found: Any, expected: Any, where: str = "", *, counted: bool = True) -> Iterator[str]:
+    """Yield where two records differ: floats beyond rounding, everything else exactly; counters only if ``counted``."""
+    if isinstance(expected, dict) and isinstance(found, dict) and found.keys() == expected.keys():
+        for name in expected:
+            if name not in COUNTERS:
+                yield from differences(found[name], expected[name], f"{where}/{name}", counted=counted)
+            elif counted and found[name] != expected[name]:
+                yield f"{where}/{name}: {found[name]} instead of {expected[name]}"
+    elif isinstance(expected, list) and isinstance(found, list) and len(found) == len(expected):
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            yield from differences(one, other, f"{where}/{place}", counted=counted)
+    elif isinstance(expected, float) and isinstance(found, float):
+        if not math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12):
+            yield f"{where}: {found!r} instead of {expected!r}"
+    elif type(found) is not type(expected) or found != expected:
+        yield f"{where}: {found!r} instead of {expected!r}"
 
 
 def _sum_of_places(features: np.ndarray) -> float:

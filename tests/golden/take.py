@@ -12,14 +12,12 @@ import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.golden.cases import CASES, Places, answer
-
-EXPECTED = Path(__file__).with_name("expected.json")
+from tests.golden.cases import CASES, RECORDS, Places, answer, expected
 
 
 def take(patterns: list[str]) -> None:
     """Record the cases that match, and keep the records of the others."""
-    before = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+    before = expected()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FASTOMP_HOME"] = f"{folder}/home"
         with Places(Path(folder)) as places:
@@ -31,7 +29,7 @@ def take(patterns: list[str]) -> None:
         if before.get(name) != after.get(name):
             print("gone" if name not in after else "changed" if name in before else "new", name)
     lines = [f"{json.dumps(name)}: {json.dumps(record)}" for name, record in after.items() if record is not None]
-    EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    RECORDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

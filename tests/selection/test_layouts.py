@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from fastomp_nvm.matrix.rows import rows_of_array
 from fastomp_nvm.selection.table_columns import rows_of_table
 from storage_backends.build.sharding import cut
 from tests.cluster.in_process import open_in_process
+from tests.golden.cases import CASES, Case, ask, data, differences, expected
 
 #: Algorithms by objective; the others ask for nothing that these do not ask for.
 QUESTIONS = [("linear", name) for name in ("fast_omp", "sds_omp", "sds_ma", "dash", "lasso", "isk", "top_k")]
@@ -167,26 +170,77 @@ def test_columns_of_mixed_types_select_as_float64(library: str) -> None:
     assert {array.dtype.name for array in rows.arrays} == set(types)
 
 
+#: How the same data is handed over: in memory, or from a store, with the tier to read there.
+LAYOUTS: Mapping[str, Callable[[np.ndarray], Any] | Literal["exact", "int8"]] = {
+    "C order": np.ascontiguousarray,
+    "Fortran order": np.asfortranarray,
+    "table": lambda X: frame(X, X.shape[1] // 3),
+    "store": "exact",
+    "tier": "int8",
+    "shards": "exact",
+}
+
+
 @contextmanager
-def stored(X: np.ndarray, y: np.ndarray, path: Path) -> Iterator[dict[str, tuple[Any, dict[str, Any]]]]:
-    """Yield a store, the store with its tier, and shards of it, with the options of a selection from each."""
+def stored(path: Path, X: np.ndarray, y: Any, **options: Any) -> Iterator[dict[str, fo.FeatureStore]]:
+    """Yield a store by layout, cut into three shards for the last."""
     with (
-        fo.create_store(f"mmap:{path}/whole", X, y, dtype="float64", tier="int8") as store,
+        mock.patch("storage_backends.build.statistics.BLOCK_COLUMNS", 16),  # of small data, too, there are blocks for three shards
+        fo.create_store(f"mmap:{path}/whole", X, y, dtype="float64", tier="int8", **options) as store,
         open_in_process(cut(store, f"{path}/cut", 3)) as shards,
     ):
-        yield {"store": (store, {"tier": "exact"}), "tier": (store, {"tier": "int8"}), "shards": (shards, {"tier": "exact"})}
+        yield {"store": store, "tier": store, "shards": shards}
 
 
-def test_arrays_tables_stores_tiers_and_shards_agree(tmp_path: Path) -> None:
-    """Near-ties at 1e-8 and duplicates: one answer from C order, a table, a store, its tier and its shards."""
+@pytest.mark.parametrize(("objective", "algorithm"), QUESTIONS)
+def test_near_ties_are_decided_alike(objective: str, algorithm: str, tmp_path: Path) -> None:
+    """Near-ties at 1e-8 and duplicates: one answer from arrays of both orders, a table, a store, its tier and its shards."""
     X = near_ties()
-    y = responses(X)["linear"]
-    with stored(X, y, tmp_path) as places:
-        for algorithm in ("fast_omp", "sds_omp", "sds_ma"):
-            expected = fo.select(np.ascontiguousarray(X), y, k=12, algorithm=algorithm)
-            same(fo.select(frame(X, 130), y, k=12, algorithm=algorithm), expected)
-            for source, options in places.values():
-                same(fo.select(source, k=12, algorithm=algorithm, **options), expected)
+    y = responses(X)[objective]
+    request = {"k": 12, "algorithm": algorithm, "objective": objective}
+    expected = fo.select(X, y, **request)
+    with stored(tmp_path, X, y) as stores:
+        for layout, way in LAYOUTS.items():
+            found = fo.select(way(X), y, **request) if callable(way) else fo.select(stores[layout], tier=way, **request)
+            same(found, expected)
+
+
+def golden() -> Iterator[tuple[str, Case]]:
+    """Yield the golden cases about the data as they are, each question once, whatever place and tier it is recorded from."""
+    known = set()
+    for name, case in CASES.items():
+        request = {field: value for field, value in case.request.items() if field != "tier"}
+        question = repr((sorted(request.items()), case.of, case.ask, case.options))
+        if case.ask not in ("durable", "command") and case.place != "dram-float16" and question not in known:
+            known.add(question)
+            yield name, replace(case, request=request)
+
+
+@pytest.fixture(scope="module")
+def golden_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, fo.FeatureStore]]]:
+    """Yield the stores of the golden data by name of the data."""
+    with ExitStack() as stack:
+        made = {}
+        for name in {case.of for _, case in golden()}:
+            held = data(name)
+            places = stored(tmp_path_factory.mktemp(name), held.X, held.targets, groups=held.groups)
+            made[name] = stack.enter_context(places)
+        yield made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_golden_requests_are_answered_alike(layout: str, golden_stores: dict[str, dict[str, fo.FeatureStore]]) -> None:
+    """Every golden request gives the features, in order, the coefficients to 1e-9 and the scores on record."""
+    wrong, way = [], LAYOUTS[layout]
+    for name, case in golden():
+        if callable(way):
+            if data(case.of).groups:  # arrays and tables have no features of several columns
+                continue
+            found = ask(case, way(data(case.of).X))
+        else:
+            found = ask(replace(case, request={**case.request, "tier": way}), golden_stores[case.of][layout])
+        wrong += differences(found, expected()[name], name, counted=False)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("form", ["C order", "memory map in Fortran order", "table of three blocks", "pyarrow"])
