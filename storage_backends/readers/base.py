@@ -1,8 +1,8 @@
 """The contract of a reader: a source file as a table of observations x columns, returned in chunks of bounded size.
 
 A reader provides, in this order: the column names (``names``, cheap), the number of observations and the labels of the chosen
-categorical columns (``scan``, which may read the file once), and the values (``chunks``). A chunk spans either all chosen columns
-of some observations, or all observations of some chosen columns. It exceeds the budget of bytes only where a single row or column
+categorical columns (``scan``, which may read the file once), and the values (``chunks``). A chunk spans some observations of some
+adjacent chosen columns, all of either where the format allows it. It exceeds the budget of bytes only where a single row or column
 does. Missing cells are NaN; cells of a categorical column are codes into its sorted labels.
 
 A reader knows neither stores nor targets: :mod:`storage_backends.build.ingest` decides which columns are features.

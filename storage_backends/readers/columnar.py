@@ -1,14 +1,16 @@
-"""Parquet and Feather (Arrow IPC), read in batches of rows or slabs of columns within the budget.
+"""Parquet and Feather (Arrow IPC), read in slabs of whole columns within the budget, the next one while one is in use.
 
-A file whose row groups are small is read batch by batch. Otherwise a few columns are read at a time for all rows, because decoding
-a batch keeps a page of every column in memory. Text and dictionary columns are categorical.
+A file of many small row groups is read in batches of rows, because a slab would read crumbs of each group. Columns whose cells
+float32 holds exactly are read as float32. Text and dictionary columns are categorical.
 """
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,16 +18,24 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import AnyArray, DType, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.encoding import Kind
-from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, library_errors, spans
+from storage_backends.readers.base import Chunk, LabelCollector, Reader, ReaderOptions, Scan, ahead, library_errors, spans
 from storage_backends.readers.text import ARROW_NUMBERS, ARROW_TEXTS
 
 __all__ = ["FeatherReader", "ParquetReader"]
 
 # Memory of a column being decoded: a data page, a dictionary page and their unpacked copies.
 _DECODER_BYTES = 4 << 20
+
+# Row groups of a file from which on slabs of columns would be read in crumbs.
+_MOST_GROUPS = 256
+
+# Runs of columns of one width from which on all are read as float64.
+_MOST_RUNS = 16
+
+_EXACT_IN_FLOAT32 = frozenset({"float", "halffloat", "int8", "uint8", "int16", "uint16", "bool"})
 
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
@@ -34,6 +44,7 @@ class _ColumnarReader(Reader):
     """Base of both formats: a pyarrow schema and record batches of any subset of the columns."""
 
     _schema: Any
+    _groups: int
     _column_bytes: int
 
     def __init__(self, path: str, options: ReaderOptions) -> None:
@@ -51,7 +62,7 @@ class _ColumnarReader(Reader):
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the file and set ``_schema``, ``n_obs`` and ``_column_bytes`` (memory of one column while a batch is read)."""
+        """Open the file and set ``_schema``, ``n_obs``, ``_groups`` and ``_column_bytes`` (of one column while a batch is read)."""
 
     @abstractmethod
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
@@ -76,31 +87,50 @@ class _ColumnarReader(Reader):
         return found
 
     def chunks(self, columns: IndexArray, scan: Scan) -> Generator[Chunk, None, None]:
-        """Yield batches of rows, or slabs of columns when a batch would not fit."""
-        budget = self.options.chunk_bytes
+        """Yield slabs of whole columns, or parts of batches of rows where there are many groups and a batch of them fits."""
+        budget, runs = self.options.chunk_bytes, self._runs(columns)
         codes = {position: categories.codes() for position, categories in scan.categories.items()}
-        if len(columns) * self._column_bytes <= 4 * budget:
-            step = max(1, budget // (8 * len(columns)))
+
+        def fill(values: AnyArray, first_column: int, arrays: Sequence[Any]) -> None:
+            for position, array in enumerate(arrays, first_column):
+                values[position - first_column] = self._cells(array, int(columns[position]), codes.get(position))
+
+        if self._groups > _MOST_GROUPS and len(columns) * self._column_bytes <= 4 * budget:
             first_obs = 0
-            for batch in self._batches(columns.tolist(), step):
-                for first, last in spans(batch.num_rows, 8 * len(columns), budget):
-                    values = np.empty((len(columns), last - first))
-                    for position, array in enumerate(batch.columns):
-                        values[position] = self._cells(
-                            array.slice(first, last - first), int(columns[position]), codes.get(position)
-                        )
-                    yield Chunk(first_obs, 0, values.T)
-                    first_obs += last - first
+            for batch in self._batches(columns.tolist(), max(1, budget // (8 * len(columns)))):
+                for top, bottom in spans(batch.num_rows, 8 * len(columns), budget):
+                    for first, last, dtype in runs:
+                        values = np.empty((last - first, bottom - top), dtype)
+                        fill(values, first, [array.slice(top, bottom - top) for array in batch.columns[first:last]])
+                        yield Chunk(first_obs + top, first, values.T)
+                first_obs += batch.num_rows
             return
-        for first, last in spans(len(columns), 8 * self.n_obs, budget):
-            values = np.empty((last - first, self.n_obs))
+
+        def load(slab: tuple[int, int, DType]) -> Chunk:
+            first, last, dtype = slab
+            values = np.empty((last - first, self.n_obs), dtype)
             first_obs = 0
             for batch in self._batches(columns[first:last].tolist(), 1 << 16):
-                for position, array in enumerate(batch.columns):
-                    cells = self._cells(array, int(columns[first + position]), codes.get(first + position))
-                    values[position, first_obs : first_obs + batch.num_rows] = cells
+                fill(values[:, first_obs : first_obs + batch.num_rows], first, batch.columns)
                 first_obs += batch.num_rows
-            yield Chunk(0, first, values.T)
+            return Chunk(0, first, values.T)
+
+        slabs = (
+            (begin + first, begin + last, dtype)
+            for begin, end, dtype in runs
+            for first, last in spans(end - begin, dtype.itemsize * self.n_obs, budget // 2)
+        )
+        with closing(ahead(slabs, load)) as chunks:
+            yield from chunks
+
+    def _runs(self, columns: IndexArray) -> list[tuple[int, int, DType]]:
+        """Return runs of ``columns`` (first, last) with the type that holds their cells: float32 where that is exact."""
+        types = [self._schema.field(self._fields[column]).type for column in columns.tolist()]
+        narrow = np.array([str(kind) in _EXACT_IN_FLOAT32 for kind in types])
+        edges = [0, *(np.flatnonzero(np.diff(narrow)) + 1).tolist(), len(columns)]
+        if len(edges) - 1 > _MOST_RUNS:
+            return [(0, len(columns), np.dtype(np.float64))]
+        return [(first, last, np.dtype(np.float32 if narrow[first] else np.float64)) for first, last in pairwise(edges)]
 
     def _batches(self, columns: list[int], batch_rows: int) -> Iterator[Any]:
         """Yield record batches; a damaged file is a ``DataError``."""
@@ -138,8 +168,8 @@ class _ColumnarReader(Reader):
             return np.array([*lookup, np.nan])[encoded.indices.fill_null(len(lookup)).to_numpy(zero_copy_only=False)]
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if pyarrow.types.is_floating(array.type) and not array.null_count:
-            return array.to_numpy()
+        if pyarrow.types.is_floating(array.type):
+            return array.to_numpy(zero_copy_only=False)
         try:
             return array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         except pyarrow.ArrowException as error:
@@ -188,8 +218,8 @@ class ParquetReader(_ColumnarReader):
         self._file = pyarrow.parquet.ParquetFile(self.path, memory_map=True, pre_buffer=False)
         self._schema = self._file.schema_arrow
         metadata = self._file.metadata
-        self.n_obs = metadata.num_rows
-        largest = max((metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)), default=0)
+        self.n_obs, self._groups = metadata.num_rows, metadata.num_row_groups
+        largest = max((metadata.row_group(group).num_rows for group in range(self._groups)), default=0)
         self._column_bytes = min(_DECODER_BYTES, 8 * largest)
 
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:
@@ -210,7 +240,7 @@ class FeatherReader(_ColumnarReader):
         with pyarrow.ipc.open_file(self._source) as reader:
             self._schema = reader.schema
         rows = [batch.num_rows for batch in self._read([0], 0)]
-        self.n_obs = sum(rows)
+        self.n_obs, self._groups = sum(rows), len(rows)
         self._column_bytes = 8 * max(rows, default=0)  # a batch is unpacked whole
 
     def _read(self, fields: list[int], batch_rows: int) -> Iterator[Any]:

@@ -97,7 +97,7 @@ def test_element_types(tmp_path: Path, dtype: str) -> None:
         np.testing.assert_array_equal(read_all(tmp_path / name), values.astype(float))
 
 
-@pytest.mark.parametrize(("group_rows", "budget"), [(50, 64 << 20), (300, SMALL), (7, SMALL)])
+@pytest.mark.parametrize(("group_rows", "budget"), [(1, 64 << 20), (50, 64 << 20), (300, SMALL), (7, SMALL)])
 @pytest.mark.parametrize("extension", ["parquet", "feather"])
 def test_columnar_formats_by_rows_and_by_columns(
     tmp_path: Path, table: np.ndarray, extension: str, group_rows: int, budget: int
@@ -126,6 +126,41 @@ def test_columnar_formats_by_rows_and_by_columns(
         scan = reader.scan(np.array([3, 18]))
     assert scan.categories[1].labels == ("blue", "green", "red")
     assert scan.categories[1].has_missing
+
+
+@pytest.mark.parametrize("groups", [1, 300])
+@pytest.mark.parametrize("extension", ["parquet", "feather"])
+def test_columns_that_float32_holds_are_read_as_float32(tmp_path: Path, table: np.ndarray, extension: str, groups: int) -> None:
+    """Runs of columns keep their width; missing cells are NaN; columns of ever changing widths are all float64."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    gap = np.where(np.arange(300) % 11 == 0, np.nan, 1.0)
+    columns: dict[str, Any] = {f"f{column}": table[:, column].astype(np.float32) for column in range(6)}
+    columns["gap"] = pyarrow.array([None if value != value else value for value in gap.tolist()], pyarrow.float32())
+    columns |= {"half": table[:, 6].astype(np.float16), "small": np.arange(300, dtype=np.int16), "true": table[:, 7] > 0}
+    columns |= {"wide": table[:, 8], "large": np.arange(300) + (1 << 24), "last": table[:, 9].astype(np.float32)}
+    path = tmp_path / f"t.{extension}"
+
+    def read(arrow: Any) -> tuple[np.ndarray, list[str]]:
+        if extension == "parquet":
+            parquet.write_table(arrow, path, row_group_size=300 // groups)
+        else:
+            feather.write_feather(arrow, str(path), chunksize=300 // groups)
+        with open_reader(str(path), ReaderOptions()) as reader:
+            chosen = np.arange(len(reader.names))
+            types = {
+                place: chunk.values.dtype.name
+                for chunk in reader.chunks(chosen, reader.scan(chosen))
+                for place in range(chunk.first_column, chunk.first_column + chunk.values.shape[1])
+            }
+        return read_all(path), [types[place] for place in chosen.tolist()]
+
+    found, types = read(pyarrow.table(columns))
+    assert types == ["float32"] * 10 + ["float64"] * 2 + ["float32"]
+    np.testing.assert_array_equal(found, np.column_stack([*(np.asarray(column, dtype=np.float64) for column in columns.values())]))
+    changing = {f"c{column}": table[:, 0].astype(np.float32 if column % 2 else np.float64) for column in range(20)}
+    assert set(read(pyarrow.table(changing))[1]) == {"float64"}
 
 
 def test_row_labels_of_pandas_are_no_column(tmp_path: Path) -> None:
