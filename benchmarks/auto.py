@@ -63,7 +63,7 @@ PROBLEMS = ((1000, 500, 150), (500, 5000, 10), (500, 5000, 50), (300, 50_000, 30
 #: Repeats of warm and of cold cells.
 REPEATS = {"warm": 11, "cold": 3, "larger than memory": 3}
 
-#: Fixed choices that keep the answer and may be the fastest: of files in memory, and of cold ones.
+#: Fixed choices that keep the answer and may be the fastest, by the state of the files.
 FIXED: dict[str, dict[str, dict[str, Any]]] = {
     "warm": {
         "exact": {"tier": "exact"},
@@ -75,6 +75,10 @@ FIXED: dict[str, dict[str, dict[str, Any]]] = {
         "exact, mmap": {"tier": "exact", "io": "mmap"},
         "exact, direct": {"tier": "exact", "io": "direct"},
         "int8, mmap": {"tier": "int8", "io": "mmap"},
+        "int8, direct": {"tier": "int8", "io": "direct"},
+    },
+    "larger than memory": {  # a mapping that does not fit takes minutes
+        "exact, direct": {"tier": "exact", "io": "direct"},
         "int8, direct": {"tier": "int8", "io": "direct"},
     },
 }
@@ -118,14 +122,15 @@ def _contend(
 ) -> tuple[dict[str, list[float]], dict[str, fo.Selection]]:
     """Time contestants in turn, ``auto`` always; those that one turn shows to lose in R^2 or to be far behind only once.
 
-    Returns the seconds, and the last selection of each.
+    The first turn counts where ``untimed`` prepares every run alike. Returns the seconds, and the last selection of each.
     """
     seconds, found = in_turn(contestants, 1, untimed=untimed)
     best = max(each.score for each in found.values())
     good = {name: seconds[name][0] for name, each in found.items() if name != "auto" and best - each.score <= CLOSE}
     near = {"auto", *(name for name, taken in good.items() if taken <= FAR_BEHIND * min(good.values()))}
-    timed, again = in_turn({name: run for name, run in contestants.items() if name in near}, repeats, untimed=untimed)
-    return seconds | timed, found | again
+    left, counted = {name: run for name, run in contestants.items() if name in near}, 1 if untimed else 0
+    timed, again = in_turn(left, repeats - counted, untimed=untimed)
+    return seconds | {name: seconds[name][:counted] + each for name, each in timed.items()}, found | again
 
 
 def _stored(cell: Cell) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def _stored(cell: Cell) -> dict[str, Any]:
         stayed = max(stayed, *(evict(folder / name) for name in ("matrix.npy", "tier.npy")))
 
     cold = cell.state != "warm"
-    fixed = FIXED["cold" if cold else "warm"]
+    fixed = FIXED[cell.state]
     if cell.algorithm != "fast_omp":
         fixed = {name: fixed[name] for name in ("exact", "int8")}
     contestants = {"auto": run("auto", {}), **{name: run(name, options) for name, options in fixed.items()}}

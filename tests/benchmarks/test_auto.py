@@ -22,7 +22,7 @@ def report() -> Report:
     return Report(argument_parser("auto", "x").parse_args(["--json"]))
 
 
-@pytest.mark.parametrize("state", ["warm", "cold"])
+@pytest.mark.parametrize("state", ["warm", "cold", "larger than memory"])
 def test_a_cell_of_a_store_has_all_contestants(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
     """Every fixed choice is timed beside ``auto``, all with one answer, and the choices of ``auto`` come with it."""
     X, y = sparse_design(200, 400, 5, 0.3)
