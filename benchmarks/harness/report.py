@@ -1,7 +1,8 @@
 """The one argument parser and the one report writer of the benchmarks.
 
 A report is printed as it grows. ``--json`` prints one object instead, ``--out DIR`` also writes ``NAME.jsonl`` (one line per
-measurement) and ``NAME.html`` with figures, and ``--record`` replaces the section of the benchmark in ``benchmarks/RESULTS.md``.
+measurement) and ``NAME.html`` with figures, and ``--record`` replaces the section of the benchmark in ``benchmarks/RESULTS.md``,
+or those of its parts that ran.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Report:
         # A recorded command names no folder of the machine.
         shown = [Path(word).name if word.startswith(("/", "~", ".")) else word for word in words or ()]
         self._command = shlex.join(["fastomp", "bench", self.name, *shown])
-        self._markdown: list[str] = []
+        self._sections: dict[str, list[str]] = {self.name: []}
+        self._markdown = self._sections[self.name]
         self._html: list[str] = []
         self._console = Console(width=150, highlight=False, markup=False, quiet=options.json)
         self._console.print(describe(self.machine))
@@ -136,6 +138,10 @@ class Report:
     def progress(self, text: str) -> None:
         """Print a line about work that goes on."""
         self._console.print(text)
+
+    def part(self, name: str) -> None:
+        """Begin a part that is recorded in a section of its own, so that runs of other parts keep it."""
+        self._markdown = self._sections.setdefault(f"{self.name} {name}", [])
 
     def heading(self, text: str) -> None:
         """Begin a section."""
@@ -205,7 +211,9 @@ class Report:
             )
             self._console.print(f"wrote {page}")
         if options.record:
-            record(RESULTS, self.name, f"`{self._command}`: {describe(self.machine)}", self._markdown)
+            for name, markdown in self._sections.items():
+                if markdown:
+                    record(RESULTS, name, f"`{self._command}`: {describe(self.machine)}", markdown)
         judged = not options.quick if judged is None else judged
         return 1 if judged and not all(bar.met for bar in self.bars) else 0
 

@@ -59,7 +59,8 @@ class Dataset:
         Whether the checksums of the store were checked after it was opened.
     n_obs, n_features : int
     resident : bool
-        True when the matrix is one array of contiguous columns in memory, so that gathering a column takes no memory.
+        True when the matrix is one array of contiguous columns in memory, or in a file whose pages are: columns are multiplied
+        where they lie, and gathering them takes no memory.
     """
 
     matrix: Rows
@@ -82,7 +83,8 @@ class Dataset:
         """Derive the sizes."""
         object.__setattr__(self, "n_obs", self.matrix.shape[1])
         object.__setattr__(self, "n_features", len(self.offsets) - 1)
-        object.__setattr__(self, "resident", self.traits.medium == "dram" and self.matrix.in_place)
+        resident = self.matrix.in_place and (self.traits.medium == "dram" or self.matrix.in_page_cache())
+        object.__setattr__(self, "resident", resident)
 
     @classmethod
     def of_store(cls, store: FeatureStore, io: str = "auto") -> Dataset:
@@ -185,7 +187,7 @@ class Dataset:
     def account(self, tier: Tier) -> TierAccount:
         """Return the account that decides, from the bytes of queries so far, whether the next one sweeps ``tier``."""
         apart = self.matrix.on_device and not rows_of(tier.codes).on_device
-        return TierAccount(self.matrix.nbytes, tier.codes.nbytes, apart=apart)
+        return TierAccount(self.matrix.nbytes, tier.codes.nbytes, apart=apart, coarse=not apart and tier.coarse)
 
     def knowing(self, weights: Sequence[Float64Array]) -> Dataset:
         """Return this data set with the standardisation under each of ``weights``, computed in one pass for all."""

@@ -2,7 +2,7 @@
 
 A pool has a byte budget. Within it a column is read once; columns beyond it are read again whenever they are needed. The budget
 changes how many bytes are read and nothing else: neither a product nor the set of gathered features depends on it. A matrix that
-is one array in memory is multiplied in place, and only counted as if its columns were gathered.
+is one array in memory, or a mapped file in the page cache, is multiplied in place and only counted as if columns were gathered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.matrix.memory import aligned_empty, fillable_memory
 from fastomp_nvm.matrix.rows import Design, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
@@ -115,6 +116,7 @@ class Columns:
         if positions is not None:
             features, standardisation = features[positions], standardisation.subset(positions)
         standardisation.fill(*self._pool.raw(features), out, factors)
+        self._pool.check()
 
     def located(self) -> tuple[AnyArray, IndexArray] | None:
         """Return an array and the rows of it that hold these columns, raw; None unless all are in memory."""
@@ -145,7 +147,7 @@ class ColumnPool:
     budget : int
         Bytes of columns to keep in memory; columns beyond it are read again when needed, with the same answer.
     resident : bool
-        True where the matrix is one array in memory: its columns are multiplied there.
+        True where the matrix is one array in memory or in the page cache: its columns are multiplied there.
     """
 
     def __init__(self, design: Design, sweeper: Sweeper, traffic: Traffic, budget: int, *, resident: bool = False) -> None:
@@ -216,6 +218,7 @@ class ColumnPool:
                 raw = found
             else:
                 raw[local] = found
+        self.check()
         return standardisation.apply(raw, prepared.sums, prepared.wide_sums)
 
     def pieces(
@@ -238,10 +241,16 @@ class ColumnPool:
 
     def settle(self) -> Traffic:
         """Release columns that only a question read; return the bytes that questions took since the last call."""
+        self.check()
         probes, self._probes = self._probes, Traffic()
         if self._probed:
             self._drop_probes()
         return probes
+
+    def check(self) -> None:
+        """Raise ``MediumError`` where columns are multiplied in a mapped file that lost pages."""
+        if self._held is None and self.design.matrix.array is not None:
+            lost_pages.check(self.design.matrix.array)
 
     def count_probe(self, traffic: Traffic) -> None:
         """Count bytes that a question took elsewhere."""

@@ -294,6 +294,11 @@ class FileRows(ArrayRows):
         if self._pace is not None:
             self._pace.wait(out.nbytes, len(columns))
 
+    def in_page_cache(self) -> bool:
+        """Tell whether nearly all of the file is in memory, unless it is small or an emulated device sets the pace."""
+        looked_up = self._io != "direct" and self._pace is None and self.nbytes >= SMALL_BYTES
+        return looked_up and self.file.resident_share() >= RESIDENT_SHARE
+
     def pace(self, nbytes: int) -> None:
         """Wait as long as the emulated device takes for ``nbytes``."""
         if self._pace is not None:

@@ -151,6 +151,10 @@ class Rows(ABC):
         """Return these rows for questions under another standardisation."""
         return self
 
+    def in_page_cache(self) -> bool:
+        """Tell whether the rows are a mapped file that is in memory, so that copies of rows only cost time."""
+        return False
+
     def pace(self, nbytes: int) -> None:  # noqa: B027
         """Wait as long as an emulated device takes for ``nbytes``, where there is one."""
 

@@ -70,6 +70,11 @@ PICKED_COST, PICKED_COST_APART = 3.0, 1.25
 #: Queries that sweep the exact matrix after the tier did not pay; doubled each time it does not pay again.
 FIRST_PAUSE = 4
 
+#: Errors of codes, in standard deviations of products with noise, from which a run begins with the exact matrix, and columns
+#: sampled for it. Gaussian columns have 2.5 with 60,000 observations, where the tier leaves nearly everything open (measured), and
+#: 1.35 with 20,000, where a run larger than memory takes half of the time with it.
+COARSE, _SAMPLED = 1.75, 1024
+
 #: Entries quantised at a time: two float64 copies of them fit the second-level cache.
 _BLOCK = 1 << 14
 
@@ -113,6 +118,15 @@ class Tier:
     error: Float64Array
     norm: Float64Array
     seal: Seal | None = None
+
+    @property
+    def coarse(self) -> bool:
+        """True where most errors exceed ``COARSE`` times the spread of products with noise, ``|a| |v| / sqrt(n_obs)``.
+
+        Scores of noise are then undecided, and most requests ask for more features than have a signal.
+        """
+        some = slice(None, None, max(len(self.error) // _SAMPLED, 1))
+        return float(np.mean(self.error[some] * math.sqrt(self.codes.shape[1]) > COARSE * self.norm[some])) > 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,18 +343,23 @@ class TierAccount:
         Bytes of a full sweep of each.
     apart : bool
         True where the tier is in memory and the matrix is not: only bytes of the matrix count then.
+    coarse : bool
+        True where noise alone is below the errors of the codes (``Tier.coarse``): a run begins as if an attempt had failed.
     """
 
-    def __init__(self, matrix_bytes: int, tier_bytes: int, *, apart: bool) -> None:
+    def __init__(self, matrix_bytes: int, tier_bytes: int, *, apart: bool, coarse: bool = False) -> None:
         self._matrix_bytes = matrix_bytes
         self._tier_bytes = 0 if apart else tier_bytes
         self._picked_cost = PICKED_COST_APART if apart else PICKED_COST
-        self._left, self._pause = 0, FIRST_PAUSE
+        self._left, self._pause = (FIRST_PAUSE, 2 * FIRST_PAUSE) if coarse else (0, FIRST_PAUSE)
+        self._tried = False
         self._failed = self._exact = 0  # queries that the tier did not pay for, and queries over the matrix
 
     @property
     def choice(self) -> Choice:
         """The tier, and how far it served so far."""
+        if not self._tried:
+            return Choice("exact", "the errors of the int8 codes exceed the scores of noise, and there were few passes")
         if not self._failed:
             return Choice("int8", "its intervals left little to read from the exact matrix")
         times = "once" if self._failed == 1 else f"{self._failed} times"
@@ -360,7 +379,9 @@ class TierAccount:
         if not cost.bytes_read_tier:
             self._left = max(self._left - 1, 0)
             self._exact += 1
-        elif self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:
+            return
+        self._tried = True
+        if self._tier_bytes + self._picked_cost * (cost.bytes_read - cost.bytes_read_tier) > self._matrix_bytes:
             self._left, self._pause = self._pause, 2 * self._pause
             self._failed += 1
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,28 +22,47 @@ def report() -> Report:
     return Report(argument_parser("auto", "x").parse_args(["--json"]))
 
 
-@pytest.mark.parametrize("state", ["warm", "cold"])
+@pytest.mark.parametrize("state", ["warm", "cold", "larger than memory"])
 def test_a_cell_of_a_store_has_all_contestants(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
     """Every fixed choice is timed beside ``auto``, all with one answer, and the choices of ``auto`` come with it."""
     X, y = sparse_design(200, 400, 5, 0.3)
-    fo.create_store(f"mmap://{tmp_path}/s", X, y).close()
+    fo.create_store(f"mmap://{tmp_path}/s", X, {"signal": y}).close()
     cell = auto.Cell(f"mmap://{tmp_path}/s", state, "fast_omp", 5, 2)
     assert auto.main(["--cell", json.dumps(asdict(cell))]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["seconds"]) == set(found["device_bytes"]) == {"auto", *auto.FIXED[state]}
-    assert all(len(each) == 2 for each in found["seconds"].values())
+    assert len(found["seconds"]["auto"]) == 2
     assert found["answers"] == 1
     assert {"tier", "io"} <= set(found["choices"])
 
 
 def test_a_cell_of_algorithms_has_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     """``auto`` and every algorithm are timed and scored on the same data, and ``auto`` scores as the one it chose."""
-    cell = auto.Cell("", "warm", "auto", 4, 1, (150, 60), noise=True)
+    cell = auto.Cell("", "warm", "auto", 4, 1, "noise", (150, 60))
     assert auto.main(["--cell", json.dumps(asdict(cell))]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["seconds"]) == set(found["scores"]) == {"auto", *auto.ALGORITHMS}
     assert found["choices"]["algorithm"].startswith("fast_omp: ")
     assert found["scores"]["auto"] == found["scores"]["fast_omp"]
+
+
+def test_contestants_far_behind_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one turn ``auto`` and the choices near the fastest one as good are timed; the others keep their first time."""
+    seconds = {"auto": 9.0, "near": 1.9, "fastest": 1.0, "far": 2.1, "worse": 0.1}
+    turns: list[str] = []
+
+    def in_turn(contestants: dict[str, Any], repeats: int, **_: object) -> tuple[dict[str, list[float]], dict[str, Any]]:
+        turns.extend(contestants)
+        return {name: [seconds[name]] * repeats for name in contestants}, {name: run() for name, run in contestants.items()}
+
+    monkeypatch.setattr(auto, "in_turn", in_turn)
+    runs = {name: lambda name=name: SimpleNamespace(score=0.8 if name == "worse" else 0.9) for name in seconds}
+    timed, found = auto._contend(runs, 3)
+    assert turns[len(seconds) :] == ["auto", "near", "fastest"]
+    assert {name: len(each) for name, each in timed.items()} == {"auto": 3, "near": 3, "fastest": 3, "far": 1, "worse": 1}
+    assert set(found) == set(seconds)
+    assert auto._over(timed, "far") is None
+    assert auto._against_the_best(timed, ["near", "far", "fastest"])[0] == "fastest"
 
 
 @pytest.mark.parametrize(
@@ -85,5 +105,5 @@ def test_algorithms_are_judged_among_the_good_ones(
     """By time over the fastest algorithm whose R^2 is within .002 of the best; by R^2 where that of ``auto`` is not."""
     monkeypatch.setattr(auto, "ALGORITHMS", ("fast_omp", "top_k"))
     found: dict[str, Any] = {"seconds": {name: [each] for name, each in seconds.items()}, "scores": scores, "choices": {}}
-    auto.judge_algorithms(report, "cell", auto.Cell("", "warm", "auto", 5, 1), found)
+    auto.judge_algorithms(report, "cell", found)
     assert [(bar.limit, bar.met) for bar in report.bars] == [(limit, met)]

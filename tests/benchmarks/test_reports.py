@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def test_record_replaces_the_section_of_its_benchmark(tmp_path: Path, monkeypatc
     assert "| a\\|b | 3 |" in text
     assert "- met    ratio: 3 (bar 1; 0.5 to 4)\n- met    share: 0.1 (bar at most 0.2)\n" in text
     assert "| a\\|b | 1 |" not in text
+
+
+def test_a_part_is_recorded_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of one part replaces the section of that part and keeps those of the others."""
+    monkeypatch.setattr(reports, "RESULTS", tmp_path / "RESULTS.md")
+    for value, parts in ((1, ("tall", "wide")), (2, ("wide",))):
+        report = begun("auto", "--record")
+        for part in parts:
+            report.part(part)
+            report.say(f"{part} {value}")
+        report.finish()
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert re.findall("(?m)^## .*$", text) == ["## auto tall", "## auto wide"]
+    assert re.findall("(?m)^(?:tall|wide) .$", text) == ["tall 1", "wide 2"]
 
 
 def test_a_quick_run_is_not_recorded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import json
 import math
 import mmap
@@ -310,6 +311,25 @@ def test_gathered_columns_of_a_cold_file_stay_in_memory_if_there_is_room(
         assert used == {file._cached if kept else file._direct}
 
 
+@pytest.mark.parametrize(("io", "share", "copied"), [("auto", 1.0, False), ("auto", 0.9, True), ("direct", 1.0, True)])
+def test_columns_of_a_file_in_memory_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str, share: float, copied: bool
+) -> None:
+    """They are multiplied where they lie, with the bits and the counted bytes of a run that gathers them."""
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
+    monkeypatch.setattr(MatrixFile, "resident_share", lambda *_: share)
+    gathered: list[int] = []
+    gather = Sweeper.gather
+    monkeypatch.setattr(Sweeper, "gather", lambda *given: (gathered.append(1), gather(*given))[1])
+    with build(str(tmp_path / "store"), 300, 400) as store:
+        dataset, response = Dataset.of_store(store, io), next(iter(store.targets.values())).values
+        found = fo.select(dataset, response, k=9, tier="int8")
+        assert (dataset.resident, bool(gathered)) == (not copied, copied)
+        expected = fo.select(Dataset.of_store(store, "direct"), response, k=9, tier="int8")
+    assert (found.indices.tolist(), found.column_coef.tobytes()) == (expected.indices.tolist(), expected.column_coef.tobytes())
+    assert (found.bytes_read, found.full_passes) == (expected.bytes_read, expected.full_passes)
+
+
 @pytest.mark.parametrize("io", ["direct", "mmap"])
 def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str) -> None:
     """After an unusable block the threads finish their current blocks and do not read the rest."""
@@ -401,6 +421,7 @@ def test_descriptors_are_returned(tmp_path: Path) -> None:
             fo.select(Dataset.of_store(store, "direct"), k=3)
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # descriptors of earlier tests
     once()
     assert once() == once()
 
