@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
+from fastomp_nvm.algorithms.trace import Trace
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
@@ -165,6 +166,8 @@ class Outcome:
     guarantee : {"paper", "greedy", "swap-optimal"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy; no addition and no exchange of one
         feature for one improves f.
+    traces : tuple of Trace
+        The greedy runs, verified over all features, that a guarantee rests on.
     repaired : bool
         True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
     """
@@ -176,6 +179,7 @@ class Outcome:
     rank: int | None = None
     rank_estimated: bool = False
     guarantee: str | None = None
+    traces: tuple[Trace, ...] = ()
     repaired: bool = False
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
     from fastomp_nvm.matrix.choice import Choice
     from fastomp_nvm.selection.fairness import FairnessReport
+    from fastomp_nvm.selection.proof import Proof
     from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = ["Answer", "DataSize"]
@@ -72,6 +73,8 @@ class Answer:
         feasible set by f of this one.
     features_covered : int, optional
         Features over which greedy or exchanges were verified.
+    proof : Proof, optional
+        The verified greedy runs step by step; ``fastomp_nvm.verify`` checks them again.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -140,6 +143,7 @@ class Answer:
     quality: str = "fast"
     guarantee: str | None = None
     features_covered: int | None = None
+    proof: Proof | None = None
     k: int
     seed: int
     epsilon: float
@@ -190,7 +194,7 @@ class Answer:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value is not None or (name == "test_score" and self.test_fraction is not None):
-                out[name] = asdict(value) if name in ("certificate", "fairness", "store") else value
+                out[name] = asdict(value) if name in ("certificate", "fairness", "proof", "store") else value
         out["features"] = list(self.features)
         out["indices"] = self.indices.tolist()
         parts = [np.atleast_1d(part) for part in self.coef]
