@@ -163,9 +163,9 @@ class Outcome:
         The paper's ``r`` as the algorithm used it, when it needs one.
     rank_estimated : bool
         True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
-    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+    guarantee : {"paper", "greedy", "swap-optimal", "swap-optimal (quadratic model)"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy; no addition and no exchange of one
-        feature for one improves f.
+        feature for one improves f, or none of those that the quadratic model at its fit expects to.
     traces : tuple of Trace
         The greedy runs, verified over all features, that a guarantee rests on.
     repaired : bool

@@ -67,10 +67,10 @@ class Answer:
         Why it was chosen, where the request said ``auto``.
     quality : str
         As requested.
-    guarantee : {"paper", "greedy", "swap-optimal", "optimal"}, optional
+    guarantee : {"paper", "greedy", "swap-optimal", "swap-optimal (quadratic model)", "optimal"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy (of matching pursuit, for GLMs); no
-        addition and no exchange of one feature for one, among all features, improves f; an unconditional certificate bounds every
-        feasible set by f of this one.
+        addition and no exchange of one feature for one, among all features, improves f (for GLMs: of those that promise to, by the
+        quadratic model at the fit of the selection); an unconditional certificate bounds every feasible set by f of this one.
     features_covered : int, optional
         Features over which greedy or exchanges were verified.
     proof : Proof, optional
