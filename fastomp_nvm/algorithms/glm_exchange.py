@@ -100,18 +100,18 @@ def exchanged_by_fits(problem: Problem, objective: GLM, starts: Sequence[IndexAr
     fits = _Fits(problem, objective)
     selected = max((np.sort(start) for start in starts), key=fits.value)
     most = min(MOST_NEAR, problem.pool.budget // (8 * problem.design.matrix.shape[1]))
-    joining, judged = near(problem, selected, most), selected[:0]
+    joining, judged, proven = near(problem, selected, most), selected[:0], True
     for _ in range(MOST_SURVEYS):
         while True:
             yield Round(len(selected), fits.value(selected))
             model = QuadraticModel(problem, objective, selected)
             hood = Neighbourhood(problem, model, np.union1d(selected, joining))
             point = Point(hood, np.searchsorted(hood.features, selected).tolist())
-            better, proven = _confirmed(point, fits)
-            judged = np.union1d(judged, hood.features)
+            better, complete = _confirmed(point, fits)
+            judged, proven = np.union1d(judged, hood.features), proven and complete
             if better is None:
                 break
-            selected, judged = better, selected[:0]
+            selected, judged, proven = better, selected[:0], True
         improving, close = yield from survey(point)
         unjudged = improving[~np.isin(improving, judged)]
         if not unjudged.size:
