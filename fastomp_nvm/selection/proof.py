@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,9 +9,12 @@ from typing import TypeVar
 from fastomp_nvm.algorithms.trace import Trace
 from fastomp_nvm.arrays import JSONObject
 
-__all__ = ["Proof"]
+__all__ = ["LARGEST", "Proof"]
 
 T = TypeVar("T", int, float)
+
+#: Numbers of a trace stay below this: neither NaN nor infinite, and int64 holds them.
+LARGEST = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def _numbers(sent: object, kind: type[T]) -> list[T]:
     """Return a list of numbers."""
     if not isinstance(sent, list):
         raise ValueError("a part of a trace is not a list")
-    found = [each for each in sent if isinstance(each, kind) and not isinstance(each, bool) and math.isfinite(each)]
+    found = [each for each in sent if isinstance(each, kind) and not isinstance(each, bool) and abs(each) < LARGEST]
     if len(found) < len(sent):
         raise ValueError("a part of a trace is not a list of numbers")
     return found

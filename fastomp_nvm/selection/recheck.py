@@ -23,7 +23,7 @@ from fastomp_nvm.engine.identity import target_digest
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.objectives.linear import Linear
-from fastomp_nvm.selection.proof import Proof
+from fastomp_nvm.selection.proof import LARGEST, Proof
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.select import prepare, split_of
 
@@ -61,7 +61,7 @@ class Claim:
     def of(cls, result: Mapping[str, object]) -> Claim:
         """Return the claim of a result in JSON terms; ``ValueError`` if a part is missing or of the wrong type."""
         indices, score, covered, proof = (result.get(name) for name in ("indices", "score", "features_covered", "proof"))
-        if not (isinstance(indices, list) and all(type(index) is int for index in indices)):
+        if not (isinstance(indices, list) and all(type(index) is int and 0 <= index < LARGEST for index in indices)):
             raise ValueError("it lacks indices")
         if not (isinstance(score, (int, float)) and isinstance(covered, int) and isinstance(proof, Mapping)):
             raise ValueError("it lacks score, features_covered or proof")
@@ -156,7 +156,7 @@ def _other_set(problem: Problem, claim: Claim) -> str | None:
     if not isinstance(problem.objective, Linear) and any(trace.kind != "omp" for trace in claim.proof.traces):
         return "it has exact gains of a model that is not linear"
     fit = problem.objective.refit(problem.pool.columns(claim.indices))
-    if abs(fit.score - claim.score) > SCORE_ROUNDING * max(abs(fit.score), SCORE_ROUNDING):
+    if not abs(fit.score - claim.score) <= SCORE_ROUNDING * max(abs(fit.score), SCORE_ROUNDING):  # NaN differs too
         return f"the score of the selection is {fit.score:.9g}, not {claim.score:.9g}"
     for name, features in sets.items():
         if claim.quality == "fast" and not np.array_equal(features, claim.indices):

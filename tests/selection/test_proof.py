@@ -133,6 +133,8 @@ def changed(result: dict[str, Any], place: str) -> None:
     elif place == "selection and score":
         result["indices"] = result["indices"][:3]
         result["score"] = result["three"]
+    elif place == "score":
+        result["score"] = float("nan")
     elif place == "covered":
         result["features_covered"] += 1
     elif place == "twice":
@@ -157,6 +159,7 @@ def changed(result: dict[str, Any], place: str) -> None:
         ("last step", "omp ends after step 9, and"),
         ("selection", "the score of the selection is"),
         ("selection and score", "f of the selection is"),
+        ("score", "the score of the selection is"),
         ("covered", "said to cover 61 features"),
         ("twice", "omp holds a feature twice"),
         ("too many", "omp breaks the constraint"),
@@ -220,8 +223,10 @@ def test_what_cannot_be_verified_is_refused_in_one_sentence(tmp_path: Path, caps
         "does not hold the weights": fo.select(store, k=3, algorithm="sds_omp", weights=weights).to_json(),
         "does not hold the response": fo.select(store, y, k=3, algorithm="sds_omp").to_json(),
         "the parts of a trace differ in length": fo.select(store, k=3, algorithm="sds_omp").to_json(),
+        "not a list of numbers": fo.select(store, k=3, algorithm="sds_omp").to_json(),
         "neither the output of": [1, 2],
     }
+    cases["not a list of numbers"]["proof"]["traces"][0]["winners"][0] = 10**400
     cases["the parts of a trace differ in length"]["proof"]["traces"][0]["margins"].pop()
     for words, result in cases.items():
         file.write_text(json.dumps(result))
