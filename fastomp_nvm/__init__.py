@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client, connect
     from fastomp_nvm.runs.drive import forget, list_runs, resume
     from fastomp_nvm.runs.select import select
+    from fastomp_nvm.runs.verify import verify
     from fastomp_nvm.selection.fairness import FairnessReport
     from fastomp_nvm.selection.group_fairness import fairness_report
     from fastomp_nvm.selection.model_file import load
@@ -89,6 +90,7 @@ __all__ = [
     "select",
     "select_many",
     "stability",
+    "verify",
 ]
 
 _load = lazily(
@@ -101,6 +103,7 @@ _load = lazily(
         "remote.client": ("Client", "connect"),
         "runs.drive": ("forget", "list_runs", "resume"),
         "runs.select": ("select",),
+        "runs.verify": ("verify",),
         "selection.fairness": ("FairnessReport",),
         "selection.group_fairness": ("fairness_report",),
         "selection.model_file": ("load",),

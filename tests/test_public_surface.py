@@ -57,6 +57,7 @@ PUBLIC = {
     "select",
     "select_many",
     "stability",
+    "verify",
 }
 
 #: Libraries that only those who use them need.

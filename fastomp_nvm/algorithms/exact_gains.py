@@ -115,10 +115,15 @@ class LinearGains(Gains):
     def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[LinearGains]:
         """Ask for the gradient at the empty model."""
         answers = yield from problem.ask(0, 0.0, [objective.null().residual], problem.usable)
+        return replace(cls.unswept(problem, objective), gradient=answers[0].of(problem.usable))
+
+    @classmethod
+    def unswept(cls, problem: Problem, objective: Linear) -> LinearGains:
+        """Return the gains over the empty set with a gradient of zeros, to be replaced."""
         columns = None if objective.centred else problem.pool.columns(problem.usable)
         standardisation = problem.design.standardisation.subset(problem.usable)
         pivot, groups = objective.remainders(standardisation, columns)
-        gradient = answers[0].of(problem.usable)
+        gradient = np.zeros_like(pivot)
         exact = problem.design.matrix.dtype == np.float64
         basis, smallest = np.empty((len(objective.response), 0)), (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
         return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)

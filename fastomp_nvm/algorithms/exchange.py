@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Protocol
 
 import numpy as np
 from scipy.linalg import lapack
@@ -25,13 +26,14 @@ from fastomp_nvm.algorithms.verified import PRODUCT_BYTES
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.constraints.knapsack import Knapsack
+from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
 from fastomp_nvm.random_keys import first_of
 
-__all__ = ["exchanged"]
+__all__ = ["MOST_SURVEYS", "TOLERANCE", "Move", "Neighbourhood", "Point", "QuadraticObjective", "exchanged", "near", "survey"]
 
 #: A move must improve f by more than this share of it.
 TOLERANCE = 1e-9
@@ -57,6 +59,32 @@ FEW = 8
 
 #: Features in memory beside the set, at most.
 MOST_NEAR = 1024
+
+
+class QuadraticObjective(Protocol):
+    """What exchanges need of an objective: least squares of a response of unit length on weighted columns, with a ridge."""
+
+    @property
+    def response(self) -> Float64Array:
+        """(n_obs,) float64: the weighted response."""
+        ...
+
+    @property
+    def ridge(self) -> float:
+        """Penalty on squared coefficients."""
+        ...
+
+    def weighted(self, columns: Float64Array) -> Float64Array:
+        """Return standardised columns (n_obs, d) weighted."""
+        ...
+
+    def swept(self, vector: Float64Array) -> Float64Array:
+        """Return the sweep vector of ``vector`` (n_obs,), a combination of weighted columns and the response."""
+        ...
+
+    def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
+        """Return squared lengths and Gram matrices of features as ``Linear.remainders`` does; of all usable ones by default."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +127,18 @@ class Neighbourhood:
     Parameters
     ----------
     problem : Problem
-    objective : Linear
+    objective : QuadraticObjective
     features : (f,) int64
         Ascending.
     """
 
-    def __init__(self, problem: Problem, objective: Linear, features: IndexArray) -> None:
+    def __init__(self, problem: Problem, objective: QuadraticObjective, features: IndexArray) -> None:
         self.problem, self.objective, self.features = problem, objective, features
         columns = problem.pool.columns(features)
         self.standardisation = columns.standardisation
         self.dense = objective.weighted(columns.dense(np.arange(len(features))))
         self.gram, self.moves = self.dense.T @ self.dense, self.dense.T @ objective.response
-        self.pivot, self.groups = objective.remainders(columns.standardisation, None)
+        self.pivot, self.groups = objective.remainders(columns.standardisation, columns)
 
     def extends(self, members: Sequence[int], others: IndexArray) -> IndexArray:
         """Return those of ``others`` that may be added to ``members``, by position."""
@@ -201,7 +229,7 @@ class Point:
         """Yield the best feasible exchange of each ``removed`` members for one feature."""
         least, outside = TOLERANCE * self.value, np.ones(len(self.hood.features), dtype=np.bool_)
         outside[self.members] = False
-        for places, gains in self._single_exchanges() if removed == 1 else self._exchanges(removed):
+        for places, gains in self.single_exchanges() if removed == 1 else self._exchanges(removed):
             better = np.flatnonzero(outside & (gains > least))
             if not better.size:
                 continue
@@ -226,7 +254,7 @@ class Point:
             left = self.remainders.without(directions.T @ self._coordinates, moves)
             yield places, left.gains() - float(moves @ moves)
 
-    def _single_exchanges(self) -> Iterator[tuple[Sequence[int], Float64Array]]:
+    def single_exchanges(self) -> Iterator[tuple[Sequence[int], Float64Array]]:
         """Yield as ``_exchanges(1)`` does, from one product for all members where features have one column each."""
         left = self.remainders
         if left.groups or len(self.columns) < len(self.members):
@@ -258,13 +286,13 @@ class Point:
 def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray]) -> Steps[tuple[IndexArray, bool]]:
     """Return the best set that moves lead to from any of ``starts``, and whether no exchange for any feature improves it."""
     most = min(MOST_NEAR, problem.pool.budget // (8 * problem.design.matrix.shape[1]))
-    hood = Neighbourhood(problem, objective, np.union1d(np.concatenate(starts), _near(problem, starts[0], most)))
+    hood = Neighbourhood(problem, objective, np.union1d(np.concatenate(starts), near(problem, starts[0], most)))
     found = [np.searchsorted(hood.features, start).tolist() for start in starts]
     costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
     found += [hood.completed([], np.maximum(each[hood.features], 1e-12)) for each in costs]
     best = _settled(max((hood.climbed(members) for members in found), key=lambda point: point.value))
     for _ in range(MOST_SURVEYS):
-        better, close = yield from _survey(best)
+        better, close = yield from survey(best)
         members = hood.features[best.members]
         if np.isin(better, hood.features).all():
             return members, True
@@ -277,7 +305,7 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     return hood.features[best.members], False
 
 
-def _near(problem: Problem, start: IndexArray, most: int) -> IndexArray:
+def near(problem: Problem, start: IndexArray, most: int) -> IndexArray:
     """Return ``most`` features to seek moves among, gathered so far, that fit best beside ``start``; all, where they are fewer."""
     if len(problem.usable) <= most:
         return problem.usable
@@ -312,7 +340,7 @@ def _kicked(point: Point, kick: int) -> list[int]:
     return hood.completed(grown)
 
 
-def _survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
+def survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
     """Return the features of feasible additions and exchanges that improve f, and all features; those with the best moves first."""
     hood, problem, objective = point.hood, point.hood.problem, point.hood.objective
     selected, usable = hood.features[point.members], problem.usable
@@ -352,7 +380,9 @@ def _survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
 class _Products:
     """Products of the usable columns with vectors, in as few queries as memory allows."""
 
-    def __init__(self, problem: Problem, objective: Linear, vectors: Sequence[Float64Array], size: int, value: float) -> None:
+    def __init__(
+        self, problem: Problem, objective: QuadraticObjective, vectors: Sequence[Float64Array], size: int, value: float
+    ) -> None:
         self._problem, self._objective, self._vectors, self._at = problem, objective, vectors, (size, value)
         self._width = max(PRODUCT_BYTES // (8 * int(problem.design.standardisation.offsets[-1])), 1)
         self._answers: Iterator[Gradients] = iter(())
@@ -362,7 +392,7 @@ class _Products:
         """Return the products with the next vector."""
         answer = next(self._answers, None)
         if answer is None:
-            chunk = [self._objective.weighted(vector) for vector in self._vectors[self._asked : self._asked + self._width]]
+            chunk = [self._objective.swept(vector) for vector in self._vectors[self._asked : self._asked + self._width]]
             self._asked += len(chunk)
             self._answers = iter((yield from self._problem.ask(*self._at, chunk, self._problem.usable)))
             answer = next(self._answers)

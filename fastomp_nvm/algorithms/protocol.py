@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
+from fastomp_nvm.algorithms.trace import Trace
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
@@ -162,9 +163,11 @@ class Outcome:
         The paper's ``r`` as the algorithm used it, when it needs one.
     rank_estimated : bool
         True when ``rank`` is the size of the largest set drawn at random, because the constraint knows only a bound.
-    guarantee : {"paper", "greedy", "swap-optimal"}, optional
+    guarantee : {"paper", "greedy", "swap-optimal", "swap-optimal (quadratic model)"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy; no addition and no exchange of one
-        feature for one improves f.
+        feature for one improves f, or none of those that the quadratic model at its fit expects to.
+    traces : tuple of Trace
+        The greedy runs, verified over all features, that a guarantee rests on.
     repaired : bool
         True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
     """
@@ -176,6 +179,7 @@ class Outcome:
     rank: int | None = None
     rank_estimated: bool = False
     guarantee: str | None = None
+    traces: tuple[Trace, ...] = ()
     repaired: bool = False
 
 

@@ -1,8 +1,8 @@
 """Better sets than FAST_OMP's for more passes: never worse than full greedy, or improved until no exchange helps.
 
 ``verified`` runs, after FAST_OMP, full matching pursuit and for the linear model full exact-gain greedy in the same sweeps
-(:mod:`fastomp_nvm.algorithms.verified`), and keeps the best of the sets. ``best`` adds runs of FAST_OMP with other seeds and, for
-the linear model on standardised columns, exchanges from all these sets (:mod:`fastomp_nvm.algorithms.exchange`).
+(:mod:`fastomp_nvm.algorithms.verified`), and keeps the best of the sets. ``best`` adds runs of FAST_OMP with other seeds and, on
+standardised columns, exchanges from these sets (:mod:`fastomp_nvm.algorithms.exchange`, for GLMs ``glm_exchange``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import numpy as np
 
 from fastomp_nvm.algorithms.exchange import exchanged
 from fastomp_nvm.algorithms.fast_omp import fast_omp
-from fastomp_nvm.algorithms.protocol import Algorithm, Problem, Steps
+from fastomp_nvm.algorithms.glm_exchange import exchanged_by_fits
+from fastomp_nvm.algorithms.protocol import Algorithm, Problem
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.verified import exact_gain_greedy, matching_pursuit
 from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.linear import Linear
 
 __all__ = ["improved"]
@@ -31,29 +33,32 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
     """Run ``algorithm``, which is FAST_OMP, and improve its set; ``exchanges`` asks for the best set, not only a verified one."""
     outcome = yield from algorithm
     objective, first = problem.objective, outcome.selected
-    parts: list[Callable[[Problem], Steps[IndexArray]]] = [partial(matching_pursuit, near=first)]
+    parts: list[Callable[[Problem], Algorithm]] = [partial(matching_pursuit, near=first)]
     if isinstance(objective, Linear):
         parts.append(partial(exact_gain_greedy, near=first))
     if exchanges:
         parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
-    found = yield from together(problem, parts)
+    runs = yield from together(problem, parts)
+    found = [run.selected for run in runs]
     selected, guarantee = _best(problem, [first, *found]), "greedy"
-    if exchanges and isinstance(objective, Linear) and objective.centred and len(selected):
-        swapped, proven = yield from exchanged(problem, objective, [each for each in (first, *found) if len(each)])
+    if exchanges and isinstance(objective, (Linear, GLM)) and objective.centred and len(selected):
+        starts = [each for each in (first, *found) if len(each)]
+        if isinstance(objective, Linear):
+            swapped, proven = yield from exchanged(problem, objective, starts)
+        else:
+            swapped, proven = yield from exchanged_by_fits(problem, objective, starts)
         swapped = _by_gain(problem, swapped)
         if problem.parameters.until == "full":
             swapped = _completed(problem, swapped)
         selected = _best(problem, [selected, swapped])
         if proven and np.array_equal(np.sort(selected), np.sort(swapped)):
-            guarantee = "swap-optimal"
-    return replace(outcome, selected=selected, guarantee=guarantee)
+            guarantee = "swap-optimal" if isinstance(objective, Linear) else "swap-optimal (quadratic model)"
+    return replace(outcome, selected=selected, guarantee=guarantee, traces=tuple(trace for run in runs for trace in run.traces))
 
 
-def _reseeded(problem: Problem, by: int) -> Steps[IndexArray]:
-    """Return FAST_OMP's set with another seed."""
-    parameters = replace(problem.parameters, seed=(problem.parameters.seed + by) % 2**64)
-    outcome = yield from fast_omp(replace(problem, parameters=parameters))
-    return outcome.selected
+def _reseeded(problem: Problem, by: int) -> Algorithm:
+    """Run FAST_OMP with another seed."""
+    return fast_omp(replace(problem, parameters=replace(problem.parameters, seed=(problem.parameters.seed + by) % 2**64)))
 
 
 def _best(problem: Problem, sets: Sequence[IndexArray]) -> IndexArray:

@@ -16,4 +16,4 @@ def repaired(problem: Problem, algorithm: Algorithm) -> Algorithm:
     if not isinstance(constraint, Extendable) or not constraint.violations(outcome.selected):
         return outcome
     found = constraint.repaired(outcome.selected)
-    return outcome if found is None else replace(outcome, selected=found, repaired=True)
+    return outcome if found is None else replace(outcome, selected=found, repaired=True, traces=())

@@ -21,7 +21,7 @@ __all__ = ["sds_ma"]
 def sds_ma(problem: Problem) -> Algorithm:
     """Run SDS_MA."""
     if isinstance(problem.objective, Linear) and not problem.parameters.plain and pays(problem):
-        return Outcome((yield from exact_gain_greedy(problem)), guarantee="greedy")
+        return (yield from exact_gain_greedy(problem))
     gains = yield from gains_of_nothing(problem)
     selected = np.empty(0, dtype=np.int64)
     best = selected

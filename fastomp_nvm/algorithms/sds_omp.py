@@ -18,7 +18,7 @@ __all__ = ["sds_omp"]
 def sds_omp(problem: Problem) -> Algorithm:
     """Run SDS_OMP."""
     if not problem.parameters.plain and pays(problem):
-        return Outcome((yield from matching_pursuit(problem)), guarantee="greedy")
+        return (yield from matching_pursuit(problem))
     model = problem.objective.null()
     selected = np.empty(0, dtype=np.int64)
     candidates = problem.usable

@@ -15,17 +15,23 @@ plain greedy: drafts without a step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
 from fastomp_nvm.algorithms.exact_gains import Directions, LinearGains
-from fastomp_nvm.algorithms.protocol import Ask, Gradients, Problem, Query, Steps
+from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Outcome, Problem, Query, Steps
+from fastomp_nvm.algorithms.together import together
+from fastomp_nvm.algorithms.trace import CLOSE, Trace
 from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.matrix.gradients import first_places
 from fastomp_nvm.objectives.base import Model
 from fastomp_nvm.objectives.linear import Linear
 
-__all__ = ["exact_gain_greedy", "matching_pursuit", "pays"]
+__all__ = ["exact_gain_greedy", "matching_pursuit", "pays", "retraced"]
 
 #: Steps of a draft: at most, and of the first one.
 LONGEST, FIRST = 64, 16
@@ -51,15 +57,29 @@ PASSES, PASSES_PER_STEP, VECTORS_PER_STEP, DRAFTS_PER_STEP = 3, 1 / 16, 2.0, 2.0
 class Greedy(ABC):
     """A greedy algorithm at a verified set, whose next choices are drafted and verified.
 
+    Parameters
+    ----------
+    problem : Problem
+    recorded : Trace, optional
+        An earlier run to compare with: its features keep their places where they fall short by less than ``CLOSE``.
+
     Attributes
     ----------
-    size : int
-        Features in the verified set.
+    trace : Trace
+        The verified steps.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.size = 0
+    kind: ClassVar[str]
+
+    def __init__(self, problem: Problem, recorded: Trace | None) -> None:
+        self.problem, self._recorded = problem, recorded
+        self._winners, self._runners_up, self._margins = list[int](), list[int](), list[float]()
+        self.trace = Trace(self.kind, self._winners, self._runners_up, self._margins)
+
+    @property
+    def size(self) -> int:
+        """Features in the verified set."""
+        return len(self._winners)
 
     @abstractmethod
     def look_ahead(self, near: IndexArray) -> None:
@@ -98,11 +118,33 @@ class Greedy(ABC):
             Features near the lead at or after the first step that was lost.
         """
 
+    def _decide(self, leaders: IndexArray, scores: Float64Array, candidates: IndexArray, score_of: Callable[[int], float]) -> int:
+        """Add the winner of a step to the verified set, and return it.
 
-def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> Steps[IndexArray]:
-    """Return the set of a greedy algorithm, in order; ``near`` (n,) are features that its drafts should consider."""
-    columns, rank = int(problem.design.standardisation.offsets[-1]), min(problem.constraint.rank, len(problem.usable))
-    longest = min(LONGEST, max(PRODUCT_BYTES // (8 * columns), 1))
+        ``leaders`` are the two best of ``candidates``, if there are two, ``scores`` theirs; ``score_of`` returns that of any.
+        """
+        ranked, wanted = dict(zip(leaders.tolist(), scores.tolist(), strict=True)), (-1, -1)
+        if self._recorded is not None and self.size < len(self._recorded.winners):
+            wanted = self._recorded.winners[self.size], self._recorded.runners_up[self.size]
+            ranked |= {feature: score_of(feature) for feature in wanted if feature not in ranked and feature in candidates}
+        winner = _first(ranked, wanted[0])
+        largest = ranked.pop(winner)
+        second = _first(ranked, wanted[1]) if ranked else -1
+        self._winners.append(winner)
+        self._runners_up.append(second)
+        self._margins.append((largest - ranked.get(second, 0.0)) / largest if largest > 0.0 else 0.0)
+        return winner
+
+
+def _first(scores: dict[int, float], wanted: int) -> int:
+    """Return the feature with the largest score, the first among equals; ``wanted`` where it is closer than ``CLOSE``."""
+    best = max(scores, key=scores.__getitem__)
+    return wanted if wanted in scores and scores[wanted] >= (1.0 - CLOSE) * scores[best] else best
+
+
+def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None) -> Algorithm:
+    """Run a greedy algorithm; ``near`` (n,) are features that its drafts should consider."""
+    rank, longest = min(problem.constraint.rank, len(problem.usable)), min(LONGEST, _most_steps(problem))
     considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
     considered[problem.usable[:0] if near is None else near] = True
     room = problem.pool.budget // max(problem.design.matrix.shape[1] * problem.design.matrix.itemsize, 1)
@@ -111,7 +153,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> 
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
-            return selected
+            break
         rules.look_ahead(candidates[considered[candidates]])
         drafted = _draft(problem, rules, selected, candidates[considered[candidates]], min(length, rank - len(selected)))
         feasible = _feasible(problem, selected, drafted, candidates)
@@ -119,7 +161,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> 
         agreed, winner, close = yield from rules.verify(drafted, feasible, 0 if plainly else NEAR if passes else FIRST_NEAR)
         selected = np.concatenate((selected, np.array(drafted[:agreed], dtype=np.int64)))
         if winner is None:
-            return selected
+            break
         selected = np.append(selected, winner)
         if np.count_nonzero(considered) + len(close) <= room:  # beyond it, drafts would read columns again
             considered[close] = True
@@ -130,6 +172,12 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None = None) -> 
             length = min(FIRST, longest)
         else:
             length = min(2 * length if agreed == len(drafted) else 2 * agreed + 4, longest)
+    return Outcome(selected, guarantee="greedy", traces=(rules.trace,))
+
+
+def _most_steps(problem: Problem) -> int:
+    """Return how many steps memory allows to verify at once."""
+    return max(PRODUCT_BYTES // (8 * int(problem.design.standardisation.offsets[-1])), 1)
 
 
 def _draft(problem: Problem, rules: Greedy, selected: IndexArray, near: IndexArray, length: int) -> list[int]:
@@ -179,8 +227,10 @@ def _looked_at(first: int, last: int) -> list[int]:
 class MatchingPursuit(Greedy):
     """SDS_OMP: the score at the current model."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    kind = "omp"
+
+    def __init__(self, problem: Problem, recorded: Trace | None = None) -> None:
+        super().__init__(problem, recorded)
         self._model: Model = problem.objective.null()
 
     def look_ahead(self, near: IndexArray) -> None:
@@ -213,20 +263,23 @@ class MatchingPursuit(Greedy):
         assert answers is not None
         self.problem.counters.gradient_rounds += 1
         self.problem.counters.gradient_calls += len(asks)
-        agreed, winner = 0, None
-        for agreed, answer in enumerate(answers):
-            winner = answer.argmax()
-            if agreed == len(drafted) or winner != drafted[agreed]:
+        agreed, winner = len(drafted), None
+        for step, answer in enumerate(answers):
+            best = self._decide(*answer.leaders(2), feasible[step], partial(self._score, answer))
+            if step == len(drafted) or best != drafted[step]:
+                agreed, winner = step, best
                 break
-        else:
-            agreed, winner = len(drafted), None
         looked_at = [answers[step] for step in _looked_at(agreed, len(answers) - 1)] if near else []
         close = [np.empty(0, dtype=np.int64), *(answer.at_least(answer.top_mean(near))[:near] for answer in looked_at)]
         self._model = self._models[agreed]
-        self.size += agreed
         if winner is not None:
-            self.size, self._model = self.size + 1, self._grown(self._model, winner)
+            self._model = self._grown(self._model, winner)
         return agreed, winner, np.concatenate(close)
+
+    def _score(self, answer: Gradients, feature: int) -> float:
+        """Return the score of a feature."""
+        features = np.array([feature])
+        return float(self.problem.design.standardisation.subset(features).scores(answer.of(features)[:, None])[0, 0])
 
 
 class ExactGainGreedy(Greedy):
@@ -235,13 +288,16 @@ class ExactGainGreedy(Greedy):
     Parameters
     ----------
     problem : Problem
-    gains : LinearGains
-        Of the usable features over the empty set.
+    objective : Linear
+    recorded : Trace, optional
+        See ``Greedy``.
     """
 
-    def __init__(self, problem: Problem, gains: LinearGains) -> None:
-        super().__init__(problem)
-        self._gains = gains
+    kind = "exact gains"
+
+    def __init__(self, problem: Problem, objective: Linear, recorded: Trace | None = None) -> None:
+        super().__init__(problem, recorded)
+        self._gains, self._swept = LinearGains.unswept(problem, objective), False
         self._last: int | None = None  # in the verified set, but not yet in ``_gains``
         self._places = np.zeros(problem.design.standardisation.n_features, dtype=np.int64)  # of features among the usable ones
         self._places[problem.usable] = np.arange(len(problem.usable))
@@ -272,31 +328,41 @@ class ExactGainGreedy(Greedy):
         known = self._last is None  # the gains before the first step
         spans = self._spans[: len(feasible) - known]
         vectors = [gains.objective.weighted(vector) for span in spans for vector in span.vectors]
+        if not self._swept:
+            vectors.insert(0, gains.objective.null().residual)
         answers: Sequence[Gradients] = ()
         if vectors:
             answers = yield from self.problem.ask(self.size, gains.value, vectors, gains.features)
+        if not self._swept:
+            gains, answers, self._swept = replace(gains, gradient=answers[0].of(gains.features)), answers[1:], True
         looked_at: Sequence[int] = ()
+        at = gains
         for step, at in enumerate(_along(gains, spans, answers, known)):
+            if winner is not None and step not in looked_at:
+                continue
+            candidates = feasible[step]
+            growth = at.all()[self._places[candidates]]
             if winner is None:
-                growth = at.all()[self._places[feasible[step]]]
-                best = int(feasible[step][int(np.argmax(growth))])
+                first = first_places(growth, 2)
+                best = self._decide(candidates[first], growth[first], candidates, partial(_among, candidates, growth))
                 if step < len(drafted) and best == drafted[step]:
                     continue
                 lost, winner, self._gains = step, best, at
                 looked_at = _looked_at(step, len(feasible) - 1) if near else ()
-            elif step in looked_at:
-                growth = at.all()[self._places[feasible[step]]]
-            else:
-                continue
-            if not looked_at:
-                break
+                if not looked_at:
+                    break
             count = min(near, len(growth))
-            close.append(
-                feasible[step][np.flatnonzero(growth >= np.partition(growth, len(growth) - count)[len(growth) - count])[:near]]
-            )
-        self.size += lost + (winner is not None)
-        self._last = winner
+            bar = np.partition(growth, len(growth) - count)[len(growth) - count]
+            close.append(candidates[np.flatnonzero(growth >= bar)[:near]])
+        if winner is None:
+            self._gains = at
+        self._last = drafted[-1] if winner is None else winner
         return lost, winner, np.concatenate(close)
+
+
+def _among(features: IndexArray, numbers: Float64Array, feature: int) -> float:
+    """Return the number of one of ``features`` (ascending)."""
+    return float(numbers[int(np.searchsorted(features, feature))])
 
 
 def _along(gains: LinearGains, spans: Sequence[Directions], answers: Sequence[Gradients], known: bool) -> Iterator[LinearGains]:
@@ -327,13 +393,46 @@ def pays(problem: Problem) -> bool:
     return verified < rank * (scan + vector)
 
 
-def matching_pursuit(problem: Problem, near: IndexArray | None = None) -> Steps[IndexArray]:
-    """Return the set of SDS_OMP, in order; ``near`` (n,) are features that drafts should consider."""
+def matching_pursuit(problem: Problem, near: IndexArray | None = None) -> Algorithm:
+    """Run SDS_OMP; ``near`` (n,) are features that drafts should consider."""
     return (yield from _greedy(problem, MatchingPursuit(problem), near))
 
 
-def exact_gain_greedy(problem: Problem, near: IndexArray | None = None) -> Steps[IndexArray]:
-    """Return the set of SDS_MA for the linear model, in order; ``near`` (n,) are features that drafts should consider."""
+def exact_gain_greedy(problem: Problem, near: IndexArray | None = None) -> Algorithm:
+    """Run SDS_MA for the linear model; ``near`` (n,) are features that drafts should consider."""
     assert isinstance(problem.objective, Linear)
-    gains = yield from LinearGains.of_nothing(problem, problem.objective)
-    return (yield from _greedy(problem, ExactGainGreedy(problem, gains), near))
+    return (yield from _greedy(problem, ExactGainGreedy(problem, problem.objective), near))
+
+
+def retraced(problem: Problem, traces: Sequence[Trace]) -> Algorithm:
+    """Compare the steps of recorded runs with all features again, in one pass or, where memory is short, a few.
+
+    The winners of each trace are a feasible set. The outcome has the traces as they are now. Each ends with the first step that
+    another feature wins by more than ``CLOSE``, or goes on by a step where a feature extends the recorded set.
+    """
+    found = yield from together(problem, [partial(_retraced, trace=trace) for trace in traces])
+    return Outcome(np.array(found[0].winners, dtype=np.int64), traces=tuple(found))
+
+
+def _retraced(problem: Problem, trace: Trace) -> Steps[Trace]:
+    """Return a trace as it is now."""
+    rules: Greedy
+    if trace.kind == MatchingPursuit.kind:
+        rules = MatchingPursuit(problem, trace)
+    else:
+        assert isinstance(problem.objective, Linear)
+        rules = ExactGainGreedy(problem, problem.objective, trace)
+    winners, candidates, most = np.array(trace.winners, dtype=np.int64), problem.usable, _most_steps(problem)
+    while (candidates := candidates[problem.extensions(winners[: rules.size], candidates)]).size:
+        selected, following = winners[: rules.size], winners[rules.size : rules.size + most]
+        rules.look_ahead(np.sort(following))  # which reads their columns at once
+        drafted = following.tolist()
+        for feature in drafted:
+            rules.step(feature)
+        feasible = _feasible(problem, selected, drafted, candidates)
+        if len(selected) + len(drafted) < len(winners):
+            feasible = feasible[: len(drafted)]  # the next one is not the leader's place but the recorded winner's
+        agreed, winner, _ = yield from rules.verify(drafted, feasible, 0)
+        if agreed < len(drafted) or winner is not None:
+            break
+    return rules.trace

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "info": ("fastomp_nvm.cli.commands.info", "show the contents of a store"),
         "names": ("fastomp_nvm.cli.commands.names", "list the features of a store, all or by pattern"),
         "shard": ("storage_backends.commands.shard", "cut a store into shards for a cluster"),
-        "verify": ("fastomp_nvm.cli.commands.verify", "check every block of a store against its checksum"),
+        "verify": ("fastomp_nvm.cli.commands.verify", "check the blocks of a store, or the proof of a selection"),
         "select": ("fastomp_nvm.cli.commands.select", "select features from a store"),
         "grid": ("fastomp_nvm.cli.commands.grid", "select for every combination of parameters at once"),
         "cv": ("fastomp_nvm.cli.commands.cv", "choose the number of features by cross-validation"),

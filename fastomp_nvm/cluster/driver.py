@@ -33,7 +33,7 @@ from fastomp_nvm.cluster.candidate_sets import Bits, ShardedCandidates, Slot, pa
 from fastomp_nvm.cluster.shard import Answer, ForgottenError, ShardAddress, SweepRequest, View
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.matrix.checksum import Seal
-from fastomp_nvm.matrix.gradients import Ask, ExactColumns, Gradients, Sweep, largest
+from fastomp_nvm.matrix.gradients import Ask, ExactColumns, Gradients, Sweep, first_places, largest
 from fastomp_nvm.matrix.rows import Network, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation, Whitener, column_index
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
@@ -372,12 +372,14 @@ class _ShardedGradients(Gradients):
         self._known = features, gradient
         return features
 
-    def argmax(self) -> int:
-        """Return the candidate with the largest score; the lowest index among equals."""
-        answers = self._decide("argmax", None)
+    def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
+        """Return the candidates with the ``count`` largest scores, best first, and their scores."""
+        answers = self._decide("leaders", count)
+        features = np.concatenate([found.features + self._rows.first_features[shard] for shard, found in answers.items()])
+        scores = np.concatenate([found.numbers for found in answers.values()])
         # Shards come in the order of their features, so the first of equals is the one with the lowest index.
-        best = max(answers, key=lambda shard: float(answers[shard].numbers[0]))
-        return int(answers[best].features[0]) + int(self._rows.first_features[best])
+        first = first_places(scores, count)
+        return features[first], scores[first]
 
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""

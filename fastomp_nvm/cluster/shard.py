@@ -121,7 +121,7 @@ class Answer:
     Attributes
     ----------
     features : (f,) int64
-        Features, numbered within the shard, ascending.
+        Features, numbered within the shard, ascending; leaders best first.
     numbers : float64
         Scores, or gradients of the columns of ``features``: see ``Shard.decide``.
     traffic : Traffic
@@ -181,7 +181,7 @@ class Shard:
         view: View,
         place: int,
         candidates: CandidateSet,
-        decision: Literal["largest", "at_least", "argmax", "of"],
+        decision: Literal["largest", "at_least", "leaders", "of"],
         argument: Any,
     ) -> Answer:
         """Return one decision about the vector at ``place``; the first decision of a request sweeps.
@@ -196,8 +196,8 @@ class Shard:
         decision : str
             ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and the answer of ``at_least`` for
             ``share`` times their mean, if it is short and needs no reading. ``at_least``: features whose score reaches
-            ``argument``, and their gradients. ``argmax``: the best feature and its score. ``of``: gradients of the features in
-            ``argument``, see ``candidate_sets.packed``.
+            ``argument``, and their gradients. ``leaders``: the ``argument`` best features and their scores. ``of``: gradients of
+            the features in ``argument``, see ``candidate_sets.packed``.
         """
         with self._lock, one_blas_thread():
             gradients, pool = self._answers(request, view, place, candidates)
@@ -214,9 +214,8 @@ class Shard:
             elif decision == "at_least":
                 features, bar = gradients.at_least(argument), argument
                 numbers = gradients.of(features)
-            elif decision == "argmax":
-                best = gradients.argmax()
-                features, numbers = np.array([best]), gradients.largest(1)
+            elif decision == "leaders":
+                features, numbers = gradients.leaders(argument)
             else:
                 count = self._dataset.n_features
                 numbers = gradients.of(features_of(unpacked(argument, count), count))

@@ -34,6 +34,7 @@ __all__ = [
     "LocalGradients",
     "Sweep",
     "TierGradients",
+    "first_places",
     "largest",
 ]
 
@@ -70,8 +71,15 @@ class Gradients(ABC):
         """Return the candidates whose score reaches ``threshold``, ascending."""
 
     @abstractmethod
+    def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
+        """Return the candidates with the ``count`` largest scores (all, when there are fewer), best first, and their scores.
+
+        The lowest index comes first among equals.
+        """
+
     def argmax(self) -> int:
         """Return the candidate with the largest score; the lowest index among equals."""
+        return int(self.leaders(1)[0][0])
 
     @abstractmethod
     def of(self, features: IndexArray) -> Float64Array:
@@ -228,10 +236,11 @@ class TierGradients(LocalGradients):
         self._read(np.flatnonzero(~(self._above < threshold) & ~(self._below >= threshold)))
         return np.asarray(self._candidates[self._below >= threshold])
 
-    def argmax(self) -> int:
-        """Return the candidate with the largest score; the lowest index among equals."""
-        leaders = self._leaders(1)
-        return int(self._candidates[leaders[int(np.argmax(self._below[leaders]))]])
+    def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
+        """Return the candidates with the ``count`` largest scores, best first, and their scores."""
+        leaders = self._leaders(min(count, len(self._candidates)))
+        first = first_places(self._below[leaders], count)
+        return self._candidates[leaders[first]], self._below[leaders[first]]
 
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
@@ -299,13 +308,22 @@ class ExactGradients(LocalGradients):
         """Return the candidates whose score reaches ``threshold``, ascending."""
         return np.asarray(self._candidates[np.flatnonzero(self._scores >= threshold)])
 
-    def argmax(self) -> int:
-        """Return the candidate with the largest score; the lowest index among equals."""
-        return int(self._candidates[int(np.argmax(self._scores))])
+    def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
+        """Return the candidates with the ``count`` largest scores, best first, and their scores."""
+        first = first_places(self._scores, count)
+        return self._candidates[first], self._scores[first]
 
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
         return self._products[column_index(self._standardisation.offsets, features)]
+
+
+def first_places(values: Float64Array, count: int) -> IndexArray:
+    """Return the positions of the ``count`` largest of ``values`` (n,), all when there are fewer; best first, then by position."""
+    if count == 1:
+        return np.array([np.argmax(values)])
+    places = np.flatnonzero(~(values < largest(values, count).min()))
+    return places[np.argsort(-values[places], kind="stable")[:count]]
 
 
 def largest(values: Float64Array, count: int) -> Float64Array:

@@ -73,6 +73,10 @@ class Linear(Objective):
             return vectors
         return np.asarray((self.root_weights if vectors.ndim == 1 else self.root_weights[:, None]) * vectors)
 
+    def swept(self, vector: Float64Array) -> Float64Array:
+        """Return the sweep vector of ``vector`` (n_obs,), a combination of weighted columns and the response."""
+        return self.weighted(vector)
+
     def unit(self, weighted: Float64Array) -> tuple[Float64Array, Float64Array | float]:
         """Return ``weighted`` columns (n_obs, d) scaled to unit length, and the penalty on the squared coefficient of each.
 

@@ -47,8 +47,8 @@ _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
 _counts = attrgetter(*(field.name for field in fields(Traffic)))
 _ASK = struct.Struct("<IQI")  # checksum of the vector; number and checksum of the candidates
 _DECISION = struct.Struct("<BQIQ")  # kind, ask, bytes of argument, bytes of answer
-_TOP_MEAN, _AT_LEAST, _ARGMAX, _OF = range(1, 5)
-_NAMES = {_TOP_MEAN: "top_mean", _AT_LEAST: "at_least", _ARGMAX: "argmax", _OF: "of"}
+_TOP_MEAN, _AT_LEAST, _ARGMAX, _OF, _LEADERS = range(1, 6)
+_NAMES = {_TOP_MEAN: "top_mean", _AT_LEAST: "at_least", _ARGMAX: "argmax", _OF: "of", _LEADERS: "leaders"}
 
 #: Candidates in the fingerprint of a round after the first.
 _STRETCH = 512
@@ -260,6 +260,13 @@ class _Noted(Gradients):
         self._journal.note(_ARGMAX, self._ask, b"", struct.pack("<q", best))
         return best
 
+    def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
+        """Return and note the candidates with the largest scores."""
+        features, scores = self._answers.leaders(count)
+        answer = features.astype("<i8").tobytes() + scores.astype("<f8").tobytes()
+        self._journal.note(_LEADERS, self._ask, struct.pack("<q", count), answer)
+        return features, scores
+
     def of(self, features: IndexArray) -> Float64Array:
         """Return and note the gradient of the columns of ``features``."""
         gradient = self._answers.of(features)
@@ -284,6 +291,12 @@ class _Remembered(Gradients):
     def argmax(self) -> int:
         """Return the recorded candidate."""
         return int(_array(self._journal.recall(_ARGMAX, self._ask, b""), "<i8", 1)[0])
+
+    def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
+        """Return the recorded candidates and their scores."""
+        answer = self._journal.recall(_LEADERS, self._ask, struct.pack("<q", count))
+        middle = len(answer) // 2
+        return _array(answer[:middle], "<i8"), _array(answer[middle:], "<f8")
 
     def of(self, features: IndexArray) -> Float64Array:
         """Return the recorded gradient."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
     from fastomp_nvm.matrix.choice import Choice
     from fastomp_nvm.selection.fairness import FairnessReport
+    from fastomp_nvm.selection.proof import Proof
     from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = ["Answer", "DataSize"]
@@ -66,12 +67,14 @@ class Answer:
         Why it was chosen, where the request said ``auto``.
     quality : str
         As requested.
-    guarantee : {"paper", "greedy", "swap-optimal", "optimal"}, optional
+    guarantee : {"paper", "greedy", "swap-optimal", "swap-optimal (quadratic model)", "optimal"}, optional
         What is known of the selection: Theorem 1 of the paper; at least f of full greedy (of matching pursuit, for GLMs); no
-        addition and no exchange of one feature for one, among all features, improves f; an unconditional certificate bounds every
-        feasible set by f of this one.
+        addition and no exchange of one feature for one, among all features, improves f (for GLMs: of those that promise to, by the
+        quadratic model at the fit of the selection); an unconditional certificate bounds every feasible set by f of this one.
     features_covered : int, optional
         Features over which greedy or exchanges were verified.
+    proof : Proof, optional
+        The verified greedy runs step by step; ``fastomp_nvm.verify`` checks them again.
     k, seed : int
     epsilon : float
     tau : float or "auto"
@@ -140,6 +143,7 @@ class Answer:
     quality: str = "fast"
     guarantee: str | None = None
     features_covered: int | None = None
+    proof: Proof | None = None
     k: int
     seed: int
     epsilon: float
@@ -190,7 +194,7 @@ class Answer:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value is not None or (name == "test_score" and self.test_fraction is not None):
-                out[name] = asdict(value) if name in ("certificate", "fairness", "store") else value
+                out[name] = asdict(value) if name in ("certificate", "fairness", "proof", "store") else value
         out["features"] = list(self.features)
         out["indices"] = self.indices.tolist()
         parts = [np.atleast_1d(part) for part in self.coef]

@@ -25,6 +25,7 @@ from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.model import ModelColumns
+from fastomp_nvm.selection.proof import Proof
 from fastomp_nvm.selection.request import SelectionRequest, make_request
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.encoding import TableEncoding
@@ -217,7 +218,7 @@ def decode_selection(sent: JSONObject) -> Selection:
     """
     try:
         fields = {name: value for name, value in sent["json"].items() if name in Selection.__dataclass_fields__}
-        certificate, fairness = fields.get("certificate"), fields.get("fairness")
+        certificate, fairness, proof = fields.get("certificate"), fields.get("fairness"), fields.get("proof")
         columns = [list(part) for part in sent["columns"]]
         coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in fields["coef"]]
         encoding = sent.get("encoding")  # results of earlier releases have none
@@ -231,6 +232,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "encoding": None if encoding is None else TableEncoding.from_json(encoding),
             "certificate": None if certificate is None else Certificate(**certificate),
             "fairness": None if fairness is None else FairnessReport(**fairness),
+            "proof": None if proof is None else Proof.from_json(proof),
             "store": DataSize(**fields["store"]),
             "choices": {str(name): Choice(**choice) for name, choice in fields.get("choices", {}).items()},
         }

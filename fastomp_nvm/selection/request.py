@@ -77,8 +77,8 @@ class SelectionRequest:
         ``fastomp_nvm.selection.automatic``); the result says which and why.
     quality : {"fast", "verified", "best"}
         Of FAST_OMP's answer. ``verified`` is never worse than full matching pursuit nor, for the linear model, than full greedy;
-        ``best`` also starts from further seeds and exchanges features until no exchange improves the set (linear model,
-        standardised columns). Both take more passes.
+        ``best`` also starts from further seeds and exchanges features until no exchange improves the set (standardised columns;
+        for GLMs as far as the quadratic model at the final fit can tell). Both take more passes.
     objective : {"auto", "linear", "logistic", "poisson"}
         ``auto`` chooses by the target: logistic for two classes or values, otherwise linear; the result says which and why. Refused
         where the target may be either (see ``fastomp_nvm.selection.automatic``).

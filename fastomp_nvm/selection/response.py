@@ -32,6 +32,8 @@ class Response:
         That of the request, or the one chosen for the target where the request says ``auto``.
     reason : str, optional
         Why it was chosen; None where the request names it.
+    given : bool
+        Whether the caller gave the values.
     """
 
     values: Float64Array
@@ -40,6 +42,7 @@ class Response:
     feature: int | None = None
     objective: str = "linear"
     reason: str | None = None
+    given: bool = False
 
 
 def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> Response:
@@ -79,7 +82,7 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
             raise DataError(f"the target {name!r} has {len(classes)} distinct values: the logistic objective needs exactly two")
     elif classes:
         raise RequestError(f"the target {name!r} holds classes ({', '.join(classes[:3])}): use the logistic objective")
-    return Response(values, name, classes, feature, objective, reason)
+    return Response(values, name, classes, feature, objective, reason, given=y is not None)
 
 
 def encode_response(y: object, objective: str) -> tuple[Float64Array, tuple[str, ...]]:

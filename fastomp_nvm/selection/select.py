@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,7 +46,13 @@ from fastomp_nvm.selection.response import Response, resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
-__all__ = ["Prepared", "bind_constraint", "prepare", "resolve_algorithm", "select_many", "select_shared"]
+if TYPE_CHECKING:
+    from fastomp_nvm.selection.proof import Proof
+
+__all__ = ["Prepared", "bind_constraint", "prepare", "resolve_algorithm", "select_many", "select_shared", "split_of"]
+
+#: Characters of a request that a proof holds with its constraint; longer ones are left out.
+LONGEST_REQUEST = 1 << 16
 
 
 def select_many(
@@ -130,16 +138,11 @@ def select_shared(
         pools = 0  # whose size is left to us
         for place, each in enumerate(requests):
             request = each if isinstance(each, SelectionRequest) else make_request(each)
-            weights = request.weights
-            if weights is not None and len(weights) != dataset.n_obs:
-                raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
-            test = held_out[place] if held_out else None
-            if request.test_fraction is not None:
-                weights, test = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
-            wanted.append(Split(request, weights, test))
+            split = split_of(dataset, request, held_out[place] if held_out else None)
+            wanted.append(split)
             pools += request.gather_bytes is None
-            if weights is not None and request.standardize:
-                weighted.append(weights)
+            if split.weights is not None and request.standardize:
+                weighted.append(split.weights)
         found = None if journals else compress(dataset, wanted, y, sweeper, cancelled)
         compression = found if isinstance(found, Compression) else None
         if compression is None and len(weighted) > 1:
@@ -182,6 +185,16 @@ def select_shared(
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
         return selections, traffic
+
+
+def split_of(dataset: Dataset, request: SelectionRequest, test: Float64Array | None = None) -> Split:
+    """Return a request with the weights of its training and test observations; ``test`` unless the request holds some out."""
+    weights = request.weights
+    if weights is not None and len(weights) != dataset.n_obs:
+        raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
+    if request.test_fraction is not None:
+        weights, test = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
+    return Split(request, weights, test)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,6 +350,29 @@ def _guarantee(request: SelectionRequest, outcome: Outcome) -> str | None:
     return outcome.guarantee or ("paper" if covered else None)
 
 
+def _proof(dataset: Dataset, request: SelectionRequest, response: Response, outcome: Outcome) -> Proof | None:
+    """Return the proof of a verified outcome, with as much of the request as is short and can be written."""
+    if not outcome.traces:
+        return None
+    from fastomp_nvm.engine.identity import target_digest  # neither is needed by most requests
+    from fastomp_nvm.selection.codec import encode_request
+    from fastomp_nvm.selection.proof import Proof
+
+    missing = ["y"] if response.given else []
+    if request.weights is not None:
+        missing.append("weights")
+    # Without what the answer does not depend on.
+    plain = replace(request, weights=None, objective=response.objective, gather_bytes=None, tier="auto", gram="auto")
+    try:
+        fields = encode_request(plain)
+        if len(json.dumps(fields)) > LONGEST_REQUEST:
+            raise RequestError("the constraint is too long")
+    except RequestError:
+        fields = encode_request(replace(plain, constraint=None))
+        missing.append("constraint")
+    return Proof(list(outcome.traces), dataset.fingerprint, target_digest(dataset), fields, missing)
+
+
 def _why_nothing(constraint: Constraint, names: Sequence[str]) -> str:
     """Return the sentence for a constraint, programmed by the user, under which no feature was selected."""
     from fastomp_nvm.constraints.oracle import check_downward_closed  # imports a pool of processes
@@ -412,6 +448,7 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
         quality=request.quality,
         guarantee=_guarantee(request, outcome),
         features_covered=None if outcome.guarantee is None else len(problem.usable),
+        proof=_proof(dataset, request, response, outcome),
         k=request.k if request.k is not None else problem.constraint.rank,
         seed=int(request.seed),
         epsilon=request.epsilon,

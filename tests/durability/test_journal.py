@@ -31,8 +31,9 @@ class Known(Gradients):
     def at_least(self, threshold: float) -> np.ndarray:
         return np.flatnonzero(self._values**2 >= threshold)
 
-    def argmax(self) -> int:
-        return int(np.argmax(self._values**2))
+    def leaders(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        first = np.argsort(-(self._values**2), kind="stable")[:count]
+        return first, self._values[first] ** 2
 
     def of(self, features: np.ndarray) -> np.ndarray:
         return self._values[features]
@@ -60,6 +61,7 @@ def log() -> MemoryLog:
         journal.commit()
         several = journal.record(query(2, 3), [Known([place, 1, 1, 1]) for place in range(3)], Traffic(1, 4, 100))
         several[2].argmax(), several[0].argmax(), several[0].of(np.arange(4)), several[0].of(np.empty(0, dtype=np.int64))
+        several[1].leaders(3)
         journal.commit()
     return log
 
@@ -77,6 +79,7 @@ def test_answers_and_costs_come_back(log: MemoryLog) -> None:
         assert (several[2].argmax(), several[0].argmax()) == (0, 1)
         np.testing.assert_array_equal(several[0].of(np.arange(4)), [0, 1, 1, 1])
         assert several[0].of(np.empty(0, dtype=np.int64)).shape == (0,)
+        assert [each.tolist() for each in several[1].leaders(3)] == [[0, 1, 2], [1.0, 1.0, 1.0]]
         assert journal.replay(query(4), traffic) is None
         assert traffic == Traffic(2, 8, 200, 7)
 

@@ -270,4 +270,5 @@ def _decide(answers: Any) -> None:
         answer.top_mean(3)
         answer.at_least(0.25)
         answer.argmax()
+        answer.leaders(2)
         answer.of(np.array([2, 5]))

@@ -210,7 +210,12 @@ def agree(exact: ExactGradients, tiered: TierGradients, usable: np.ndarray, thre
     for count in (1, 2, 5, len(usable), len(usable) + 3):
         assert exact.top_mean(count) == tiered.top_mean(count)
     if usable.size:
+        every = exact._standardisation.subset(usable).scores(exact.of(usable)[:, None])[:, 0]
         assert exact.argmax() == tiered.argmax()
+        for count in (1, 2, 5, len(usable) + 3):
+            (features, scores), (others, again) = exact.leaders(count), tiered.leaders(count)
+            assert (features.tolist(), scores.tobytes()) == (others.tolist(), again.tobytes())
+            assert features.tolist() == usable[np.lexsort((usable, -every))][:count].tolist()
     assert exact.of(usable[::-2]).tobytes() == tiered.of(usable[::-2]).tobytes()
     assert exact.of(usable).tobytes() == tiered.of(usable).tobytes()
 

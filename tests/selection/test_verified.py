@@ -182,6 +182,28 @@ def test_vectors_are_counted(wide: Any) -> None:
     assert found.vectors == found.gradient_calls > 30 > found.gradient_rounds
 
 
+@pytest.mark.parametrize("design", ["independent", "autoregressive", "factors"])
+@pytest.mark.parametrize("algorithm", ["sds_omp", "sds_ma"])
+def test_a_hundred_features_take_a_dozen_passes(design: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With drafts of their real size, k = 100 takes at most 12 passes and 2.5 k vectors."""
+    monkeypatch.undo()
+    for module in (sds_omp, sds_ma):
+        monkeypatch.setattr(module, "pays", lambda problem: True)
+    rng = np.random.default_rng(18)
+    X = rng.normal(size=(1000, 3000))
+    if design == "autoregressive":
+        for column in range(1, 3000):
+            X[:, column] = 0.9 * X[:, column - 1] + np.sqrt(1 - 0.81) * X[:, column]
+    elif design == "factors":
+        X += rng.normal(size=(1000, 20)) @ rng.normal(size=(20, 3000)) / np.sqrt(20)
+    signal = X[:, rng.choice(3000, 100, replace=False)] @ rng.normal(size=100)
+    y = signal + 0.5 * signal.std() * rng.normal(size=1000)
+    found = fo.select(X.astype(np.float32), y, k=100, algorithm=algorithm)
+    assert found.vectors is not None
+    assert found.gradient_rounds <= 12
+    assert found.vectors <= 250
+
+
 def test_the_choice_is_by_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small data is swept once per feature; a matrix beyond the caches with many features to select is verified."""
     monkeypatch.undo()
@@ -198,5 +220,9 @@ def test_the_choice_is_by_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not verified.pays(Stated(500, 300, 20))
     assert not verified.pays(Stated(784, 60_000, 100))
     assert not verified.pays(Stated(20_000, 2000, 3))
+    assert not verified.pays(Stated(5000, 300, 50))
+    assert verified.pays(Stated(5000, 1000, 30))
+    assert verified.pays(Stated(20_000, 300, 30))
+    assert verified.pays(Stated(20_000, 2000, 10))
     assert verified.pays(Stated(20_000, 2000, 100))
     assert verified.pays(Stated(1_000_000, 10_000, 300))
