@@ -167,6 +167,8 @@ class Outcome:
         feature for one improves f.
     repaired : bool
         True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
+    greedy : sequence of (g,) int64
+        Sets of full greedy that the run made, in order. Without lower bounds the first k features are the set for a smaller k.
     """
 
     selected: IndexArray
@@ -177,6 +179,7 @@ class Outcome:
     rank_estimated: bool = False
     guarantee: str | None = None
     repaired: bool = False
+    greedy: Sequence[IndexArray] = ()
 
 
 Result = TypeVar("Result")

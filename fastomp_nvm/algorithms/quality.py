@@ -15,13 +15,13 @@ import numpy as np
 
 from fastomp_nvm.algorithms.exchange import exchanged
 from fastomp_nvm.algorithms.fast_omp import fast_omp
-from fastomp_nvm.algorithms.protocol import Algorithm, Problem, Steps
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Steps
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.verified import exact_gain_greedy, matching_pursuit
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.objectives.linear import Linear
 
-__all__ = ["improved"]
+__all__ = ["improved", "shortened"]
 
 #: Further seeds of FAST_OMP that ``best`` tries.
 SEEDS = 2
@@ -37,6 +37,7 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
     if exchanges:
         parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
     found = yield from together(problem, parts)
+    greedy = found[: len(parts) - SEEDS * exchanges]
     selected, guarantee = _best(problem, [first, *found]), "greedy"
     if exchanges and isinstance(objective, Linear) and objective.centred and len(selected):
         swapped, proven = yield from exchanged(problem, objective, [each for each in (first, *found) if len(each)])
@@ -46,7 +47,27 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
         selected = _best(problem, [selected, swapped])
         if proven and np.array_equal(np.sort(selected), np.sort(swapped)):
             guarantee = "swap-optimal"
-    return replace(outcome, selected=selected, guarantee=guarantee)
+    return replace(outcome, selected=selected, guarantee=guarantee, greedy=greedy)
+
+
+def shortened(problem: Problem, own: Outcome | None, longer: Outcome, k: int) -> Outcome:
+    """Return the outcome of a run with a smaller k from the greedy sets of a longer one.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the smaller k.
+    own : Outcome, optional
+        Of FAST_OMP with the smaller k, which is kept where it is better.
+    longer : Outcome
+        Of the run with the larger k.
+    k : int
+        The smaller k.
+    """
+    sets = [selected[:k] for selected in longer.greedy]
+    if own is None:
+        return Outcome(sets[0], guarantee=longer.guarantee)
+    return replace(own, selected=_best(problem, [own.selected, *sets]), guarantee="greedy")
 
 
 def _reseeded(problem: Problem, by: int) -> Steps[IndexArray]:

@@ -21,7 +21,8 @@ __all__ = ["sds_ma"]
 def sds_ma(problem: Problem) -> Algorithm:
     """Run SDS_MA."""
     if isinstance(problem.objective, Linear) and not problem.parameters.plain and pays(problem):
-        return Outcome((yield from exact_gain_greedy(problem)), guarantee="greedy")
+        selected = yield from exact_gain_greedy(problem)
+        return Outcome(selected, guarantee="greedy", greedy=[selected])
     gains = yield from gains_of_nothing(problem)
     selected = np.empty(0, dtype=np.int64)
     best = selected
@@ -29,7 +30,7 @@ def sds_ma(problem: Problem) -> Algorithm:
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
-            return Outcome(selected, guarantee="greedy")
+            return Outcome(selected, guarantee="greedy", greedy=[selected])
         if best.size:
             grown = yield from gains.after([best])
             gains = next(grown[0])

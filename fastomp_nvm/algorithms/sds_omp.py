@@ -18,14 +18,15 @@ __all__ = ["sds_omp"]
 def sds_omp(problem: Problem) -> Algorithm:
     """Run SDS_OMP."""
     if not problem.parameters.plain and pays(problem):
-        return Outcome((yield from matching_pursuit(problem)), guarantee="greedy")
+        selected = yield from matching_pursuit(problem)
+        return Outcome(selected, guarantee="greedy", greedy=[selected])
     model = problem.objective.null()
     selected = np.empty(0, dtype=np.int64)
     candidates = problem.usable
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
-            return Outcome(selected, guarantee="greedy")
+            return Outcome(selected, guarantee="greedy", greedy=[selected])
         answers = yield from problem.ask(len(selected), model.value, [model.residual], candidates)
         best = np.array([answers[0].argmax()], dtype=np.int64)
         model.add(problem.pool.columns(best).dense(np.zeros(1, dtype=np.int64)))
