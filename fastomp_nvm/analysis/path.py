@@ -204,8 +204,8 @@ def _sizes(k: int | None, usable: int, constraint: Constraint | None) -> list[in
         raise RequestError("k is missing: give it, or a constraint that bounds how many features may be selected")
     bounds = [part for part in (() if constraint is None else parts_of(constraint)) if isinstance(part, Bounds)]
     least = max([1, *(int(part.lower.sum()) for part in bounds)])
-    most = min(usable if k is None else k, usable, usable if constraint is None else constraint.rank)
-    return list(range(min(least, most), most + 1)) or [1]
+    most = max(min(usable if k is None else k, usable, usable if constraint is None else constraint.rank), 1)
+    return list(range(min(least, most), most + 1))
 
 
 def _reason(request: SelectionRequest, constraint: Constraint | None, one_run: bool) -> str:
