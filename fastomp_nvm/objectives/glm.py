@@ -135,13 +135,18 @@ class GLM(Objective):
         return self._summed_up(self.newton(columns.dense(np.arange(len(columns.features))), start or self.null_coefficients))
 
     def path(self, columns: Columns, fit: Fit, every: bool) -> tuple[Float64Array, IndexArray]:
-        """Return mean log-likelihood and rank of every prefix, fitted one from the other, or of all features alone."""
+        """Return mean log-likelihood and rank of every prefix, fitted one from the other, or of all features alone.
+
+        The rank of all features alone is the number of their columns where these would have to be read again.
+        """
         offsets, model, scores = columns.standardisation.offsets, self.null(), [fit.score]
         if every:
             scores.clear()
             for place in range(len(columns.features)):
                 model.add(columns.dense(np.array([place])))
                 scores.append(self.score(model.at.eta, self.weights))
+        elif not columns.held:
+            return np.array(scores), offsets[-1:]
         rows = np.empty((int(offsets[-1]), len(self.response)))
         columns.fill(rows, np.sqrt(self.weights))
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
