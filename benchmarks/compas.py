@@ -2,8 +2,8 @@
 
 Nine features (18 columns, the charge description being one feature of ten), 7214 people, two-year recidivism; 215 people judged
 which features are fair to use: a priori, if they raise accuracy, even if they raise disparity. With nine features all 512 sets can
-be fitted, so every answer is compared with the true optimum. Everything is fitted and evaluated on all rows, as a study of the
-optimisation; it is no statement on how well recidivism can be predicted.
+be fitted, so every answer is compared with the true optimum. In-sample, everything is fitted and evaluated on all rows, as a study
+of the optimisation; held out, on two parts of them. Neither is a statement on how well recidivism can be predicted.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.objectives.logistic import Logistic
 from fastomp_nvm.selection.group_fairness import classification_figures, outcome_fairness
+from fastomp_nvm.selection.held_out import held_out_rows
 
-__all__ = ["JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]
+__all__ = ["IN_SAMPLE", "JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]
 
 JUDGEMENTS = ("apriori", "accuracy", "disparity")
+
+#: Rows on which sets are evaluated: those of the fit, or others.
+IN_SAMPLE, HELD_OUT = "in-sample", "held out"
 
 #: Lambdas of the curve: 0, 0.05, ..., 1.
 LIMITS = tuple(step / 20 for step in range(21))
@@ -64,8 +68,9 @@ class FittedSet:
     features : (s,) int64
         Ascending.
     log_likelihood : float
-        Mean over the observations.
+        Mean over the rows of the fit.
     accuracy, outcome_fairness : float
+        On the rows evaluated.
     """
 
     features: IndexArray
@@ -90,6 +95,8 @@ class CurvePoint:
         None where nothing is random.
     features : tuple of str
     process_unfairness, log_likelihood, accuracy, outcome_fairness : float
+    evaluated_on : {"in-sample", "held out"}
+        Rows of accuracy and outcome fairness; the log-likelihood is that of the rows of the fit.
     """
 
     judgement: str
@@ -101,6 +108,7 @@ class CurvePoint:
     log_likelihood: float
     accuracy: float
     outcome_fairness: float
+    evaluated_on: str
 
 
 def load(folder: Path) -> Compas:
@@ -115,12 +123,18 @@ def load(folder: Path) -> Compas:
         return Compas(store, y, data["white"].astype(np.bool_), {kind: data[f"U_{kind}"] for kind in JUDGEMENTS})
 
 
-def every_set(compas: Compas) -> list[FittedSet]:
-    """Fit all sets of features; entry ``m`` is the set whose members are the bits of ``m``."""
+def every_set(compas: Compas, held_out: BoolArray | None = None) -> list[FittedSet]:
+    """Fit all sets of features; entry ``m`` is the set whose members are the bits of ``m``.
+
+    ``held_out`` (n_obs,) are rows to evaluate on and leave out of the fit; by default all rows serve both.
+    """
     dataset = Dataset.of_store(compas.store)
-    standardisation = dataset.design().standardisation
+    weights = None if held_out is None else (~held_out).astype(np.float64)
+    standardisation = dataset.design(weights=weights).standardisation
+    groups_of = [(compas.white == white) & (True if held_out is None else held_out) for white in (False, True)]
+    evaluated = groups_of[0] | groups_of[1]
     dense = standardisation.materialise(np.asarray(dataset.matrix))
-    objective = Logistic(compas.y)
+    objective = Logistic(compas.y, weights)
     spans = [np.arange(dataset.offsets[f], dataset.offsets[f + 1]) for f in range(dataset.n_features)]
     fitted = []
     for members in range(1 << dataset.n_features):
@@ -128,18 +142,17 @@ def every_set(compas: Compas) -> list[FittedSet]:
         columns = dense[:, np.concatenate([np.empty(0, dtype=np.int64), *(spans[f] for f in features)])]
         fit = objective.fit(columns)
         probability = objective.mean(columns @ fit.coef + fit.intercept)
-        groups = {
-            str(white): classification_figures(probability[compas.white == white], compas.y[compas.white == white])
-            for white in (False, True)
-        }
+        groups = {str(place): classification_figures(probability[rows], compas.y[rows]) for place, rows in enumerate(groups_of)}
         fairness = outcome_fairness(groups)
         assert fairness is not None  # both groups have both outcomes
-        accuracy = float(((probability >= 0.5) == (compas.y == 1.0)).mean())
+        accuracy = float(((probability >= 0.5) == (compas.y == 1.0))[evaluated].mean())
         fitted.append(FittedSet(features, fit.score, accuracy, fairness))
     return fitted
 
 
-def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEEDS) -> list[CurvePoint]:
+def curve(
+    data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEEDS, held_out: float | None = None
+) -> list[CurvePoint]:
     """Return the curves of the three judgements.
 
     Parameters
@@ -150,6 +163,8 @@ def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEED
         Lambdas.
     seeds : int
         Runs of FAST_OMP per lambda, with and without the polish, in shared scans.
+    held_out : float, optional
+        Share of the rows, drawn once, that is left out of selections and fits and evaluated; by default all rows serve both.
 
     Returns
     -------
@@ -157,17 +172,25 @@ def curve(data_folder: Path, limits: Sequence[float] = LIMITS, seeds: int = SEED
         By judgement, then lambda: FAST_OMP's runs, ISK, the optimum, the most accurate set.
     """
     compas = load(data_folder)
+    rows = None if held_out is None else held_out_rows(len(compas.y), held_out, 0)
     with one_blas_thread():  # models of 18 columns are too small for threads
-        fitted = every_set(compas)
+        fitted = every_set(compas, rows)
     return [
-        point for judgement in JUDGEMENTS for limit in limits for point in _points(compas, fitted, judgement, float(limit), seeds)
+        point
+        for judgement in JUDGEMENTS
+        for limit in limits
+        for point in _points(compas, fitted, judgement, float(limit), seeds, rows)
     ]
 
 
-def _points(compas: Compas, fitted: Sequence[FittedSet], judgement: str, limit: float, seeds: int) -> list[CurvePoint]:
+def _points(
+    compas: Compas, fitted: Sequence[FittedSet], judgement: str, limit: float, seeds: int, held_out: BoolArray | None
+) -> list[CurvePoint]:
     """Return the points of one judgement and lambda."""
     constraint = Fairness(compas.store.layout.n_features, compas.judgements[judgement], limit)
-    common = {"objective": "logistic", "constraint": constraint}
+    common: dict[str, Any] = {"objective": "logistic", "constraint": constraint}
+    if held_out is not None:
+        common["weights"] = (~held_out).astype(np.float64)
     runs: list[tuple[str, int | None, dict[str, Any]]] = [
         (name, seed, {**common, "polish": polish, "seed": seed})
         for name, polish in (("FAST_OMP", "none"), ("FAST_OMP + polish", "pool"))
@@ -191,6 +214,7 @@ def _points(compas: Compas, fitted: Sequence[FittedSet], judgement: str, limit: 
             one.log_likelihood,
             one.accuracy,
             one.outcome_fairness,
+            IN_SAMPLE if held_out is None else HELD_OUT,
         )
         for algorithm, seed, one in chosen
     ]

@@ -3,14 +3,15 @@
 Every contestant of ``paper.toml`` runs over several seeds, in turn. FAST_OMP is the paper's algorithm, run until its set is
 maximal; the polish is ours. On COMPAS both stop as in the paper. Synthetic designs are generated. Gene expression is the Pan-Cancer
 CSV given with ``--genes``; otherwise a public leukaemia set if ``FASTOMP_TEST_DATA`` names its folder, else a synthetic matrix of
-the same shape, labelled as such. COMPAS needs that folder too and is skipped without it. Figures show means over seeds, with bands
-from the least to the largest.
+the same shape, labelled as such. COMPAS needs that folder too and is skipped without it. ``--quick`` takes small real data that
+scikit-learn ships for the first and third row. Figures show means over seeds, with bands from the least to the largest.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import math
 import os
 import time
@@ -30,7 +31,8 @@ from fastomp_nvm.analysis.synthetic import PaperDesign
 from fastomp_nvm.constraints import RandomSystem
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.errors import RequestError, UnavailableError, how_to_install
+from fastomp_nvm.selection.request import SelectionRequest
 
 __all__ = ["main"]
 
@@ -48,6 +50,12 @@ COLOURS = {
 }
 
 SCORES = {"linear": "R²", "logistic": "mean log-likelihood"}
+
+#: Times at which the score over time is drawn.
+TIMES = 60
+
+#: Share of the people of COMPAS that are held out.
+HELD_OUT = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in measure(experiment, plans["contestants"]):
             rows.append(row)
             report.measured(row)
-        show(report, experiment, rows)
+        show(report, experiment, rows, plans["contestants"])
     points = _compas(options)
     for point in points:
         report.measured({"experiment": "compas", **point})
@@ -113,7 +121,12 @@ def _experiments(plans: dict[str, Any], options: argparse.Namespace) -> Iterator
     """Make the data of each experiment when its turn comes, so that only one is in memory."""
     if options.only in (None, "small"):
         n_obs, n_features = plans["small"]["shape"]
-        yield _synthetic("small", plans["small"], n_obs, n_features, "the paper's size")
+        packaged = "data" in plans["small"]
+        yield (
+            _packaged("small", plans["small"])
+            if packaged
+            else _synthetic("small", plans["small"], n_obs, n_features, "the paper's size")
+        )
     if options.only in (None, "large"):
         plan = plans["large"]
         n_obs, n_features = int(plan["shape"][0] / math.sqrt(plan["scale"])), int(plan["shape"][1] / plan["scale"])
@@ -122,14 +135,31 @@ def _experiments(plans: dict[str, Any], options: argparse.Namespace) -> Iterator
         share = "the paper's size" if plan["scale"] == 1 else f"the paper's large set scaled down by {plan['scale']:g}"
         yield _synthetic("large", plan, n_obs, n_features, share)
     if options.only in (None, "genes"):
-        X, y, label = _genes(options.genes)
-        yield Experiment("genes", plans["genes"], f"{label}, {X.shape[0]} x {X.shape[1]}", Dataset.of_array(X), y)
+        if "data" in plans["genes"] and options.genes is None:
+            yield _packaged("genes", plans["genes"])
+        else:
+            X, y, label = _genes(options.genes)
+            yield Experiment("genes", plans["genes"], f"{label}, {X.shape[0]} x {X.shape[1]}", Dataset.of_array(X), y)
 
 
 def _synthetic(name: str, plan: dict[str, Any], n_obs: int, n_features: int, label: str) -> Experiment:
     """Return a synthetic experiment."""
     design = PaperDesign(n_obs, n_features)
     return Experiment(name, plan, f"{label}, {n_obs} x {n_features}", Dataset.of_array(design.matrix().T), design.response())
+
+
+def _packaged(name: str, plan: dict[str, Any]) -> Experiment:
+    """Return an experiment on a table that scikit-learn ships: its standardised columns and their products."""
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ImportError as error:
+        raise UnavailableError(f"--quick takes data that scikit-learn ships: {how_to_install('sklearn')}") from error
+    values, response = getattr(datasets, f"load_{plan['data']}")(return_X_y=True)
+    values = (values - values.mean(axis=0)) / values.std(axis=0)
+    first, second = np.triu_indices(values.shape[1])
+    X = np.column_stack((values, values[:, first] * values[:, second]))
+    label = f"{plan['data'].replace('_', ' ')} (shipped with scikit-learn), {values.shape[1]} columns and their products"
+    return Experiment(name, plan, f"{label}, {X.shape[0]} x {X.shape[1]}", Dataset.of_array(X), response.astype(np.float64))
 
 
 def _genes(path: Path | None) -> tuple[np.ndarray, np.ndarray, str]:
@@ -198,12 +228,12 @@ def _constraint(plan: dict[str, Any], n_features: int, k: int, seed: int) -> Ran
 
 
 def _compas(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the curve of accuracy and outcome fairness over lambda, or nothing without the data."""
+    """Return the curves of accuracy and outcome fairness over lambda, in-sample and held out, or nothing without the data."""
     folder = _compas_folder()
     if options.only not in (None, "compas") or folder is None:
         return []
-    points = compas.curve(folder, seeds=options.seeds or (3 if options.quick else compas.SEEDS))
-    return [asdict(point) for point in points]
+    seeds = options.seeds or (3 if options.quick else compas.SEEDS)
+    return [asdict(point) for share in (None, HELD_OUT) for point in compas.curve(folder, seeds=seeds, held_out=share)]
 
 
 def _compas_folder() -> Path | None:
@@ -212,11 +242,12 @@ def _compas_folder() -> Path | None:
     return Path(folder) if folder and (Path(folder) / "compas_design.npz").exists() else None
 
 
-def show(report: Report, experiment: Experiment, rows: list[dict[str, Any]]) -> None:
-    """Report one experiment: figure, and a table at the largest k."""
+def show(report: Report, experiment: Experiment, rows: list[dict[str, Any]], contestants: dict[str, dict[str, Any]]) -> None:
+    """Report one experiment: settings, figure, and a table at the largest k."""
     plan, largest = experiment.plan, max(experiment.plan["k"])
     report.heading(plan["title"])
     report.say(f"{experiment.label}; {plan['seeds']} seeds; the paper's figure, {plan['figure']}.")
+    report.say(settings(plan, contestants))
     report.figure(experiment.name, lambda path: _draw(path, rows, plan))
     groups = _by([row for row in rows if row["k"] == largest], "contestant")
     fastest = np.mean([row["seconds"] for row in groups[("FAST_OMP",)]])
@@ -232,6 +263,23 @@ def show(report: Report, experiment: Experiment, rows: list[dict[str, Any]]) -> 
     report.table(f"k = {largest}", heads, table)
 
 
+def settings(plan: dict[str, Any], contestants: dict[str, dict[str, Any]]) -> str:
+    """Return what the contestants were given, what a seed draws, and how the curve over time is sampled."""
+    default = SelectionRequest()
+    given = []
+    for label in plan["contestants"]:
+        request = {"epsilon": default.epsilon, "tau": default.tau, **contestants[label]}
+        fields = ("tau", "epsilon", "until", "polish") if request.pop("algorithm") == "fast_omp" else ("plain",)
+        shown = [f"{field} {str(request[field]).lower()}" for field in fields if field in request]
+        given.append(f"{label} ({', '.join(shown)})" if shown else label)
+    drawn = "the random sequences and samples of the algorithms" + ("" if plan["constraint"] == "none" else " and the p-system")
+    return (
+        f"Settings: {', '.join(given)}; the rest as by default. A seed draws {drawn}; the data is the same for all seeds. "
+        f"Score over time: the best score of a run's rounds up to each of {TIMES} times, evenly spaced on the log axis, the "
+        "null model's before its first round; lines are means over seeds, bands run from the least to the largest."
+    )
+
+
 def show_compas(report: Report, points: list[dict[str, Any]]) -> None:
     """Report the COMPAS curves."""
     report.heading("COMPAS: accuracy and outcome fairness over λ")
@@ -241,7 +289,11 @@ def show_compas(report: Report, points: list[dict[str, Any]]) -> None:
     report.say(
         "Logistic regression on nine features; a set is allowed when at most a share λ of 215 people finds it unfair. The "
         "optimum is over all 512 feature sets. Outcome fairness is -|FPR difference| - |FNR difference| between white and other "
-        "people; 0 is fair. A study of the optimisation on a criticised data set, not a recommendation to predict recidivism."
+        "people; 0 is fair. In-sample: everything is fitted and evaluated on all people, as in the paper. Held out: sets are "
+        f"selected and fitted on {1 - HELD_OUT:.0%} of them, drawn once, and accuracy and fairness are those of the others; the "
+        "judgements are the same. FAST_OMP has tau 0.5 and epsilon 0.1; a seed draws its random sequences. The most accurate set "
+        "is that of the people evaluated, which nobody can know beforehand. A study of the optimisation on a criticised data set, "
+        "not a recommendation to predict recidivism."
     )
     report.figure("compas", lambda path: _draw_compas(path, points))
     report.say(_worst_gap(points))
@@ -293,41 +345,37 @@ def _over_time(rows: list[dict[str, Any]], objective: str) -> tuple[np.ndarray, 
     final = np.array([row["score"] for row in rows])
     if not any(value for row in rows for _, value in row["trace"][:-1]):
         return tuple(np.array([value]) for value in (ends.mean(), final.mean(), final.min(), final.max()))
-    times = np.geomspace(max(min(row["trace"][0][0] for row in rows), 1e-4), ends.max(), 60)
+    times = np.geomspace(max(min(row["trace"][0][0] for row in rows), 1e-4), ends.max(), TIMES)
     curves = []
     for row in rows:
         moments = np.array([moment for moment, _ in row["trace"]])
         # f of the linear model is R^2; of a GLM it is the total log-likelihood above the null model's
-        grown = [
-            value if objective == "linear" else row["score"] - row["final_value"] + value / row["n_obs"]
-            for _, value in row["trace"][:-1]
-        ]
-        reached = np.array([*grown, row["score"]])
-        places = np.searchsorted(moments, times, side="right") - 1
-        curves.append(np.where(places >= 0, np.maximum.accumulate(reached)[np.maximum(places, 0)], np.nan))
-    stacked = np.ma.masked_invalid(np.array(curves))
-    return times, *(
-        np.asarray(figure.filled(np.nan)) for figure in (stacked.mean(axis=0), stacked.min(axis=0), stacked.max(axis=0))
-    )
+        null = row["score"] - row["final_value"]
+        grown = [value if objective == "linear" else null + value / row["n_obs"] for _, value in row["trace"][:-1]]
+        reached = np.maximum.accumulate([null, *grown, row["score"]])
+        curves.append(reached[np.searchsorted(moments, times, side="right")])
+    stacked = np.array(curves)
+    return times, stacked.mean(axis=0), stacked.min(axis=0), stacked.max(axis=0)
 
 
 def _draw_compas(path: Path, points: list[dict[str, Any]]) -> None:
-    """Draw accuracy and outcome fairness over lambda, one row per judgement."""
+    """Draw accuracy and outcome fairness over lambda, in-sample and held out: one row per judgement."""
     from matplotlib import pyplot
 
-    judgements = list(dict.fromkeys(point["judgement"] for point in points))
-    figure, axes = pyplot.subplots(len(judgements), 2, figsize=(12, 3.4 * len(judgements)), squeeze=False)
-    for row, judgement in enumerate(judgements):
-        for (algorithm,), mine in _by([point for point in points if point["judgement"] == judgement], "algorithm").items():
-            runs = _by(mine, "limit")
-            limits = [limit for (limit,) in runs]
-            for axis, field in zip(axes[row], ("accuracy", "outcome_fairness"), strict=True):
-                values = [[point[field] for point in points] for points in runs.values()]
-                colour = COLOURS[algorithm]
-                axis.plot(limits, [np.mean(each) for each in values], "o-", markersize=3, label=algorithm, color=colour)
-                axis.fill_between(limits, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
-                axis.set(xlabel="process unfairness allowed, λ", ylabel=field.replace("_", " "), title=f"{judgement} judgements")
-                axis.grid(alpha=0.3)
+    judgements, people = (list(dict.fromkeys(point[field] for point in points)) for field in ("judgement", "evaluated_on"))
+    shape = len(judgements), 2 * len(people)
+    figure, axes = pyplot.subplots(*shape, figsize=(5.2 * shape[1], 3.4 * shape[0]), squeeze=False, sharey="col")
+    for (judgement, evaluated_on, algorithm), mine in _by(points, "judgement", "evaluated_on", "algorithm").items():
+        row, first = axes[judgements.index(judgement)], people.index(evaluated_on)
+        runs = _by(mine, "limit")
+        limits = [limit for (limit,) in runs]
+        for axis, field in zip(row[first :: len(people)], ("accuracy", "outcome_fairness"), strict=True):
+            values = [[point[field] for point in points] for points in runs.values()]
+            colour = COLOURS[algorithm]
+            axis.plot(limits, [np.mean(each) for each in values], "o-", markersize=3, label=algorithm, color=colour)
+            axis.fill_between(limits, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
+            axis.set(xlabel="process unfairness allowed, λ", ylabel=field.replace("_", " "), title=f"{judgement}, {evaluated_on}")
+            axis.grid(alpha=0.3)
     axes[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -336,7 +384,7 @@ def _draw_compas(path: Path, points: list[dict[str, Any]]) -> None:
 
 def _worst_gap(points: list[dict[str, Any]]) -> str:
     """Return sentences on the largest gap between FAST_OMP's log-likelihood and the optimum, mean and best over seeds."""
-    reached = _by(points, "judgement", "limit", "algorithm")
+    reached = _by([point for point in points if point["evaluated_on"] == compas.IN_SAMPLE], "judgement", "limit", "algorithm")
     sentences = []
     for algorithm in ("FAST_OMP", "FAST_OMP + polish"):
         gaps = []

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastomp_nvm import constraints
     from fastomp_nvm.analysis.cross_validation import cross_validate
     from fastomp_nvm.analysis.grid import grid
+    from fastomp_nvm.analysis.path import path
     from fastomp_nvm.analysis.stability import stability
     from fastomp_nvm.errors import (
         CancelledError,
@@ -86,6 +87,7 @@ __all__ = [
     "list_runs",
     "load",
     "open_store",
+    "path",
     "resume",
     "select",
     "select_many",
@@ -98,6 +100,7 @@ _load = lazily(
     {
         "analysis.cross_validation": ("cross_validate",),
         "analysis.grid": ("grid",),
+        "analysis.path": ("path",),
         "analysis.stability": ("stability",),
         "errors": tuple(name for name in __all__ if name.endswith("Error")),
         "remote.client": ("Client", "connect"),

@@ -33,6 +33,7 @@ __all__ = [
     "certificate_bound",
     "fast_omp",
     "fast_prototype",
+    "information_criteria",
     "is_downward_closed",
     "linear_gradient",
     "linear_value",
@@ -429,6 +430,35 @@ def best_exchange(f: Model, independent: Independent, selected: Sequence[int]) -
     smaller = [S, *([s for s in S if s != removed] for removed in S)]
     moves = ([*rest, s] for rest in smaller for s in f.extensions(independent, rest) if s not in S)
     return max((f.value(move) for move in moves), default=-math.inf) - f.value(S)
+
+
+def information_criteria(
+    X: Any, y: Any, columns: Sequence[int], size: int, n_features: int, family: str = "gaussian", weights: Any = None
+) -> tuple[int, float, float, float]:
+    """Return parameters, AIC, BIC and EBIC (gamma 1) of a model with intercept on raw ``columns``, from densities.
+
+    ``size`` of ``n_features`` features were selected. Observations without weight do not exist, the others weigh 1 in the mean.
+    """
+    w = np.ones(len(y)) if weights is None else np.array(weights, dtype=np.float64)
+    used = w > 0
+    Z = np.column_stack((np.ones(len(y)), np.array(X, dtype=np.float64)[:, list(columns)]))[used]
+    y, w, n = np.array(y, dtype=np.float64)[used], w[used] / w[used].mean(), int(used.sum())
+    if family == "gaussian":
+        root = np.sqrt(w)
+        rest = y - Z @ np.linalg.lstsq(Z * root[:, None], y * root, rcond=None)[0]
+        variance = sum(w * rest**2) / n
+        densities = [-0.5 * math.log(2 * math.pi * variance) - r * r / (2 * variance) for r in rest]
+    else:
+        fit = _glm(Z[:, 1:] - Z[:, 1:].mean(axis=0), y, w, 0.0, family)
+        means = y - fit.residual
+        if family == "logistic":
+            densities = [math.log(mean if one else 1 - mean) for mean, one in zip(means, y == 1, strict=True)]
+        else:
+            densities = [count * math.log(mean) - mean - math.lgamma(count + 1) for mean, count in zip(means, y, strict=True)]
+    deviance = -2 * sum(weight * density for weight, density in zip(w, densities, strict=True))
+    parameters = int(np.linalg.matrix_rank(Z))
+    bic = deviance + parameters * math.log(n)
+    return parameters, deviance + 2 * parameters, bic, bic + 2 * math.log(math.comb(n_features, size))
 
 
 def top_k(X: Any, y: Any, groups: Groups | None, independent: Independent, k: int | None = None, **model: Any) -> list[int]:

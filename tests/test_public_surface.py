@@ -53,6 +53,7 @@ PUBLIC = {
     "list_runs",
     "load",
     "open_store",
+    "path",
     "resume",
     "select",
     "select_many",

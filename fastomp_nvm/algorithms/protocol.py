@@ -170,6 +170,8 @@ class Outcome:
         The greedy runs, verified over all features, that a guarantee rests on.
     repaired : bool
         True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
+    greedy : sequence of (g,) int64
+        Sets of full greedy that the run made, in order. Without lower bounds the first k features are the set for a smaller k.
     """
 
     selected: IndexArray
@@ -181,6 +183,7 @@ class Outcome:
     guarantee: str | None = None
     traces: tuple[Trace, ...] = ()
     repaired: bool = False
+    greedy: Sequence[IndexArray] = ()
 
 
 Result = TypeVar("Result")

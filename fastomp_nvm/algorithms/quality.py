@@ -16,14 +16,14 @@ import numpy as np
 from fastomp_nvm.algorithms.exchange import exchanged
 from fastomp_nvm.algorithms.fast_omp import fast_omp
 from fastomp_nvm.algorithms.glm_exchange import exchanged_by_fits
-from fastomp_nvm.algorithms.protocol import Algorithm, Problem
+from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.verified import exact_gain_greedy, matching_pursuit
 from fastomp_nvm.arrays import IndexArray
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.linear import Linear
 
-__all__ = ["improved"]
+__all__ = ["improved", "shortened"]
 
 #: Further seeds of FAST_OMP that ``best`` tries.
 SEEDS = 2
@@ -40,6 +40,7 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
         parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
     runs = yield from together(problem, parts)
     found = [run.selected for run in runs]
+    greedy = found[: len(parts) - SEEDS * exchanges]
     selected, guarantee = _best(problem, [first, *found]), "greedy"
     if exchanges and isinstance(objective, (Linear, GLM)) and objective.centred and len(selected):
         starts = [each for each in (first, *found) if len(each)]
@@ -53,7 +54,28 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
         selected = _best(problem, [selected, swapped])
         if proven and np.array_equal(np.sort(selected), np.sort(swapped)):
             guarantee = "swap-optimal" if isinstance(objective, Linear) else "swap-optimal (quadratic model)"
-    return replace(outcome, selected=selected, guarantee=guarantee, traces=tuple(trace for run in runs for trace in run.traces))
+    traces = tuple(trace for run in runs for trace in run.traces)
+    return replace(outcome, selected=selected, guarantee=guarantee, greedy=greedy, traces=traces)
+
+
+def shortened(problem: Problem, own: Outcome | None, longer: Outcome, k: int) -> Outcome:
+    """Return the outcome of a run with a smaller k from the greedy sets of a longer one.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the smaller k.
+    own : Outcome, optional
+        Of FAST_OMP with the smaller k, which is kept where it is better.
+    longer : Outcome
+        Of the run with the larger k.
+    k : int
+        The smaller k.
+    """
+    sets = [selected[:k] for selected in longer.greedy]
+    if own is None:
+        return Outcome(sets[0], guarantee=longer.guarantee)
+    return replace(own, selected=_best(problem, [own.selected, *sets]), guarantee="greedy")
 
 
 def _reseeded(problem: Problem, by: int) -> Algorithm:

@@ -29,7 +29,7 @@ def sds_ma(problem: Problem) -> Algorithm:
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
-            return Outcome(selected, guarantee="greedy")
+            return Outcome(selected, guarantee="greedy", greedy=[selected])
         if best.size:
             grown = yield from gains.after([best])
             gains = next(grown[0])

@@ -25,7 +25,7 @@ def sds_omp(problem: Problem) -> Algorithm:
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
-            return Outcome(selected, guarantee="greedy")
+            return Outcome(selected, guarantee="greedy", greedy=[selected])
         answers = yield from problem.ask(len(selected), model.value, [model.residual], candidates)
         best = np.array([answers[0].argmax()], dtype=np.int64)
         model.add(problem.pool.columns(best).dense(np.zeros(1, dtype=np.int64)))

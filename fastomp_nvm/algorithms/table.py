@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fastomp_nvm.algorithms.protocol import Algorithm, Problem
 from fastomp_nvm.registry import Table
 
-__all__ = ["ALGORITHMS"]
+__all__ = ["ALGORITHMS", "GREEDY"]
 
 ALGORITHMS: Table[Callable[[Problem], Algorithm]] = Table(
     "algorithm",
@@ -23,3 +23,6 @@ ALGORITHMS: Table[Callable[[Problem], Algorithm]] = Table(
         "top_k": "fastomp_nvm.algorithms.top_k:top_k",
     },
 )
+
+#: Those whose selection is a set of full greedy.
+GREEDY = ("sds_ma", "sds_omp")

@@ -172,7 +172,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None) -> Algorit
             length = min(FIRST, longest)
         else:
             length = min(2 * length if agreed == len(drafted) else 2 * agreed + 4, longest)
-    return Outcome(selected, guarantee="greedy", traces=(rules.trace,))
+    return Outcome(selected, guarantee="greedy", traces=(rules.trace,), greedy=[selected])
 
 
 def _most_steps(problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""Choice of k by cross-validation, all folds and all k in shared sweeps.
+"""Choice of k by cross-validation, all folds and all k in shared sweeps; nested greedy runs once per fold, for the largest k.
 
 Folds are observation weights of 0 and 1 on the one stored matrix: means, norms and fits of a fold see its training observations
 only, and the data is not copied. Tall data is read once, into a Gram matrix for each fold (``fastomp_nvm.selection.compression``).
@@ -23,7 +23,7 @@ from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import select_shared
+from fastomp_nvm.selection.select import nested, select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
 if TYPE_CHECKING:
@@ -186,9 +186,18 @@ def cross_validate(
         requests = [make_request({**request, "k": k, "weights": weights}) for k in tried for weights in training]
         requests += [make_request({**request, "k": k}) for k in tried]
         tests = [*held_out * len(tried), *[None] * len(tried)]
+        last = (len(tried) - 1) * n_folds  # where the requests with the largest k begin
+        longest = [*range(last, last + n_folds)] * len(tried) + [len(requests) - 1] * len(tried)
         with watched(observer, progress, "cv") as watching:
             selections, traffic = select_shared(
-                dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled, held_out=tests
+                dataset,
+                requests,
+                y,
+                threads=threads,
+                observer=watching,
+                cancelled=cancelled,
+                held_out=tests,
+                longest=longest if nested(dataset, common) else (),
             )
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
         scores = np.array([[selection.test_score for selection in row] for row in by_k], dtype=np.float64)  # None becomes NaN

@@ -34,12 +34,13 @@ class Sharing:
 
     @classmethod
     def of(cls, traffic: Traffic, selections: Sequence[Selection], n_features: int) -> Sharing:
-        """Return the comparison of ``traffic`` with the selections one by one."""
+        """Return the comparison of ``traffic`` with the selections one by one; a run that answers several of them counts once."""
+        runs = [selection for selection in selections if "run" not in selection.choices]
         return cls(
             bytes_read=traffic.bytes_read,
-            bytes_read_alone=sum(selection.bytes_read for selection in selections),
+            bytes_read_alone=sum(selection.bytes_read for selection in runs),
             full_passes=traffic.features_visited / n_features,
-            full_passes_alone=sum(selection.full_passes for selection in selections),
+            full_passes_alone=sum(selection.full_passes for selection in runs),
             gram=selections[0].choices.get("gram"),
         )
 

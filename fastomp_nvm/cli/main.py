@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "verify": ("fastomp_nvm.cli.commands.verify", "check the blocks of a store, or the proof of a selection"),
         "select": ("fastomp_nvm.cli.commands.select", "select features from a store"),
         "grid": ("fastomp_nvm.cli.commands.grid", "select for every combination of parameters at once"),
+        "path": ("fastomp_nvm.cli.commands.path", "select for every number of features up to k at once"),
         "cv": ("fastomp_nvm.cli.commands.cv", "choose the number of features by cross-validation"),
         "stability": (
             "fastomp_nvm.cli.commands.stability",

@@ -46,7 +46,7 @@ def after_interrupt(arguments: argparse.Namespace) -> str:
         return "interrupted: what was sent stays on the server for a while; the same command continues the upload"
     if command in ("ingest", "shard", "export", "predict"):
         return "interrupted: nothing was left behind; the same command starts again"
-    if command in ("grid", "cv", "stability"):
+    if command in ("path", "grid", "cv", "stability"):
         return "interrupted: nothing was kept; the same command starts again"
     if command in ("delete", "cancel", "forget", "serve", "ado", "bench", "demo"):
         return "interrupted"

@@ -179,6 +179,8 @@ class Objective(ABC):
     ``centred`` (False when the columns are neither centred nor scaled: then there is no intercept).
     """
 
+    centred: bool
+
     @abstractmethod
     def null(self) -> Model:
         """Return the model of the empty set."""
@@ -194,9 +196,20 @@ class Objective(ABC):
         """
         return self.fit(columns.dense(np.arange(len(columns.features))))
 
-    def path(self, columns: Columns) -> Float64Array | None:
-        """Return (n_features,): the score of the first of ``columns``' features, the first two, ...; None where it costs refits."""
-        return None
+    @abstractmethod
+    def path(self, columns: Columns, fit: Fit, every: bool) -> tuple[Float64Array, IndexArray]:
+        """Return the scores and the ranks of the first of ``columns``' features, the first two, ..., all of them.
+
+        The rank is the number of independent columns. ``fit`` is that of all features. Without ``every`` only the figures of all
+        features are returned where those of fewer would cost fits.
+        """
+
+    def deviance(self, score: float, n_obs: int, total: float) -> float:
+        """Return -2 times the log-likelihood of a model with this ``score``.
+
+        ``total`` is the sum of the weights of the ``n_obs`` observations, which count as if the weights were 1 in the mean.
+        """
+        return -2.0 * n_obs * score
 
     def remember(self, features: IndexArray, model: Model) -> None:  # noqa: B027 - optional
         """Remember the ``model`` of ``features``, in this order, as the start of a later refit."""

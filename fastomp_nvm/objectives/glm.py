@@ -24,6 +24,7 @@ from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
 from fastomp_nvm.objectives.compiled import FitArrays
 from fastomp_nvm.objectives.glm_candidates import GLMCandidates
 from fastomp_nvm.objectives.glm_gains import GLMGains
+from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
 
 __all__ = ["GLM", "GLMModel"]
@@ -132,6 +133,26 @@ class GLM(Objective):
         if start is not None and (start.left <= EXACT or not exact):
             return self._summed_up(start)
         return self._summed_up(self.newton(columns.dense(np.arange(len(columns.features))), start or self.null_coefficients))
+
+    def path(self, columns: Columns, fit: Fit, every: bool) -> tuple[Float64Array, IndexArray]:
+        """Return mean log-likelihood and rank of every prefix, fitted one from the other, or of all features alone.
+
+        The rank of all features alone is the number of their columns where these would have to be read again.
+        """
+        offsets, model, scores = columns.standardisation.offsets, self.null(), [fit.score]
+        if every:
+            scores.clear()
+            for place in range(len(columns.features)):
+                model.add(columns.dense(np.array([place])))
+                scores.append(self.score(model.at.eta, self.weights))
+        elif not columns.held:
+            return np.array(scores), offsets[-1:]
+        rows = np.empty((int(offsets[-1]), len(self.response)))
+        columns.fill(rows, np.sqrt(self.weights))
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        rows /= np.where(lengths > 0, lengths, 1.0)[:, None]
+        ranks = np.searchsorted(cholesky_of_independent(rows @ rows.T, DEPENDENT)[1], offsets[1:])
+        return np.array(scores), ranks[-len(scores) :]
 
     def remember(self, features: IndexArray, model: Model) -> None:
         """Remember the fit of ``features``."""

@@ -118,30 +118,35 @@ class Linear(Objective):
         unexplained = max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0)
         return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
 
-    def path(self, columns: Columns) -> Float64Array:
-        """Return the R^2 of every prefix: the Cholesky factor of a prefix is a corner of that of all columns."""
+    def path(self, columns: Columns, fit: Fit, every: bool) -> tuple[Float64Array, IndexArray]:
+        """Return R^2 and rank of every prefix: the Cholesky factor of a prefix is a corner of that of all columns."""
         places, offsets = self.known.places(columns), columns.standardisation.offsets
         if places is None:
             design = self.weighted(columns.dense(np.arange(len(columns.features))))
             gram, moves = design.T @ design, design.T @ self.response
         else:
             gram, moves = self.known.gram(places, places), self.known.moves[places]
-        factor, kept, lengths = self._factor(gram)
-        ends = np.searchsorted(kept, offsets[1:])  # independent columns in each prefix
+        factor, kept, lengths = self._factor(gram, self.ridge)
+        ranks = ends = np.searchsorted(kept, offsets[1:])  # independent columns in each prefix
         coordinates = lapack.dtrtrs(factor, moves[kept] / lengths, trans=1)[0] if len(kept) else np.zeros(0)
         scores = np.append(0.0, np.cumsum(coordinates * coordinates))[ends]
         if self.ridge:  # the coordinates give R^2 less the penalty
             coefs = (lapack.dtrtrs(factor[:end, :end], coordinates[:end])[0] / lengths[:end] for end in ends)
             scores += [self.ridge * float(coef @ coef) for coef in coefs]
-        return np.asarray(scores)
+            ranks = np.searchsorted(self._factor(gram, 0.0)[1], offsets[1:])  # a penalty makes any columns independent
+        return np.asarray(scores), ranks
 
-    def _factor(self, gram: Float64Array) -> tuple[Float64Array, IndexArray, Float64Array]:
+    def deviance(self, score: float, n_obs: int, total: float) -> float:
+        """Return that of a Gaussian response whose variance is estimated with the model."""
+        return n_obs * (math.log(2.0 * math.pi * (1.0 - score) * self.norm**2 / total) + 1.0)
+
+    def _factor(self, gram: Float64Array, ridge: float) -> tuple[Float64Array, IndexArray, Float64Array]:
         """Return the factor of the penalised Gram matrix of unit columns, which of them are independent, and their lengths.
 
         A column is dependent by the rule of :class:`LinearModel`: its remainder beside earlier ones, as a share of its own length.
         """
         penalised = gram.copy()
-        penalised.flat[:: len(gram) + 1] += self.ridge
+        penalised.flat[:: len(gram) + 1] += ridge
         lengths = np.ones(len(gram))
         if not self.centred:
             squared = gram.diagonal()
@@ -155,7 +160,7 @@ class Linear(Objective):
 
         ``moves`` (d,) are their products with the response. The refinement uses ``design`` (n_obs, d), the columns, where given.
         """
-        factor, kept, lengths = self._factor(gram)
+        factor, kept, lengths = self._factor(gram, self.ridge)
         coef = np.zeros(len(gram))
         if len(kept):
             coef[kept] = lapack.dpotrs(factor, moves[kept] / lengths)[0] / lengths

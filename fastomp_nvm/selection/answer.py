@@ -13,6 +13,7 @@ from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
     from fastomp_nvm.matrix.choice import Choice
+    from fastomp_nvm.selection.criteria import PathPoint
     from fastomp_nvm.selection.fairness import FairnessReport
     from fastomp_nvm.selection.proof import Proof
     from fastomp_nvm.stores.encoding import TableEncoding
@@ -45,8 +46,12 @@ class Answer:
     intercept : float
     score : float
         R^2 (linear) or mean log-likelihood (GLM) of the refit on the selection.
-    path : sequence of float, optional
-        Score of the refit on the first feature, the first two, and so on, in order of selection (linear objective only).
+    path : sequence of PathPoint
+        Score, AIC, BIC and EBIC of the model on the first feature, the first two, and so on, in order of selection; the criteria
+        are computed after selection and are optimistic. For GLMs of all selected features only, unless the set is ``nested``.
+    nested : bool
+        Whether the first j features are the selection with k = j, so that ``path`` answers every smaller k. In the JSON object
+        only when True.
     fairness : FairnessReport, optional
         How the model treats the groups of the attribute that the selection was given as ``protected``.
     columns : sequence of sequence of str
@@ -121,7 +126,8 @@ class Answer:
         ``fastomp_nvm.selection.notes``. In the JSON object only when there are any.
     choices : mapping of str to Choice
         Settings that the request left open (``algorithm``, ``tier``, ``io``, ``threads``, ``gather_bytes``): the value chosen for
-        this run, and why. In the JSON object only when there are any.
+        this run, and why; ``run`` and ``greedy``: that a run with a larger k answered this one, or ran greedy for it. In the JSON
+        object only when there are any.
     """
 
     features: Sequence[str]
@@ -183,7 +189,8 @@ class Answer:
     classes: Sequence[str] | None = None
     store: DataSize
     other_build: Sequence[str] | None = None
-    path: Sequence[float] | None = None
+    path: Sequence[PathPoint] = ()
+    nested: bool = False
     fairness: FairnessReport | None = None
     notes: Sequence[str] = ()
     choices: Mapping[str, Choice] = field(default_factory=dict)
@@ -204,7 +211,8 @@ class Answer:
         if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
             del out["columns"]
         out["choices"] = {name: asdict(choice) for name, choice in self.choices.items()}
-        for name in ("skip_weak", "notes", "choices"):
+        out["path"] = [asdict(point) for point in self.path]
+        for name in ("skip_weak", "path", "nested", "notes", "choices"):
             if not out[name]:
                 del out[name]
         return out

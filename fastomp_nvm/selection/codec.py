@@ -23,6 +23,7 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.criteria import PathPoint
 from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.model import ModelColumns
 from fastomp_nvm.selection.proof import Proof
@@ -222,6 +223,7 @@ def decode_selection(sent: JSONObject) -> Selection:
         columns = [list(part) for part in sent["columns"]]
         coef = [np.atleast_1d(np.array(part, dtype=np.float64)) for part in fields["coef"]]
         encoding = sent.get("encoding")  # results of earlier releases have none
+        path = enumerate(fields.get("path", []), start=1)  # theirs has scores alone
         fields |= {
             "indices": np.array(fields["indices"], dtype=np.int64),
             "coef": np.concatenate([np.empty(0), *coef]) if all(len(part) == 1 for part in coef) else coef,
@@ -234,6 +236,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "fairness": None if fairness is None else FairnessReport(**fairness),
             "proof": None if proof is None else Proof.from_json(proof),
             "store": DataSize(**fields["store"]),
+            "path": [PathPoint(**point) if isinstance(point, dict) else PathPoint(k, float(point)) for k, point in path],
             "choices": {str(name): Choice(**choice) for name, choice in fields.get("choices", {}).items()},
         }
         selection = Selection(**fields)

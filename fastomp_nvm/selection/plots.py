@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastomp_nvm.errors import DataError, UnavailableError
+from fastomp_nvm.selection.criteria import CRITERIA, OPTIMISTIC
 from fastomp_nvm.selection.display import SCALES
 from fastomp_nvm.selection.text import clean
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from fastomp_nvm.selection.answer import Answer
 
-__all__ = ["plot_coefficients", "plot_groups", "plot_path"]
+__all__ = ["plot_coefficients", "plot_every_k", "plot_groups", "plot_path", "pyplot"]
 
 #: Names that fit beside an axis, their characters, and inches per bar.
 _MOST_NAMES, _CHARACTERS, _BAR_INCHES = 40, 32, 0.24
@@ -50,12 +52,12 @@ def plot_coefficients(selection: Answer, ax: Axes | None = None, most: int = 30)
 
 def plot_path(selection: Answer, ax: Axes | None = None) -> Axes:
     """Draw the score after each feature, in the order of selection."""
-    if selection.path is None:
+    path = [point.score for point in selection.path]
+    if len(path) < len(selection.features):
         raise DataError(
-            f"the score after each feature is recorded for linear selections only, and this one is {selection.objective}: "
-            "select with several k, as grid does, to see how the score grows"
+            f"the score after each feature of a {selection.objective} selection is recorded for sds_omp and sds_ma only: fo.path "
+            "(fastomp path) selects for every k"
         )
-    path = list(selection.path)
     ax = _axes(ax, 16)
     ax.plot(range(1, len(path) + 1), path, marker="o" if len(path) <= 100 else None, label="observations of the fit")
     if selection.test_score is not None:
@@ -69,6 +71,32 @@ def plot_path(selection: Answer, ax: Axes | None = None) -> Axes:
     ax.set_title("score after each selected feature")
     ax.grid(alpha=0.3)
     return ax
+
+
+def plot_every_k(ks: Sequence[int], selections: Sequence[Answer], axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw scores and criteria of selections with ``ks`` features, on two axes."""
+    score_axis, axis = axes if axes is not None else pyplot().subplots(1, 2, figsize=(11.0, 4.2), layout="constrained")[1]
+    marker = "o" if len(ks) <= 30 else None
+    score_axis.plot(ks, [each.score for each in selections], marker=marker, label="observations of the fit")
+    if selections[-1].test_score is not None:
+        held_out = [np.nan if each.test_score is None else each.test_score for each in selections]
+        score_axis.plot(ks, held_out, marker=marker, color="tab:orange", label="observations held out")
+        score_axis.legend(loc="lower right")
+    score_axis.set(xlabel="k", ylabel=SCALES.get(selections[-1].objective, "mean log-likelihood"), title="score")
+    for name in CRITERIA:
+        found = [(k, getattr(each.path[-1], name)) for k, each in zip(ks, selections, strict=True)]
+        known = [(k, value) for k, value in found if value is not None]
+        if known:
+            k, least = min(known, key=lambda point: point[1])
+            above = [value - least for _, value in known]
+            (line,) = axis.plot([at for at, _ in known], above, marker=marker, label=f"{name.upper()}, least at k = {k}")
+            axis.plot([k], [0.0], "o", color=line.get_color())
+    axis.set(xlabel="k", ylabel="above its least value", title=f"criteria, {OPTIMISTIC}")
+    if axis.lines:
+        axis.legend()
+    for each in (score_axis, axis):
+        each.grid(alpha=0.3)
+    return score_axis, axis
 
 
 def plot_groups(
@@ -102,9 +130,13 @@ def _axes(ax: Axes | None, bars: int) -> Axes:
     """Return the axes given, or those of a new figure with room for ``bars`` bars."""
     if ax is not None:
         return ax
+    made: Axes = pyplot().subplots(figsize=(7.0, min(max(1.2 + _BAR_INCHES * bars, 2.4), 12.0)), layout="constrained")[1]
+    return made
+
+
+def pyplot() -> ModuleType:
+    """Return ``matplotlib.pyplot``."""
     try:
-        pyplot = importlib.import_module("matplotlib.pyplot")
+        return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise UnavailableError("a picture needs matplotlib, which is not installed: pip install matplotlib") from error
-    made: Axes = pyplot.subplots(figsize=(7.0, min(max(1.2 + _BAR_INCHES * bars, 2.4), 12.0)), layout="constrained")[1]
-    return made

@@ -18,7 +18,7 @@ import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Outcome, Parameters, Problem
 from fastomp_nvm.algorithms.repair import repaired
-from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.algorithms.table import ALGORITHMS, GREEDY
 from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
@@ -37,6 +37,7 @@ from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.automatic import choose_algorithm
 from fastomp_nvm.selection.compression import Compression, Split, compress
+from fastomp_nvm.selection.criteria import path_points
 from fastomp_nvm.selection.held_out import split_weights
 from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.notes import notes_on
@@ -49,7 +50,7 @@ from fastomp_nvm.selection.source import Load, Way, open_dataset
 if TYPE_CHECKING:
     from fastomp_nvm.selection.proof import Proof
 
-__all__ = ["Prepared", "bind_constraint", "prepare", "resolve_algorithm", "select_many", "select_shared", "split_of"]
+__all__ = ["Prepared", "bind_constraint", "nested", "prepare", "resolve_algorithm", "select_many", "select_shared", "split_of"]
 
 #: Characters of a request that a proof holds with its constraint; longer ones are left out.
 LONGEST_REQUEST = 1 << 16
@@ -116,6 +117,7 @@ def select_shared(
     ended: Callable[[int, Selection | None], None] | None = None,
     deadline: Callable[[], bool] | None = None,
     held_out: Sequence[Float64Array | None] = (),
+    longest: Sequence[int] = (),
 ) -> tuple[list[Selection], Traffic]:
     """Answer several requests as ``select_many`` does; return also the traffic of all of them together.
 
@@ -124,7 +126,8 @@ def select_shared(
     for a dropped request), while the others go on, and no selection is returned; nor is one where ``deadline`` (see
     ``Engine.drive``) ends the sweeps. ``held_out`` holds observation weights (n_obs,) for each request, on which ``test_score`` is
     computed. Where ``journals`` are given, even as None, no Gram matrix is used: such runs share sweeps with whatever else waits,
-    and that must not change a bit of them.
+    and that must not change a bit of them. ``longest``, only for requests that are ``nested``, holds for each of them the position
+    of the one with the largest k among those that differ from it by k alone: greedy then runs for that k only.
     """
     started = time.perf_counter()
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -133,17 +136,27 @@ def select_shared(
         if dataset.matrix.network is not None:
             dataset.matrix.network.restart()
         sweeper = Sweeper(threads)
-        wanted: list[Split] = []
+        wanted: dict[int, Split] = {}
+        driving: list[Split] = []  # those with a run of their own
         weighted: list[Float64Array] = []
         pools = 0  # whose size is left to us
-        for place, each in enumerate(requests):
+        longest = longest or range(len(requests))
+        longest_first = sorted(range(len(requests)), key=lambda place: longest[place] != place)
+        for place in longest_first:
+            each = requests[place]
             request = each if isinstance(each, SelectionRequest) else make_request(each)
-            split = split_of(dataset, request, held_out[place] if held_out else None)
-            wanted.append(split)
+            if longest[place] != place:
+                wanted[place] = replace(wanted[longest[place]], request=request)
+                if request.algorithm in GREEDY:
+                    continue
+            else:
+                wanted[place] = split_of(dataset, request, held_out[place] if held_out else None)
+            split = wanted[place]
+            driving.append(split)
             pools += request.gather_bytes is None
             if split.weights is not None and request.standardize:
                 weighted.append(split.weights)
-        found = None if journals else compress(dataset, wanted, y, sweeper, cancelled)
+        found = None if journals else compress(dataset, driving, y, sweeper, cancelled)
         compression = found if isinstance(found, Compression) else None
         if compression is None and len(weighted) > 1:
             dataset = dataset.knowing(weighted)
@@ -151,17 +164,16 @@ def select_shared(
         if threads is None:
             left_open["threads"] = Choice(sweeper.threads, "the cores that this process may use")
         if pools and not dataset.resident:
-            budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(wanted))
+            budget = automatic_budget(8 * dataset.matrix.shape[0] * dataset.n_obs, len(driving))
             left_open["gather_bytes"] = Choice(budget, BUDGET_REASON)
         if found is not None:
             left_open["gram"] = found.choice if isinstance(found, Compression) else found
-        prepared: list[Prepared] = []
-        runs: list[Run] = []
-        for place, split in enumerate(wanted):
-            prepared.append(prepare(dataset, split, y, sweeper, budget, compression))
-            runs.append(prepared[place].run)
+        prepared: dict[int, Prepared] = {}
+        for place in longest_first:
+            prepared[place] = prepare(dataset, wanted[place], y, sweeper, budget, compression, prepared.get(longest[place]))
             if journals:
-                runs[place].journal = journals[place]
+                prepared[place].run.journal = journals[place]
+        runs = list(dict.fromkeys(prepared[place].run for place in range(len(wanted))))
 
         finish = partial(_finish, dataset, sweeper, left_open, started)
 
@@ -178,13 +190,15 @@ def select_shared(
                 run.problem.counters.traffic.include(one_pass)
             engine.saved.include(one_pass, len(runs) - 1)
         driven = engine.drive(runs, deadline)
-        selections = [] if ended is not None or not driven else list(map(finish, prepared))
+        finished: dict[int, Selection] = {}
+        for place in longest_first if ended is None and driven else ():
+            finished[place] = finish(prepared[place], finished.get(longest[place]))
         # Merged sweeps, the pass of moments and that of Gram matrices count once, gathers as often as they were made.
         traffic = Traffic()
         for run in runs:
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
-        return selections, traffic
+        return [finished[place] for place in sorted(finished)], traffic
 
 
 def split_of(dataset: Dataset, request: SelectionRequest, test: Float64Array | None = None) -> Split:
@@ -212,6 +226,8 @@ class Prepared:
     compression : Compression, optional
     algorithm : Choice, optional
         The algorithm, where the request left it open.
+    longer : Run, optional
+        A run with a larger k whose greedy sets begin with those of this request; it is ``run`` itself where nothing else is needed.
     """
 
     split: Split
@@ -220,6 +236,7 @@ class Prepared:
     constant: int
     compression: Compression | None
     algorithm: Choice | None
+    longer: Run | None = None
 
 
 def prepare(
@@ -229,8 +246,14 @@ def prepare(
     sweeper: Sweeper,
     budget: int = LARGEST_BUDGET,
     compression: Compression | None = None,
+    longer: Prepared | None = None,
 ) -> Prepared:
-    """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default."""
+    """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default.
+
+    ``longer`` is a nested request that differs by a larger k alone: greedy runs for that one only.
+    """
+    if longer is not None and split.request.algorithm in GREEDY:
+        return replace(longer, split=split, longer=longer.run)
     counters, request, weights, resident = Counters(), split.request, split.weights, dataset.resident
     response = resolve_response(dataset, request, y)
     if compression is None:
@@ -271,7 +294,7 @@ def prepare(
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     request, choice = resolve_algorithm(dataset, request)
     algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
-    if request.quality != "fast":
+    if request.quality != "fast" and longer is None:
         from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
 
         algorithm = improved(problem, algorithm, exchanges=request.quality == "best")
@@ -288,7 +311,19 @@ def prepare(
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
     split = replace(split, request=request)
-    return Prepared(split, response, Run(problem, algorithm, tier=tier, account=account), constant, compression, choice)
+    run = Run(problem, algorithm, tier=tier, account=account)
+    return Prepared(split, response, run, constant, compression, choice, None if longer is None else longer.run)
+
+
+def nested(dataset: Dataset, request: SelectionRequest) -> bool:
+    """Return whether a request runs greedy whose sets begin with those of the same request with a smaller k.
+
+    They do not beside lower bounds, for which every k leaves room in its own way. A certificate is of one set alone.
+    """
+    if request.certificate or not (request.algorithm in GREEDY or request.quality == "verified"):
+        return False
+    usable = dataset.design(request.standardize).standardisation.usable()
+    return request.constraint is None or not bind_constraint(request.constraint, dataset, usable).needs_base
 
 
 def resolve_algorithm(dataset: Dataset, request: SelectionRequest) -> tuple[SelectionRequest, Choice | None]:
@@ -331,6 +366,10 @@ def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepar
     """Return what was chosen for a request alone, and those of ``left_open``, chosen for all requests, that it does not name."""
     request, run = prepared.split.request, prepared.run
     chosen = {} if prepared.algorithm is None else {"algorithm": prepared.algorithm}
+    if prepared.longer is run:
+        chosen["run"] = Choice("shared", "greedy is nested: one run with the largest k answers every k; its passes are shown")
+    elif prepared.longer is not None:
+        chosen["greedy"] = Choice("shared", "full greedy is nested and ran once, with the largest k, where its passes are shown")
     if run.account is not None:
         chosen["tier"] = run.account.choice
     elif request.tier == "auto" and dataset.tier is not None:
@@ -387,8 +426,15 @@ def _why_nothing(constraint: Constraint, names: Sequence[str]) -> str:
     )
 
 
-def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice], started: float, prepared: Prepared) -> Selection:
-    """Refit on the selected features and return the result."""
+def _finish(
+    dataset: Dataset,
+    sweeper: Sweeper,
+    left_open: Mapping[str, Choice],
+    started: float,
+    prepared: Prepared,
+    longer: Selection | None = None,
+) -> Selection:
+    """Refit on the selected features and return the result; ``longer`` is that of the request with the largest k."""
     split, response, run, compression = prepared.split, prepared.response, prepared.run, prepared.compression
     request, weights, original, mean = split.request, split.weights, run.problem.design.standardisation, 0.0
     if compression is not None:
@@ -396,6 +442,12 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
         weights, original, mean = None, compressed.original, compressed.intercept
     problem, outcome, counters, traffic = run.problem, run.outcome, run.problem.counters, run.problem.counters.traffic
     assert outcome is not None
+    if prepared.longer is not None:
+        from fastomp_nvm.algorithms.quality import shortened  # not needed by most requests
+
+        assert request.k is not None
+        assert prepared.longer.outcome is not None
+        outcome = shortened(problem, None if prepared.longer is run else outcome, prepared.longer.outcome, request.k)
     indices = outcome.selected
     if not len(indices) and problem.constraint.calls_user_code:
         raise ConstraintError(_why_nothing(problem.constraint, dataset.names))
@@ -425,6 +477,11 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
     limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
     about = problem, response, weights, request.standardize, limit, prepared.constant, outcome.repaired
     notes = notes_on(names, columns, fit, *about)
+    every_k = request.algorithm in GREEDY and not problem.constraint.needs_base
+    if every_k and longer is not None:
+        path = longer.path[: len(indices)]
+    else:
+        path = path_points(problem.objective, columns, fit, every_k, split.weights, dataset.n_obs, len(problem.usable))
     spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
     column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
@@ -484,7 +541,8 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
         target=response.name,
         classes=list(response.classes) if response.objective == "logistic" else None,
         store=DataSize(dataset.n_features, *dataset.matrix.shape, dataset.matrix.dtype.name),
-        path=None if (path := problem.objective.path(columns)) is None else path.tolist(),
+        path=path,
+        nested=every_k,
         notes=notes,
         choices=_choices(dataset, left_open, prepared),
     )

@@ -191,16 +191,14 @@ def test_peers_lists_every_contestant(tmp_path: Path, monkeypatch, capsys: pytes
 
 
 def test_paper_draws_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On shrunken plans the page, a figure per experiment and one line per run are written."""
+    """On shrunken plans the page, a figure per experiment and one line per run are written; data and settings are named."""
+    pytest.importorskip("sklearn")
     plans = paper.read_plans(quick=True, seeds=2, scale=200)
-    plans["small"] |= {"shape": [120, 60], "k": [5, 10]}
+    plans["small"] |= {"k": [5, 10]}
     plans["large"] |= {"shape": [1000, 60_000], "k": [5, 20]}
     plans["genes"] |= {"k": [3, 6]}
     monkeypatch.setattr(paper, "read_plans", lambda *_: plans)
     monkeypatch.delenv("FASTOMP_TEST_DATA", raising=False)
-    rng = np.random.default_rng(0)
-    genes = rng.normal(size=(60, 200)).astype(np.float32)
-    monkeypatch.setattr(paper, "_genes", lambda _: (genes, (genes[:, 3] > 0).astype(float), "a stand-in"))
     assert paper.main(["--quick", "--out", str(tmp_path)]) == 0
     rows = [json.loads(line) for line in (tmp_path / "paper.jsonl").read_text().splitlines()]
     assert len(rows) == 2 * 2 * (7 + 4 + 4)
@@ -208,8 +206,29 @@ def test_paper_draws_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("small", "large", "genes"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert f"{name}.png" in page
-    assert "a stand-in" in page
     assert "Skipped" in page
+    for said in ("diabetes (shipped with", "breast cancer (shipped with", "tau 0.9, epsilon 0.1, until full", "A seed draws"):
+        assert said in page
+
+
+def test_the_mean_score_over_time_never_falls() -> None:
+    """A run that has not begun counts as the null model, so that a late and bad one does not pull the mean down."""
+    for objective, null in (("linear", 0.0), ("logistic", -0.7)):
+        rows = [
+            {
+                "seconds": end,
+                "score": null + 0.5,
+                "final_value": 0.5,
+                "n_obs": 1,
+                "trace": [(first, 0.0), (2 * first, 0.3), (end, None)],
+            }
+            for first, end in ((0.01, 1.0), (0.4, 2.0))
+        ]
+        _, mean, low, high = paper._over_time(rows, objective)
+        for curve in (mean, low, high):
+            assert (np.diff(curve) >= 0).all()
+        assert (low[0], high[-1]) == pytest.approx((null, null + 0.5))
+        assert mean[-1] == pytest.approx(null + 0.5)
 
 
 def test_the_compas_section_shows_mean_and_spread(tmp_path: Path) -> None:
@@ -218,13 +237,15 @@ def test_the_compas_section_shows_mean_and_spread(tmp_path: Path) -> None:
     points = [
         {
             "judgement": "apriori",
+            "evaluated_on": rows,
             "limit": limit,
             "algorithm": algorithm,
             "seed": seed,
-            "log_likelihood": value,
+            "log_likelihood": value - (rows == "held out"),
             "accuracy": 0.6 + limit / 10 - seed / 100,
             "outcome_fairness": -limit - seed / 100,
         }
+        for rows in ("in-sample", "held out")
         for limit in (0.1, 0.5)
         for algorithm, values in figures.items()
         for seed, value in enumerate(values)

@@ -127,7 +127,9 @@ def test_a_plain_selection_names_the_option(store: str) -> None:
     assert [run.name for run in fo.list_runs()] == before
 
 
-@pytest.mark.parametrize("words", [("cv", "--k-max", "3"), ("grid", "--k", "2,3"), ("stability", "--k", "3", "--subsamples", "4")])
+@pytest.mark.parametrize(
+    "words", [("cv", "--k-max", "3"), ("path", "--k", "3"), ("grid", "--k", "2,3"), ("stability", "--k", "3", "--subsamples", "4")]
+)
 def test_many_selections_keep_nothing(words: tuple[str, ...], store: str) -> None:
     """Commands of many selections say that nothing was kept."""
     assert "nothing was kept" in interrupted(words[0], store, *words[1:])

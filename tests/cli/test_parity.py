@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.cli.commands import cv, grid, select, stability
+from fastomp_nvm.cli.commands import cv, grid, path, select, stability
 from fastomp_nvm.cli.main import COMMANDS, main
 
 
@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", [select, grid, cv, stability])
+@pytest.mark.parametrize("command", [select, path, grid, cv, stability])
 def test_every_field_of_a_request_is_an_option(command: Any) -> None:
     """The options are spelt as the fields of ``SelectionRequest``."""
     parser = argparse.ArgumentParser()
@@ -87,7 +87,10 @@ def test_settings_of_stores_are_refused_for_arrays(store: str) -> None:
         fo.select(store, k=1, io="tape")
 
 
-@pytest.mark.parametrize("words", [["grid", "URL", "--k", "2"], ["verify", "URL"], ["export", "FILE", "out.csv", "--store", "URL"]])
+@pytest.mark.parametrize(
+    "words",
+    [["grid", "URL", "--k", "2"], ["path", "URL", "--k", "2"], ["verify", "URL"], ["export", "FILE", "out.csv", "--store", "URL"]],
+)
 def test_commands_on_stores_of_this_machine_say_so(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server's URL is refused in terms of the shell."""
     (tmp_path / "found.json").write_text(json.dumps({"indices": [0], "objective": "linear", "target": "y"}))
@@ -102,7 +105,20 @@ def test_every_listing_has_json() -> None:
     """Commands that list or show facts print JSON on request."""
     from fastomp_nvm.registry import Lazy
 
-    for name in ("info", "list", "runs", "doctor", "plan", "check-constraint", "select", "grid", "cv", "stability", "resume"):
+    for name in (
+        "info",
+        "list",
+        "runs",
+        "doctor",
+        "plan",
+        "check-constraint",
+        "select",
+        "path",
+        "grid",
+        "cv",
+        "stability",
+        "resume",
+    ):
         parser = argparse.ArgumentParser()
         Lazy[Any](f"{COMMANDS[name][0]}:add_arguments").load()(parser)
         assert any("--json" in action.option_strings for action in parser._actions), name

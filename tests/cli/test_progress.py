@@ -182,6 +182,7 @@ def test_bytes_of_shared_passes_count_once() -> None:
     [
         ("select", "--k", "4"),
         ("cv", "--k-max", "2", "--folds", "3"),
+        ("path", "--k", "3"),
         ("grid", "--k", "2,3"),
         ("stability", "--k", "2", "--subsamples", "3"),
     ],
@@ -192,7 +193,7 @@ def test_json_lines(words: tuple[str, ...], store: str, capsys: pytest.CaptureFi
     objects = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     last = objects[-1]
     assert (last["command"], last["done"], last["runs_done"]) == (words[0], 1.0, last["runs"])
-    assert last["runs"] == {"select": 1, "cv": 8, "grid": 2, "stability": 3}[words[0]]
+    assert last["runs"] == {"select": 1, "path": 1, "cv": 8, "grid": 2, "stability": 3}[words[0]]
     assert last["bytes_read"] > 0
     assert last["pass"] >= 1
     assert last["seconds_left"] is None

@@ -477,7 +477,7 @@ def test_what_is_said_of_sweeps_here_is_refused_where_shards_sweep(
 
 def test_every_command_that_may_ask_shards_can_be_told_where() -> None:
     """``--ray`` is an argument of every command that opens a store."""
-    for command in ("info", "verify", "select", "grid", "cv", "stability", "resume", "export", "check-constraint"):
+    for command in ("info", "verify", "select", "path", "grid", "cv", "stability", "resume", "export", "check-constraint"):
         parser = argparse.ArgumentParser()
         importlib.import_module(COMMAND_LINE[command][0]).add_arguments(parser)
         assert "--ray" in parser.format_help()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from typing import Any
 
@@ -119,25 +120,24 @@ def test_the_path_is_that_of_refits(store: fo.FeatureStore, request_: dict[str, 
     if "weights" in request:
         request["weights"] = np.random.default_rng(2).integers(0, 3, 300).astype(float)
     found = fo.select(store, k=5, **request)
-    assert found.path is not None
-    assert found.path[-1] == pytest.approx(found.score, abs=1e-10)
-    assert len(found.path) == 5
+    assert found.path[-1].score == pytest.approx(found.score, abs=1e-10)
+    assert [point.k for point in found.path] == [1, 2, 3, 4, 5]
     for size in (1, 3):
         others = [name for name in store.names if name not in found.features[:size]]
         alone = fo.select(store, k=size, exclude=others, **request)
-        assert found.path[size - 1] == pytest.approx(alone.score, abs=1e-10)
+        assert found.path[size - 1].score == pytest.approx(alone.score, abs=1e-10)
 
 
 @pytest.mark.numerics
 def test_the_path_of_dependent_columns() -> None:
-    """A column that adds nothing leaves the score where it is."""
+    """A column that adds nothing leaves the score and the number of parameters where they are."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(50, 3))
     X = np.column_stack((X, X[:, 0] + X[:, 1]))
     found = fo.select(X, X[:, 0] + 0.1 * rng.normal(size=50), k=4, algorithm="top_k")
-    assert found.path is not None
-    assert found.path[-1] == pytest.approx(found.score, abs=1e-9)
-    assert (np.diff(found.path) >= -1e-12).all()
+    assert found.path[-1].score == pytest.approx(found.score, abs=1e-9)
+    assert (np.diff([point.score for point in found.path]) >= -1e-12).all()
+    assert [point.parameters for point in found.path] == [2, 3, 3, 4]
 
 
 def test_the_path_survives_json(store: fo.FeatureStore) -> None:
@@ -145,8 +145,11 @@ def test_the_path_survives_json(store: fo.FeatureStore) -> None:
     from fastomp_nvm.selection.codec import decode_selection, encode_selection
 
     found = fo.select(store, k=3)
-    assert found.to_json()["path"] == found.path
-    assert decode_selection(encode_selection(found)).path == found.path
+    assert found.to_json()["path"] == [asdict(point) for point in found.path]
+    encoded = encode_selection(found)
+    assert decode_selection(encoded).path == found.path
+    encoded["json"]["path"] = [point.score for point in found.path]  # as earlier releases wrote it
+    assert [point.score for point in decode_selection(encoded).path] == encoded["json"]["path"]
 
 
 def test_pictures(store: fo.FeatureStore, data: tuple[Any, Any]) -> None:
@@ -161,13 +164,13 @@ def test_pictures(store: fo.FeatureStore, data: tuple[Any, Any]) -> None:
     assert widths == pytest.approx(np.concatenate(list(map(np.atleast_1d, found.coef))))
     assert len(found.plot_coefficients(most=2).patches) == 2
     ax = found.plot_path()
-    assert ax.lines[0].get_ydata() == pytest.approx(found.path)
+    assert ax.lines[0].get_ydata() == pytest.approx([point.score for point in found.path])
     assert ax.lines[1].get_ydata() == [found.test_score]
     _, mine = pyplot.subplots()
     assert found.plot_path(mine) is mine
     y = (data[1] > 0).astype(int)
     classes = fo.select(store, y, k=2, objective="logistic")
-    with pytest.raises(fo.DataError, match="linear selections only"):
+    with pytest.raises(fo.DataError, match="sds_omp and sds_ma only"):
         classes.plot_path()
     groups = np.random.default_rng(4).choice(["men", "wo$men$"], 300)
     with pytest.raises(fo.DataError, match="has no fairness report: select with protected="):
@@ -203,7 +206,9 @@ def test_results_of_many_selections(store: fo.FeatureStore) -> None:
     grid = fo.grid(store, over={"k": [2, 4], "tau": [0.3, 0.5]}, test_fraction=0.2)
     cv = fo.cross_validate(store, ks=[1, 2, 4], folds=3)
     stable = fo.stability(store, k=3, subsamples=6)
-    for found, name, rows in ((grid, "Grid", 4), (cv, "CrossValidation", 3), (stable, "Stability", len(stable.features))):
+    path = fo.path(store, k=3, test_fraction=0.2)
+    results = (grid, "Grid", 4), (cv, "CrossValidation", 3), (stable, "Stability", len(stable.features)), (path, "SelectionPath", 3)
+    for found, name, rows in results:
         shown = repr(found)
         assert shown.startswith(f"<{name}: ")
         assert len(shown.splitlines()) <= 3

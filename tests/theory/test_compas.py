@@ -11,6 +11,7 @@ import fastomp_nvm as fo
 from benchmarks import compas
 from fastomp_nvm.constraints import Fairness
 from fastomp_nvm.matrix.threads import one_blas_thread
+from fastomp_nvm.selection.held_out import held_out_rows
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +69,25 @@ def test_the_refit_of_a_selection_is_the_fit_of_its_set(everything) -> None:
     assert total / len(data.y) == pytest.approx(same.accuracy, abs=1e-12)
     accepting = data.judgements["apriori"][:, found.indices].all(axis=1)
     assert report.process_unfairness == pytest.approx(1 - accepting.mean())
+
+
+def test_held_out_rows_take_no_part_in_the_fit(test_data) -> None:
+    """Sets are selected and fitted on the other rows, and evaluated on these alone."""
+    (point,) = (
+        each
+        for each in compas.curve(test_data, limits=(0.9,), seeds=1, held_out=0.3)
+        if (each.judgement, each.algorithm) == ("apriori", "ISK")
+    )
+    data = compas.load(test_data)
+    out = held_out_rows(len(data.y), 0.3, 0)
+    names = list(data.store.names)
+    outside = [name for name in names if name not in point.features]
+    alone = fo.select(data.store, k=len(point.features), algorithm="top_k", objective="logistic", exclude=outside, weights=~out)
+    assert set(alone.features) == set(point.features)
+    assert point.log_likelihood == pytest.approx(alone.score, rel=1e-9)
+    predicted = alone.predict(data.store) >= 0.5
+    assert point.accuracy == pytest.approx((predicted == (data.y == 1.0))[out].mean(), abs=1e-12)
+    assert point.evaluated_on == "held out"
 
 
 def test_the_curve_grows_with_lambda_and_never_passes_the_optimum(test_data) -> None:

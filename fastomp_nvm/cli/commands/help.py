@@ -15,7 +15,7 @@ __all__ = ["GROUPS", "add_arguments", "constraint_examples", "overview", "run"]
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "build and look at stores": ("ingest", "info", "names", "verify", "shard"),
-        "select features": ("select", "grid", "cv", "stability", "check-constraint", "plan"),
+        "select features": ("select", "path", "grid", "cv", "stability", "check-constraint", "plan"),
         "runs and results": ("runs", "resume", "cancel", "forget", "predict", "export"),
         "servers": ("serve", "list", "delete", "ado"),
         "this program": ("help", "demo", "doctor", "completion", "bench"),
