@@ -98,12 +98,15 @@ class Report:
         From ``argument_parser``.
     words : sequence of str, optional
         The command line.
+    part : str
+        What of the benchmark runs, where not all of it: recorded in a section of its own.
     """
 
-    def __init__(self, options: argparse.Namespace, words: Sequence[str] | None = None) -> None:
+    def __init__(self, options: argparse.Namespace, words: Sequence[str] | None = None, part: str = "") -> None:
         if options.record and options.quick:
             raise RequestError("--record needs a full run: leave --quick out")
         self.name: str = options.benchmark
+        self._section = f"{self.name}: {part}" if part else self.name
         self.machine = fingerprint()
         self.bars: list[Bar] = []
         self._figures: dict[str, Any] = {}
@@ -205,7 +208,7 @@ class Report:
             )
             self._console.print(f"wrote {page}")
         if options.record:
-            record(RESULTS, self.name, f"`{self._command}`: {describe(self.machine)}", self._markdown)
+            record(RESULTS, self._section, f"`{self._command}`: {describe(self.machine)}", self._markdown)
         judged = not options.quick if judged is None else judged
         return 1 if judged and not all(bar.met for bar in self.bars) else 0
 

@@ -28,7 +28,7 @@ from fastomp_nvm.constraints.knapsack import Knapsack
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.objectives.linear import Linear
-from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
+from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains, exact_gains
 from fastomp_nvm.random_keys import first_of
 
 __all__ = ["exchanged"]
@@ -120,9 +120,11 @@ class Neighbourhood:
     def completed(self, members: Sequence[int], per_cost: Float64Array | None = None) -> list[int]:
         """Return ``members`` grown by the feature with the largest gain (per cost), until nothing extends them."""
         grown, open_ = list(members), np.arange(len(self.features))
+        growing = Growing(self, members)
         while (open_ := self.extends(grown, open_)).size:
-            gains = Point(self, grown).remainders.gains()[open_]
+            gains = growing.gains()[open_]
             grown.append(int(open_[int(np.argmax(gains if per_cost is None else gains / per_cost[open_]))]))
+            growing.add(grown[-1])
         return grown
 
     def climbed(self, members: Sequence[int], *, pairs: bool = True) -> Point:
@@ -141,6 +143,22 @@ class Neighbourhood:
                     break
             else:
                 return point
+
+
+class Growing(FollowedGains):
+    """Gains of the features of a neighbourhood, given a set that only grows."""
+
+    def __init__(self, hood: Neighbourhood, members: Sequence[int]) -> None:
+        smallest, groups = SMALLEST_PIVOT * hood.pivot, [group.copy() for group in hood.groups]
+        super().__init__(hood.standardisation, hood.moves.copy(), hood.pivot.copy(), groups, smallest)
+        self._gram, self._offsets = hood.gram, hood.standardisation.offsets
+        for member in members:
+            self.add(member)
+
+    def add(self, member: int) -> None:
+        """Add a feature to the set."""
+        for column in range(int(self._offsets[member]), int(self._offsets[member + 1])):
+            self.follow(column, self._gram[column])
 
 
 #: A move: by how much it improves f, the members removed, the features added; positions.
@@ -262,7 +280,8 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     found = [np.searchsorted(hood.features, start).tolist() for start in starts]
     costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
     found += [hood.completed([], np.maximum(each[hood.features], 1e-12)) for each in costs]
-    best = _settled(max((hood.climbed(members) for members in found), key=lambda point: point.value))
+    climbed = {frozenset(point.members): point for point in map(hood.climbed, found)}
+    best = max(map(_settled, climbed.values()), key=lambda point: point.value)
     for _ in range(MOST_SURVEYS):
         better, close = yield from _survey(best)
         members = hood.features[best.members]
@@ -306,7 +325,7 @@ def _kicked(point: Point, kick: int) -> list[int]:
     others = np.setdiff1d(np.arange(len(hood.features)), members)
     for place in (1, 2):
         others = hood.extends(grown, others)
-        gains = Point(hood, grown).remainders.gains()[others]
+        gains = Growing(hood, grown).gains()[others]
         promising = others[np.argsort(-gains, kind="stable")[:PROMISING]]
         grown += promising[first_of((*name, place), promising, min(len(promising), 1))].tolist()
     return hood.completed(grown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from benchmarks.harness.timing import Ratio
 from fastomp_nvm.errors import RequestError
 
 
-def begun(name: str, *words: str) -> Report:
+def begun(name: str, *words: str, part: str = "") -> Report:
     """Return a report as a benchmark begins it."""
-    return Report(argument_parser(name, "A test.").parse_args(words), words)
+    return Report(argument_parser(name, "A test.").parse_args(words), words, part)
 
 
 def test_record_replaces_the_section_of_its_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +36,25 @@ def test_record_replaces_the_section_of_its_benchmark(tmp_path: Path, monkeypatc
     assert "| a\\|b | 3 |" in text
     assert "- met    ratio: 3 (bar 1; 0.5 to 4)\n- met    share: 0.1 (bar at most 0.2)\n" in text
     assert "| a\\|b | 1 |" not in text
+
+
+def test_a_part_is_recorded_beside_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part replaces its own section only, and its command names the benchmark."""
+    monkeypatch.setattr(reports, "RESULTS", tmp_path / "RESULTS.md")
+    for part, value in (("", 1.0), ("a", 2.0), ("b", 3.0), ("a", 4.0)):
+        report = begun("any", "--record", part=part)
+        report.say(f"found {value}")
+        report.finish()
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert re.findall(r"(?m)^## (.*)|found (.*)", text) == [
+        ("any", ""),
+        ("", "1.0"),
+        ("any: b", ""),
+        ("", "3.0"),
+        ("any: a", ""),
+        ("", "4.0"),
+    ]
+    assert text.count("`fastomp bench any --record`") == 3
 
 
 def test_a_quick_run_is_not_recorded() -> None:
