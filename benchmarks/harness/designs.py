@@ -138,7 +138,7 @@ DESIGNS: dict[str, Draw] = {
     "suppressors": _suppressors,
     "near-duplicates": _near_duplicates,
     "heavy tails": _heavy_tails,
-    "k near n_obs": _independent,
+    "k near n_obs": lambda rng, n_obs, n: _independent(rng, n_obs, min(n, 2 * n_obs)),  # of more, all fits are perfect
     "leukaemia": _leukaemia,
     "Fashion-MNIST": _fashion,
     "diabetes": _diabetes,

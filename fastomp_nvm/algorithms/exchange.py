@@ -50,7 +50,7 @@ MOST_TRIED = 256
 
 #: Times in a row that random members of a set are replaced in vain before the set is taken for the best among the columns in
 #: memory; the most members replaced; and the features of which each of the first two replacements is drawn.
-KICKS, MOST_KICKED, PROMISING = 32, 10, 8
+KICKS, MOST_KICKED, PROMISING = 64, 10, 8
 
 #: Sets of at most so many features are tried with exchanges of pairs after every kick, others where a kick led to a better set.
 FEW = 8
@@ -283,8 +283,10 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     climbed = {frozenset(point.members): point for point in map(hood.climbed, found)}
     best = max(map(_settled, climbed.values()), key=lambda point: point.value)
     for _ in range(MOST_SURVEYS):
-        better, close = yield from _survey(best)
         members = hood.features[best.members]
+        if float(objective.response @ objective.response) <= (1.0 + TOLERANCE) * best.value:
+            return members, True  # no set explains more than the response
+        better, close = yield from _survey(best)
         if np.isin(better, hood.features).all():
             return members, True
         joining = np.concatenate((members, better[: most // 2], close[: most // 2]))
