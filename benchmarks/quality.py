@@ -206,7 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             ratios = np.empty((len(families), instances))
             for place, family in enumerate(families):
                 ratios[place] = list(spread(enumerated, [(family, options.first_seed + seed) for seed in range(instances)]))
-                report.progress(f"{family}: {np.count_nonzero(ratios[place] > OPTIMAL)} of {instances} optimal")
+                report.progress(
+                    f"{family}: {np.count_nonzero(ratios[place] > OPTIMAL)} of {instances} optimal, worst {ratios[place].min():.4f}"
+                )
             _judge_optima(report, families, ratios)
     if options.only in (None, "passes") and not options.quick:
         _count(report, [design for design in designs if design not in REAL], options.first_seed)
@@ -226,9 +228,7 @@ def _judge(report: Report, rows: Sequence[dict[str, Any]], designs: Sequence[str
         lack = [greedy[place] - rows[place]["scores"]["fast"][0] for place in places]
         within.append(float(np.mean(np.array(lack) <= LACKING)))
         means = [[float(np.mean([row["scores"][name][side] for row in mine])) for name in (*GREEDY, *QUALITIES)] for side in (0, 1)]
-        outside = [
-            float(np.mean([max((each[side] for each in row["peers"].values()), default=np.nan) for row in mine])) for side in (0, 1)
-        ]
+        outside = np.mean([max(row["peers"].values(), default=(np.nan, np.nan)) for row in mine], axis=0).tolist()
         passes = [max(row["cost"][quality][0] for row in mine) for quality in QUALITIES]
         shown.append((*cell, *means[0], outside[0], within[-1], *passes))
         held.append((*cell, *means[1], outside[1]))
