@@ -95,7 +95,7 @@ def test_quality_names_every_set_of_a_peer_that_is_better(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package that finds a better set is named with design, seed and difference; one that is missing is listed."""
-    cheat = Contestant("cheat", "numpy", lambda X, y, k: lambda: np.arange(2 * k))
+    cheat = Contestant("cheat", "numpy", lambda X, y, k: lambda: np.arange(X.shape[1]))
     monkeypatch.setattr(quality, "PEERS", [cheat, Contestant("absent", "no_such_package", cheat.prepare)])
     small = ("--observations", "40", "--features", "12", "--k", "5", "--seeds", "2", "--jobs", "1")
     assert quality.main(["--only", "designs", "--design", "independent", "--constraint", "k alone", *small]) == 1
