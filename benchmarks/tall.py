@@ -8,22 +8,18 @@ selections over five times as many; a ratio is the median of the ratios of all t
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 import fastomp_nvm as fo
+from benchmarks.harness.real import fashion_mnist
 from benchmarks.harness.report import Report, argument_parser, at_least
 from benchmarks.harness.timing import in_turn, paired
 
 __all__ = ["main"]
-
-#: Images of Fashion-MNIST as Debian installs them, after a header of 16 bytes.
-FASHION = Path("/usr/share/dataset-fashion-mnist/train-images-idx3-ubyte.gz")
 
 #: Least speed-up of cross-validation and subsamples together, and largest time of a single selection over that without the choice.
 MANY_BAR, SINGLE_BAR = 5.0, 1.02
@@ -31,9 +27,8 @@ MANY_BAR, SINGLE_BAR = 5.0, 1.02
 
 def images(count: int, side: int) -> tuple[str, np.ndarray]:
     """Return a name and images (count, side * side) with values 0 to 255 as float32."""
-    if side == 28 and FASHION.exists():
-        with gzip.open(FASHION) as file:
-            return "Fashion-MNIST", np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 784)[:count].astype(np.float32)
+    if side == 28 and (real := fashion_mnist()) is not None:
+        return "Fashion-MNIST", real[0][:count].astype(np.float32)
     random = np.random.default_rng(0)
     waves = np.sin(np.arange(1, 9)[:, None] * np.arange(side) * np.pi / (side - 1))  # zero at the edges, as most images are
     smooth = np.einsum("nij,ix,jy->nxy", random.normal(size=(count, 8, 8)).astype(np.float32), *[waves.astype(np.float32)] * 2)

@@ -30,7 +30,7 @@ from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.objectives.linear import Linear
-from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
+from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains, exact_gains
 from fastomp_nvm.random_keys import first_of
 
 __all__ = ["MOST_SURVEYS", "TOLERANCE", "Move", "Neighbourhood", "Point", "QuadraticObjective", "exchanged", "near", "survey"]
@@ -52,7 +52,7 @@ MOST_TRIED = 256
 
 #: Times in a row that random members of a set are replaced in vain before the set is taken for the best among the columns in
 #: memory; the most members replaced; and the features of which each of the first two replacements is drawn.
-KICKS, MOST_KICKED, PROMISING = 32, 10, 8
+KICKS, MOST_KICKED, PROMISING = 64, 10, 8
 
 #: Sets of at most so many features are tried with exchanges of pairs after every kick, others where a kick led to a better set.
 FEW = 8
@@ -148,9 +148,11 @@ class Neighbourhood:
     def completed(self, members: Sequence[int], per_cost: Float64Array | None = None) -> list[int]:
         """Return ``members`` grown by the feature with the largest gain (per cost), until nothing extends them."""
         grown, open_ = list(members), np.arange(len(self.features))
+        growing = Growing(self, members)
         while (open_ := self.extends(grown, open_)).size:
-            gains = Point(self, grown).remainders.gains()[open_]
+            gains = growing.gains()[open_]
             grown.append(int(open_[int(np.argmax(gains if per_cost is None else gains / per_cost[open_]))]))
+            growing.add(grown[-1])
         return grown
 
     def climbed(self, members: Sequence[int], *, pairs: bool = True) -> Point:
@@ -169,6 +171,22 @@ class Neighbourhood:
                     break
             else:
                 return point
+
+
+class Growing(FollowedGains):
+    """Gains of the features of a neighbourhood, given a set that only grows."""
+
+    def __init__(self, hood: Neighbourhood, members: Sequence[int]) -> None:
+        smallest, groups = SMALLEST_PIVOT * hood.pivot, [group.copy() for group in hood.groups]
+        super().__init__(hood.standardisation, hood.moves.copy(), hood.pivot.copy(), groups, smallest)
+        self._gram, self._offsets = hood.gram, hood.standardisation.offsets
+        for member in members:
+            self.add(member)
+
+    def add(self, member: int) -> None:
+        """Add a feature to the set."""
+        for column in range(int(self._offsets[member]), int(self._offsets[member + 1])):
+            self.follow(column, self._gram[column])
 
 
 #: A move: by how much it improves f, the members removed, the features added; positions.
@@ -290,10 +308,13 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     found = [np.searchsorted(hood.features, start).tolist() for start in starts]
     costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
     found += [hood.completed([], np.maximum(each[hood.features], 1e-12)) for each in costs]
-    best = _settled(max((hood.climbed(members) for members in found), key=lambda point: point.value))
+    climbed = {frozenset(point.members): point for point in map(hood.climbed, found)}
+    best = max(map(_settled, climbed.values()), key=lambda point: point.value)
     for _ in range(MOST_SURVEYS):
-        better, close = yield from survey(best)
         members = hood.features[best.members]
+        if float(objective.response @ objective.response) <= (1.0 + TOLERANCE) * best.value:
+            return members, True  # no set explains more than the response
+        better, close = yield from survey(best)
         if np.isin(better, hood.features).all():
             return members, True
         joining = np.concatenate((members, better[: most // 2], close[: most // 2]))
@@ -334,7 +355,7 @@ def _kicked(point: Point, kick: int) -> list[int]:
     others = np.setdiff1d(np.arange(len(hood.features)), members)
     for place in (1, 2):
         others = hood.extends(grown, others)
-        gains = Point(hood, grown).remainders.gains()[others]
+        gains = Growing(hood, grown).gains()[others]
         promising = others[np.argsort(-gains, kind="stable")[:PROMISING]]
         grown += promising[first_of((*name, place), promising, min(len(promising), 1))].tolist()
     return hood.completed(grown)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from benchmarks import cold_pass, media, peers, scale
+from benchmarks import cold_pass, media, peers, quality, scale
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.errors import MediumError, RequestError
 
@@ -31,6 +31,10 @@ SENSELESS = [
     (peers, "--limit 0.1"),
     (peers, "--limit nan"),
     (peers, "--repeats 0"),
+    (quality, "--seeds 0"),
+    (quality, "--instances 0"),
+    (quality, "--jobs 0"),
+    (quality, "--constraint none"),
 ]
 
 

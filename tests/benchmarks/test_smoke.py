@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,10 @@ from benchmarks import (
     tall,
     tier_noise,
 )
+from benchmarks.harness import designs
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
+from benchmarks.peers import Contestant
 from fastomp_nvm.errors import RequestError
 
 
@@ -80,13 +83,42 @@ def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_quality_prints_every_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     """The quick form has each bar; those that do not depend on the draw of a design are met."""
-    assert (
-        quality.main(["--quick", "--json", "--observations", "50", "--features", "60", "--k", "4", "--constraint", "knapsack"]) == 0
-    )
+    small = ("--jobs", "1", "--observations", "50", "--features", "60", "--k", "4", "--constraint", "knapsack")
+    assert quality.main(["--quick", "--json", *small]) == 0
     found = {bar["claim"]: bar["found"] for bar in json.loads(capsys.readouterr().out)["bars"]}
     assert found["R^2 by which verified is below full greedy, largest"] <= 1e-9
     assert 0.95 <= found["R^2 of best over the optimum's, worst problem"] <= 1 + 1e-9
     assert "passes of best, most" in found
+
+
+def test_quality_names_every_set_of_a_peer_that_is_better(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that finds a better set is named with design, seed and difference; one that is missing is listed."""
+    cheat = Contestant("cheat", "numpy", lambda X, y, k: lambda: np.arange(X.shape[1]))
+    monkeypatch.setattr(quality, "PEERS", [cheat, Contestant("absent", "no_such_package", cheat.prepare)])
+    small = ("--observations", "40", "--features", "12", "--k", "5", "--seeds", "2", "--jobs", "1")
+    assert quality.main(["--only", "designs", "--design", "independent", "--constraint", "k alone", *small]) == 1
+    printed = capsys.readouterr().out
+    assert "skipped: absent." in printed
+    assert re.findall(r"cheat beats best by .*: independent, seed (\d+)", printed) == ["1000", "1001"]
+
+
+@pytest.mark.parametrize("design", list(designs.DESIGNS))
+def test_designs_are_drawn_again_alike(design: str) -> None:
+    """Half of the observations is held out, no column is constant, and only the seed decides; real data may be missing."""
+    found = designs.drawn(design, 3, 40, 50, 12)
+    if found is None:
+        assert design in designs.REAL
+        pytest.skip("no data")
+    again, other = (designs.drawn(design, seed, 40, 50, 12) for seed in (3, 4))
+    assert again is not None
+    assert other is not None
+    assert np.array_equal(found.X, again.X)
+    assert not np.array_equal(found.y, other.y)
+    assert found.test[0].shape[1] == found.X.shape[1] <= 50
+    assert len(found.test[1]) == len(found.test[0]) >= len(found.X) == len(found.y) > found.k
+    assert np.ptp(found.X, axis=0).min() > 0
 
 
 def test_ingest_prints_every_ratio_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,16 @@ def test_verified_logistic_is_never_below_matching_pursuit() -> None:
             assert found.guarantee == guarantee
 
 
+def test_a_perfect_fit_is_swap_optimal() -> None:
+    """Where the set explains the response, nothing can improve it, and no pass is spent on looking for a better one."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 3000)), rng.normal(size=30)
+    verified, best = (fo.select(X, y, k=24, quality=quality, objective="linear") for quality in ("verified", "best"))
+    assert verified.score > 1 - 1e-9
+    assert best.guarantee == "swap-optimal"
+    assert best.full_passes < verified.full_passes + 1
+
+
 def test_lower_bounds_survive_exchanges() -> None:
     """A set that meets the lower bounds is never exchanged for one that does not."""
     for seed in range(4):
