@@ -274,7 +274,7 @@ class ExactGainGreedy(Greedy):
         vectors = [gains.objective.weighted(vector) for span in spans for vector in span.vectors]
         answers: Sequence[Gradients] = ()
         if vectors:
-            answers = yield from self.problem.ask(self.size, gains.value, vectors, gains.features)
+            answers = yield from self.problem.ask(self.size, gains.value, vectors, gains.features, exact=True)
         looked_at: Sequence[int] = ()
         for step, at in enumerate(_along(gains, spans, answers, known)):
             if winner is None:
