@@ -114,7 +114,7 @@ class LinearGains(Gains):
     @classmethod
     def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[LinearGains]:
         """Ask for the gradient at the empty model."""
-        answers = yield from problem.ask(0, 0.0, [objective.null().residual], problem.usable)
+        answers = yield from problem.ask(0, 0.0, [objective.null().residual], problem.usable, exact=True)
         return replace(cls.unswept(problem, objective), gradient=answers[0].of(problem.usable))
 
     @classmethod
@@ -160,7 +160,7 @@ class LinearGains(Gains):
         vectors = [self.objective.weighted(vector) for span in spans for vector in span.vectors]
         answers: Sequence[Gradients] = ()
         if vectors:
-            answers = yield from self.problem.ask(self.size, self.value, vectors, self.features)
+            answers = yield from self.problem.ask(self.size, self.value, vectors, self.features, exact=True)
         starts = np.cumsum([0, *(len(span.vectors) for span in spans)]).tolist()
         return [
             self.walk(span, (answer.of(self.features) for answer in answers[start : start + len(span.vectors)]))

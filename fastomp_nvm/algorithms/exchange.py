@@ -415,6 +415,6 @@ class _Products:
         if answer is None:
             chunk = [self._objective.swept(vector) for vector in self._vectors[self._asked : self._asked + self._width]]
             self._asked += len(chunk)
-            self._answers = iter((yield from self._problem.ask(*self._at, chunk, self._problem.usable)))
+            self._answers = iter((yield from self._problem.ask(*self._at, chunk, self._problem.usable, exact=True)))
             answer = next(self._answers)
         return answer.of(self._problem.usable)

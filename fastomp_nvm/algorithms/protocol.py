@@ -101,10 +101,16 @@ class Problem:
     counters: Counters
 
     def ask(
-        self, selected: int, f: float | Callable[[], float], vectors: Sequence[Float64Array], candidates: IndexArray
+        self,
+        selected: int,
+        f: float | Callable[[], float],
+        vectors: Sequence[Float64Array],
+        candidates: IndexArray,
+        *,
+        exact: bool = False,
     ) -> Steps[Sequence[Gradients]]:
-        """Query the gradients of ``candidates`` at all ``vectors`` (n_obs,) in one round, and count it."""
-        answers = yield Query(selected, f, tuple(Ask(vector, candidates) for vector in vectors))
+        """Query the gradients of ``candidates`` at all ``vectors`` (n_obs,) in one round, and count it; see ``Query.exact``."""
+        answers = yield Query(selected, f, tuple(Ask(vector, candidates) for vector in vectors), exact)
         assert answers is not None
         self.counters.gradient_rounds += 1
         self.counters.gradient_calls += len(vectors)
@@ -140,9 +146,13 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Query(Round):
-    """A round that needs a sweep; the answer is one ``Gradients`` per ask."""
+    """A round that needs a sweep; the answer is one ``Gradients`` per ask.
+
+    ``exact`` says that the gradient of every candidate is wanted, so that intervals would decide nothing.
+    """
 
     asks: Sequence[Ask]
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

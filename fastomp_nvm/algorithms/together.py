@@ -34,7 +34,8 @@ def together(problem: Problem, parts: Sequence[Callable[[Problem], Steps[Result]
         answers = {}
         if waiting:
             ahead = max(waiting.values(), key=lambda query: query.value)
-            answered = yield Query(ahead.selected, ahead.f, tuple(ask for query in waiting.values() for ask in query.asks))
+            asks = tuple(ask for query in waiting.values() for ask in query.asks)
+            answered = yield Query(ahead.selected, ahead.f, asks, any(query.exact for query in waiting.values()))
             assert answered is not None
             first = 0
             for place, query in waiting.items():

@@ -14,7 +14,7 @@ __all__ = ["top_k"]
 
 def top_k(problem: Problem) -> Algorithm:
     """Run the oblivious selection."""
-    answers = yield from problem.ask(0, 0.0, [problem.objective.null().residual], problem.usable)
+    answers = yield from problem.ask(0, 0.0, [problem.objective.null().residual], problem.usable, exact=True)
     gradient = answers[0].of(problem.usable)
     scores = problem.design.standardisation.subset(problem.usable).scores(gradient[:, None])[:, 0]
     left = problem.usable[np.argsort(-scores, kind="stable")]

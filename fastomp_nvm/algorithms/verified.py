@@ -332,7 +332,7 @@ class ExactGainGreedy(Greedy):
             vectors.insert(0, gains.objective.null().residual)
         answers: Sequence[Gradients] = ()
         if vectors:
-            answers = yield from self.problem.ask(self.size, gains.value, vectors, gains.features)
+            answers = yield from self.problem.ask(self.size, gains.value, vectors, gains.features, exact=True)
         if not self._swept:
             gains, answers, self._swept = replace(gains, gradient=answers[0].of(gains.features)), answers[1:], True
         looked_at: Sequence[int] = ()

@@ -259,7 +259,7 @@ class Engine:
             query, theirs = run.query, run.problem.design
             if query is None:
                 continue
-            source = run.tier if run.account is None or run.account.pays else None
+            source = None if query.exact or (run.account is not None and not run.account.pays) else run.tier
             if not batch:
                 design, rows, wide, tier = theirs, theirs.matrix, theirs.standardisation.wide, source
                 width = max(PRODUCT_BYTES // (8 * rows.shape[0]), len(query.asks))

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,6 +35,7 @@ from storage_backends.readers.records import (
     cell_rows,
     column_cells,
     first_record,
+    known_blocks,
     parse_arrow,
     parse_cells,
     parse_loadtxt,
@@ -43,7 +46,7 @@ from storage_backends.readers.text import BLOCK_BYTES, decode, is_utf8, parse_nu
 __all__ = ["DelimitedReader"]
 
 #: Threads that parse runs of records while earlier ones are in use.
-_PARSERS = 2
+_PARSERS = min(max(len(os.sched_getaffinity(0)), 2), 8)
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 4 << 20
 _LONE_RETURN = re.compile(r"\r(?!\n)")
@@ -78,6 +81,8 @@ class DelimitedReader(Reader):
         #: Problems found by a pass that collects them in place of raising the first.
         self.problems: Problems | None = None
         self._complete: frozenset[int] = frozenset()
+        #: Places of the runs of records, once a pass has found them.
+        self._known: list[RecordBlock] = []
         self._sample()
         # pandas and R write row labels as a first column without a heading.
         labelled = self._has_header and cells[0] == "" and len(cells) > 1
@@ -122,10 +127,15 @@ class DelimitedReader(Reader):
         ]
         collectors = {source: LabelCollector(self.options.rules.missing) for source in texts}
         n_obs = 0
-        for block in self._blocks():
-            n_obs += block.rows
-            for source, cells in (self._counted_cells(block, texts) if texts else {}).items():
-                collectors[source].add(cells)
+
+        def counted(block: RecordBlock) -> tuple[int, dict[int, Counter[str]]]:
+            return block.rows, self._counted_cells(block, texts) if texts else {}
+
+        with contextlib.closing(ahead(self._blocks(), counted, _PARSERS)) as runs:
+            for rows, found in runs:
+                n_obs += rows
+                for source, cells in found.items():
+                    collectors[source].add(cells)
         if not n_obs:
             raise DataError(f"{self.label} has a header but no rows: at least one observation is needed")
         positions = np.searchsorted(sources, texts).tolist()
@@ -205,15 +215,23 @@ class DelimitedReader(Reader):
 
     def _blocks(self) -> Iterator[RecordBlock]:
         """Yield the runs of data records."""
+        if self._known:
+            yield from known_blocks(self.path, self._known, self.options.consumed)
+            return
         # Several runs are in memory at a time, each as text, as parsed columns and as a chunk.
-        block_bytes = int(min(BLOCK_BYTES, self.options.chunk_bytes / 4, fillable_memory() / 64))
-        return record_blocks(
+        block_bytes = int(min(BLOCK_BYTES, self.options.chunk_bytes / (2 * _PARSERS), fillable_memory() / (32 * _PARSERS)))
+        found = []
+        for block in record_blocks(
             self.path,
             skip_first=self._has_header,
             block_bytes=block_bytes,
             consumed=self.options.consumed,
             encoding=self.options.encoding,
-        )
+        ):
+            found.append(replace(block, data=b""))
+            yield block
+        if is_utf8(self.options.encoding):
+            self._known = found
 
     def _parse(self, block: RecordBlock, sources: IndexArray, converts: Mapping[int, Convert]) -> Float64Array:
         """Parse a run with the first parser that accepts it."""

@@ -12,8 +12,8 @@ import functools
 import io
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +31,7 @@ __all__ = [
     "cell_rows",
     "column_cells",
     "first_record",
+    "known_blocks",
     "parse_arrow",
     "parse_cells",
     "parse_loadtxt",
@@ -40,13 +41,14 @@ __all__ = [
 _NEWLINE, _RETURN, _QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+# Bytes searched for newlines at once.
+_CACHED_BYTES = 128 << 10
+
 # A longer record is taken for an unclosed quote.
 _MAX_RECORD_BYTES = 256 << 20
 
 # In runs of fewer records the overhead of pyarrow per column outweighs its speed per cell.
 _ARROW_ROWS = 256
-#: Bytes that a thread of pyarrow parses at once.
-_ARROW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,17 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """A run of whole records: its bytes, the 0-based row and 1-based line of the first record, and the number of records."""
+    """A run of whole records: its bytes, the 0-based row and 1-based line of the first record, and the number of records.
+
+    ``begin`` and ``end`` are its place in the UTF-8 text.
+    """
 
     data: bytes
     first_row: int
     first_line: int
     rows: int
+    begin: int
+    end: int
 
 
 def record_blocks(
@@ -103,12 +110,12 @@ def record_blocks(
     encoding : str
         Of the file; the runs are UTF-8.
     """
-    row, line, pending = 0, 1, b""
+    row, line, pending, position = 0, 1, b"", 0
     with open_bytes(path, encoding) as stream:
         while (data := read_some(stream, block_bytes, path, consumed)) or pending:
             buffer = pending + (data or b"\n")  # the last line may lack its newline
-            if line == 1:
-                buffer = buffer.removeprefix(_BYTE_ORDER_MARK)
+            if line == 1 and buffer.startswith(_BYTE_ORDER_MARK):
+                buffer, position = buffer.removeprefix(_BYTE_ORDER_MARK), len(_BYTE_ORDER_MARK)
             ends, filled, newlines = _record_ends(buffer)
             cut = int(ends[-1]) if len(ends) else 0
             pending = buffer[cut:]
@@ -121,9 +128,23 @@ def record_blocks(
                 start, rows, skip_first = int(ends[filled.argmax()]), rows - 1, False
             before = int(np.searchsorted(newlines, start))
             if rows:
-                yield RecordBlock(buffer[start:cut], row, line + before, rows)
+                yield RecordBlock(buffer[start:cut], row, line + before, rows, position + start, position + cut)
             row += rows
             line += int(np.searchsorted(newlines, cut))
+            position += cut
+
+
+def known_blocks(path: str, known: Iterable[RecordBlock], consumed: Consumed = None) -> Iterator[RecordBlock]:
+    """Read again the runs of a file in UTF-8 whose places are known; the ``data`` of ``known`` is not used."""
+    position = 0
+    with open_bytes(path) as stream:
+        for block in known:
+            read_some(stream, block.begin - position, path, consumed)
+            data, position = read_some(stream, block.end - block.begin, path, consumed), block.end
+            data = data if data.endswith(b"\n") else data + b"\n"
+            if len(data) != block.end - block.begin:
+                raise DataError(f"{os.path.basename(path)} has changed while it was read: start again")
+            yield replace(block, data=data)
 
 
 def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
@@ -139,7 +160,9 @@ def first_record(path: str, encoding: str = "utf-8") -> bytes | None:
 def _record_ends(buffer: bytes) -> tuple[IndexArray, BoolArray, IndexArray]:
     """Return the position after each newline outside quotes, whether the record it ends is not blank, and all newlines."""
     view = np.frombuffer(buffer, dtype=np.uint8)
-    ends = newlines = np.flatnonzero(view == _NEWLINE)
+    # Parts that fit a processor's cache: a comparison of the whole buffer writes as many bytes as it reads.
+    firsts = range(0, max(len(view), 1), _CACHED_BYTES)
+    ends = newlines = np.concatenate([np.flatnonzero(view[first : first + _CACHED_BYTES] == _NEWLINE) + first for first in firsts])
     if b'"' in buffer:
         quotes = np.flatnonzero(view == _QUOTE)
         ends = ends[np.searchsorted(quotes, ends) % 2 == 0]  # doubled quotes inside quotes keep the parity
@@ -159,12 +182,10 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def _arrow_table(
-    dialect: Dialect, block: RecordBlock, numeric: IndexArray, texts: Sequence[int], part_bytes: int = _ARROW_BYTES
-) -> Any:
+def _arrow_table(dialect: Dialect, block: RecordBlock, numeric: IndexArray, texts: Sequence[int]) -> Any:
     """Return a pyarrow table of the given columns, named by position, or None if pyarrow does not accept the run.
 
-    Threads parse parts of ``part_bytes``, which must not be shorter than a record.
+    It is parsed as one part on this thread: others are parsed at the same time, and a column in one part need not be joined.
     """
     pyarrow = _arrow()
     if pyarrow is None or block.rows < _ARROW_ROWS:
@@ -175,7 +196,7 @@ def _arrow_table(
         table = pyarrow.csv.read_csv(
             pyarrow.BufferReader(block.data),
             read_options=pyarrow.csv.ReadOptions(
-                column_names=[str(column) for column in range(dialect.width)], block_size=part_bytes
+                column_names=[str(column) for column in range(dialect.width)], block_size=len(block.data) + 1, use_threads=False
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=b'"' in block.data),
             convert_options=pyarrow.csv.ConvertOptions(
@@ -186,9 +207,7 @@ def _arrow_table(
                 decimal_point=dialect.rules.decimal,
             ),
         )
-    except pyarrow.ArrowException as error:
-        if "straddling" in str(error) and part_bytes <= len(block.data):
-            return _arrow_table(dialect, block, numeric, texts, len(block.data) + 1)
+    except pyarrow.ArrowException:
         return None
     return table if table.num_rows == block.rows else None
 

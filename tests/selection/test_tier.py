@@ -339,7 +339,6 @@ REQUESTS = {
     "held out": {"k": 15, "test_fraction": 0.3},
     "raw": {"k": 10, "standardize": False},
     "tiny budget": {"k": 20, "gather_bytes": 40_000},
-    "top_k": {"k": 10, "algorithm": "top_k"},
 }
 
 
@@ -353,6 +352,15 @@ def test_a_selection_is_the_same_with_and_without_the_tier(store: fo.FeatureStor
     assert exact.bytes_read_tier == 0 < tiered.bytes_read_tier
     if name in ("fast_omp", "sds_omp", "logistic", "several taus"):
         assert tiered.bytes_read < 0.5 * exact.bytes_read
+
+
+@pytest.mark.parametrize("algorithm", ["top_k", "sds_ma", "isk"])
+def test_every_gradient_comes_from_one_exact_sweep(store: fo.FeatureStore, algorithm: str) -> None:
+    """Algorithms that want the gradient of every feature sweep the matrix alone: the tier would be read besides, for nothing."""
+    exact = fo.select(store, k=10, algorithm=algorithm, tier="exact")
+    tiered = fo.select(store, k=10, algorithm=algorithm, tier="int8")
+    assert bits(exact) == bits(tiered)
+    assert (tiered.bytes_read, tiered.bytes_read_tier) == (exact.bytes_read, 0)
 
 
 def test_merged_runs_have_the_bits_and_costs_of_runs_alone(store: fo.FeatureStore) -> None:

@@ -247,3 +247,15 @@ def test_record_blocks_do_not_depend_on_their_size(tmp_path: Path) -> None:
         found = [record for block in blocks for record in records.cell_rows(dialect, block)]
         assert [(row, cells) for row, _, cells in found] == [(0, ["1\n\n2", "3"]), (1, ["4", '5"6']), (2, ["7", "8"])]
         assert sum(block.rows for block in blocks) == 3
+        assert list(records.known_blocks(str(tmp_path / "t.csv"), blocks)) == blocks
+
+
+def test_a_file_that_changes_between_its_passes_is_refused(tmp_path: Path) -> None:
+    """Records that are lost after they were counted are named, never filled in."""
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "1,2\n" * 1000)
+    reader = open_reader(str(path), ReaderOptions())
+    scan = reader.scan(np.arange(2))
+    path.write_text("a,b\n" + "1,2\n" * 400)
+    with pytest.raises(DataError, match=r"t\.csv has changed while it was read"):
+        list(reader.chunks(np.arange(2), scan))
