@@ -17,6 +17,7 @@
 #define STEP 8     /* observations per step: two vectors, so that additions need not wait for each other */
 #define CHUNK 4096 /* observations whose lanes are folded at once: keeps the rounding errors of long rows small */
 #define STRIP 32   /* vectors of interleaved rows at a time: those of some thousand observations stay in the cache for the second pass */
+#define CACHED (1 << 18) /* bytes of contiguous rows at a time that stay in the second-level cache for their products */
 #define DEPTH 4    /* observations of one lane that interleaved rows advance by at once */
 #define FEW 4      /* the same where they are converted, a chunk at a time */
 
@@ -261,9 +262,9 @@ static void pass(Chunk *use, const Py_buffer *matrix, Index first, Index width, 
     }
 }
 
-/* Fills found (4, c) with the moments of interleaved rows; room has CHUNK * FEW vectors. */
+/* Fills found (4, c) with the moments of interleaved rows, and their products unless NULL; room has CHUNK * FEW vectors. */
 static void moments_across(const struct kind *kind, const Py_buffer *matrix, Take *take, double *room, const double *weights,
-                           double weight_sum, double *found)
+                           double weight_sum, double *found, const struct products *products)
 {
     const Index count = matrix->shape[0];
     struct strip strip;
@@ -286,23 +287,31 @@ static void moments_across(const struct kind *kind, const Py_buffer *matrix, Tak
         pass(used->squares, matrix, first, width, widen, room, weights, &strip);
         for (Index c = 0; c < width; c++)
             report(&centres[c], strip.totals[c / LANES][c % LANES], found + first + c, count);
+        if (products)
+            multiply(products, first, first + width);
     }
 }
 
-/* Fills out (4, c) with mean, centred norm, minimum and maximum of each row, weighted unless `weights` is None. */
+/* Fills out (4, c) with mean, centred norm, minimum and maximum of each row, weighted unless `weights` is None. Unless `residuals` are
+ * None, also fills products[i, j] with rows[i] . residuals[j] while the rows are in the cache. */
 PyObject *moments(struct arguments *a, PyObject *given)
 {
-    PyObject *given_rows, *weights, *out;
+    PyObject *given_rows, *weights, *out, *residuals, *given_products;
     struct rows rows;
-    if (!PyArg_ParseTuple(given, "OOO", &given_rows, &weights, &out))
+    struct products products;
+    int plain;
+    if (!PyArg_ParseTuple(given, "OOOOOp", &given_rows, &weights, &out, &residuals, &given_products, &plain))
         return NULL;
     open_rows(a, given_rows, Py_None, &rows);
     const Py_buffer *matrix = rows.matrix;
     const Index count = matrix ? matrix->shape[0] : 0, n = matrix ? matrix->shape[1] : 0;
     const double *each = weights == Py_None ? NULL : DOUBLES(a, weights, n, READ);
     double *found = DOUBLES(a, out, 4 * count, WRITE), weight_sum = each ? 0.0 : (double)n;
+    if (residuals != Py_None)
+        open_products(a, &rows, residuals, given_products, plain, &products);
     if (a->failed)
         return NULL;
+    const struct products *const also = residuals == Py_None ? NULL : &products;
     const char letter = format_letter(matrix);
     const int across = interleaved(matrix);
     const struct kind *kind = &KINDS[has_avx2()][letter != 'f'];
@@ -310,16 +319,22 @@ PyObject *moments(struct arguments *a, PyObject *given)
     double *room = across || take ? space(a, across ? CHUNK * FEW * LANES : (size_t)n, sizeof *room) : NULL;
     if (a->failed)
         return NULL;
+    const Index block = 4 + CACHED / (n * matrix->itemsize + 1);
     Py_BEGIN_ALLOW_THREADS
     for (Index i = 0; each && i < n; i++)
         weight_sum += each[i];
     if (across)
-        moments_across(kind, matrix, take, room, each, weight_sum, found);
-    for (Index i = 0; !across && i < count; i++) {
-        const char *row = row_at(&rows, i);
-        if (take)
-            take(row, matrix->itemsize, n, room);
-        kind->row(take ? (const char *)room : row, n, each, weight_sum, found + i, count);
+        moments_across(kind, matrix, take, room, each, weight_sum, found, also);
+    for (Index first = 0; !across && first < count; first += block) {
+        const Index end = first + block < count ? first + block : count;
+        for (Index i = first; i < end; i++) {
+            const char *row = row_at(&rows, i);
+            if (take)
+                take(row, matrix->itemsize, n, room);
+            kind->row(take ? (const char *)room : row, n, each, weight_sum, found + i, count);
+        }
+        if (also)
+            multiply(also, first, end);
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

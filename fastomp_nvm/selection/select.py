@@ -155,7 +155,8 @@ def select_shared(
         prepared: list[Prepared] = []
         runs: list[Run] = []
         for place, split in enumerate(wanted):
-            prepared.append(prepare(dataset, split, y, sweeper, budget, compression))
+            ahead = observer is None and cancelled is None
+            prepared.append(prepare(dataset, split, y, sweeper, budget, compression, ahead=ahead))
             runs.append(prepared[place].run)
             if journals:
                 runs[place].journal = journals[place]
@@ -216,15 +217,27 @@ def prepare(
     sweeper: Sweeper,
     budget: int = LARGEST_BUDGET,
     compression: Compression | None = None,
+    *,
+    ahead: bool = True,
 ) -> Prepared:
-    """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default."""
+    """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default.
+
+    ``ahead``: the pass that computes the moments of an array may also compute the products that most algorithms ask for first. Such
+    a pass is not reported and cannot be cancelled.
+    """
     counters, request, weights, resident = Counters(), split.request, split.weights, dataset.resident
     response = resolve_response(dataset, request, y)
-    if compression is None:
+    compressed = None if compression is None else compression.of(split)
+    if compressed is not None:
+        response, weights, resident = replace(response, values=compressed.response), None, True
+    ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
+    objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
+    if compressed is None:
+        if ahead:
+            dataset.measure(sweeper, lambda: objective.null().residual)
         design = dataset.design(request.standardize, weights, counters.traffic)
     else:
-        compressed = compression.of(split)
-        design, response, weights, resident = compressed.design, replace(response, values=compressed.response), None, True
+        design = compressed.design
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:
@@ -252,8 +265,6 @@ def prepare(
         request.skip_weak,
         request.plain,
     )
-    ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
-    objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     request, choice = resolve_algorithm(dataset, request)
