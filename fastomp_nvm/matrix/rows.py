@@ -194,7 +194,7 @@ class LocalRows(Rows):
         if tier is not None:
             return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
         if ahead is not None and (vectors.wide == ahead.vectors.wide).all():
-            exact = np.flatnonzero(wide) if self.dtype != np.float64 else wide[:0]
+            exact = np.flatnonzero(wide if self.dtype != np.float64 else wide[:0])
             if len(exact) <= len(self) * _FEW_EXACT:
                 raw = ahead.raw if len(vectors.wide) == 1 else ahead.raw.repeat(len(vectors.wide), axis=1)
                 if exact.size:
