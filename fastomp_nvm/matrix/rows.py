@@ -164,7 +164,7 @@ class Rows(ABC):
 class LocalRows(Rows):
     """Rows that this process can address."""
 
-    _ahead: ExactSweep | None = None  # products with one vector, for the next sweep
+    _ahead: ExactSweep  # products with one vector for the next sweep, while there are some
 
     @abstractmethod
     def visit(
@@ -190,7 +190,7 @@ class LocalRows(Rows):
 
     def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> ExactSweep | CertifiedSweep:
         """Multiply all rows, or those of the tier, with ``vectors``."""
-        ahead, self._ahead = self._ahead, None
+        ahead: ExactSweep | None = vars(self).pop("_ahead", None)  # at once: another thread may sweep too
         if tier is not None:
             return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
         if ahead is not None and (vectors.wide == ahead.vectors.wide).all():
