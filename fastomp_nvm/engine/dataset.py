@@ -1,14 +1,16 @@
 """The input of a selection: one matrix with its moments, from a store or from an array in memory.
 
 The moments of a store were computed when it was built. Those of an array, and moments under observation weights (folds,
-subsamples), are computed in one pass over the columns when they are needed.
+subsamples), are computed in one pass over the columns when they are needed; that of an array can also compute the products that the
+first sweep will ask for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +22,7 @@ from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import rows_of
 from fastomp_nvm.matrix.rows import Design, LocalRows, Rows, rows_of_array
 from fastomp_nvm.matrix.standardisation import Standardisation
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Target
@@ -43,7 +46,8 @@ class Dataset:
     ----------
     matrix : Rows
     offsets : (n_features + 1,) int64
-    statistics : ColumnStatistics
+    moments : ColumnStatistics or LocalRows
+        Of the columns; for an array the rows that they are computed from when they are first needed.
     names, column_names : sequence of str
     targets : mapping of str to Target
     traits : MediumTraits
@@ -57,6 +61,8 @@ class Dataset:
         Standardisations under observation weights, by the bytes of the weights; see ``knowing``.
     verified : bool
         Whether the checksums of the store were checked after it was opened.
+    statistics : ColumnStatistics
+        The moments, computed when they are first needed.
     n_obs, n_features : int
     resident : bool
         True when the matrix is one array of contiguous columns in memory, or in a file whose pages are: columns are multiplied
@@ -65,7 +71,7 @@ class Dataset:
 
     matrix: Rows
     offsets: IndexArray
-    statistics: ColumnStatistics
+    moments: ColumnStatistics | LocalRows
     names: Sequence[str]
     column_names: Sequence[str]
     targets: Mapping[str, Target]
@@ -120,12 +126,6 @@ class Dataset:
     @classmethod
     def of_rows(cls, rows: LocalRows, names: Sequence[str] | None = None) -> Dataset:
         """Return the data set of columns in memory, one feature each."""
-        (statistics,) = rows.moments([None])
-        if not np.isfinite(statistics.norm).all():
-            column = int(np.flatnonzero(~np.isfinite(statistics.norm))[0])
-            bad = np.flatnonzero(~np.isfinite(rows[column]))
-            where = f"row {int(bad[0]) + 1}, " if bad.size else ""
-            raise DataError(f"X holds a NaN or infinity at {where}column {column}: remove or impute it first")
         labels: Sequence[str] = NumberedNames(len(rows)) if names is None else list(names)
         if names is not None:
             if len(labels) != len(rows):
@@ -135,7 +135,24 @@ class Dataset:
                 raise DataError(f"two features are named {twice!r}: rename one of them")
         traits = MediumTraits("dram", "none", False, "an array of this process")
         offsets = np.arange(len(rows) + 1, dtype=np.int64)
-        return cls(rows, offsets, statistics, labels, labels, {}, traits)
+        return cls(rows, offsets, rows, labels, labels, {}, traits)
+
+    @cached_property
+    def statistics(self) -> ColumnStatistics:
+        """Moments of the columns."""
+        if isinstance(self.moments, ColumnStatistics):
+            return self.moments
+        return _finite(self.moments.moments([None])[0], self.moments)
+
+    def measure(self, sweeper: Sweeper, vector: Callable[[], Float64Array]) -> None:
+        """Compute the moments of an array, unless they are known, in one pass with its products with ``vector`` (n_obs,).
+
+        The next sweep is answered from these products where it asks for that vector.
+        """
+        rows = self.moments
+        if not isinstance(rows, ColumnStatistics) and "statistics" not in vars(self):
+            found = rows.measure(sweeper, Vectors(vector()[:, np.newaxis], rows.dtype))
+            object.__setattr__(self, "statistics", _finite(found, rows))
 
     def loaded(self, source: str) -> Dataset:
         """Return this data set with its matrix copied into memory; ``source`` names the original."""
@@ -193,4 +210,14 @@ class Dataset:
         """Return this data set with the standardisation under each of ``weights``, computed in one pass for all."""
         distinct = {each.tobytes(): each for each in weights}
         found = self.matrix.standardisations(list(distinct.values()), self.design().standardisation)
-        return replace(self, known=dict(zip(distinct, found, strict=True)))
+        return replace(self, moments=self.statistics, known=dict(zip(distinct, found, strict=True)))
+
+
+def _finite(statistics: ColumnStatistics, rows: LocalRows) -> ColumnStatistics:
+    """Return the moments of ``rows`` if all their values are finite; otherwise raise ``DataError``."""
+    if not np.isfinite(statistics.norm).all():
+        column = int(np.flatnonzero(~np.isfinite(statistics.norm))[0])
+        bad = np.flatnonzero(~np.isfinite(rows[column]))
+        where = f"row {int(bad[0]) + 1}, " if bad.size else ""
+        raise DataError(f"X holds a NaN or infinity at {where}column {column}: remove or impute it first")
+    return statistics

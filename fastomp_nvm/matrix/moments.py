@@ -57,7 +57,7 @@ def moments(columns: AnyArray, weights: Float64Array | None = None) -> ColumnSta
     n_columns, n_obs = columns.shape
     if native.extension:
         found = np.empty((4, n_columns))
-        native.extension.moments(columns, None if weights is None else np.ascontiguousarray(weights), found)
+        native.extension.moments(columns, None if weights is None else np.ascontiguousarray(weights), found, None, None, False)
         return ColumnStatistics(*found)
     most = max(_ENTRIES // max(n_obs, 1), 1)
     if n_columns > most:

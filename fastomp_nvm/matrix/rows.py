@@ -44,6 +44,9 @@ _MISS = 256
 #: Pieces of fewer rows are copied into blocks of this many bytes, which stay in the cache: a call of the kernel takes microseconds.
 _FEW_ROWS, _JOINED_BYTES = 8, 1 << 18
 
+#: Share of columns that are multiplied in float64 apart from the others, at most: they are copied.
+_FEW_EXACT = 1 / 16
+
 #: Called with a block of rows, the number of its first row and that of the row after its last; several threads call at once.
 Use: TypeAlias = Callable[[AnyArray, int, int], None]
 
@@ -165,6 +168,8 @@ class Rows(ABC):
 class LocalRows(Rows):
     """Rows that this process can address."""
 
+    _ahead: ExactSweep  # products with one vector for the next sweep, while there are some
+
     @abstractmethod
     def visit(
         self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
@@ -189,9 +194,33 @@ class LocalRows(Rows):
 
     def sweep(self, sweeper: Sweeper, vectors: Vectors, wide: BoolArray, tier: Tier | None = None) -> ExactSweep | CertifiedSweep:
         """Multiply all rows, or those of the tier, with ``vectors``."""
-        if tier is None:
-            return ExactSweep(sweeper.dots(self, vectors, wide), vectors)
-        return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
+        ahead: ExactSweep | None = vars(self).pop("_ahead", None)  # at once: another thread may sweep too
+        if tier is not None:
+            return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
+        if ahead is not None and (vectors.wide == ahead.vectors.wide).all():
+            exact = np.flatnonzero(wide if self.dtype != np.float64 else wide[:0])
+            if len(exact) <= len(self) * _FEW_EXACT:
+                raw = ahead.raw if len(vectors.wide) == 1 else ahead.raw.repeat(len(vectors.wide), axis=1)
+                if exact.size:
+                    raw[exact] = sweeper.dots(ArrayRows(sweeper.gather(self, exact)), vectors, wide[exact])
+                return ExactSweep(raw, vectors)
+        return ExactSweep(sweeper.dots(self, vectors, wide), vectors)
+
+    def measure(self, sweeper: Sweeper, vectors: Vectors) -> ColumnStatistics:
+        """Return the moments of every column, from a pass that also multiplies all rows with the only one of ``vectors``.
+
+        The next sweep is answered from these products where it asks for that vector.
+        """
+        found, products = np.empty((4, len(self))), np.empty((len(self), 1))
+
+        def fill(block: AnyArray, first: int, last: int) -> None:
+            part = np.empty((4, last - first))
+            sweeper.kernel.measure(block, vectors.fast, part, products[first:last])
+            found[:, first:last] = part
+
+        self.visit(sweeper, fill, 5)
+        self._ahead = ExactSweep(products, vectors)
+        return ColumnStatistics(*found)
 
     def moments(self, weights: Sequence[Float64Array | None]) -> list[ColumnStatistics]:
         """Return the moments of every column under each of ``weights``; a block is read once for all of them."""

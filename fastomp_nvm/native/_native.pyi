@@ -24,7 +24,15 @@ def read_columns(
 ) -> None: ...
 
 # moments.c
-def moments(rows: AnyArray, weights: Float64Array | None, out: Float64Array, /) -> None: ...
+def moments(
+    rows: AnyArray,
+    weights: Float64Array | None,
+    out: Float64Array,
+    residuals: AnyArray | None,
+    products: Float64Array | None,
+    plain: bool,
+    /,
+) -> None: ...
 
 # ingest.c
 def read_strip(descriptor: int, offset: int, stride: int, out: AnyArray, /) -> None: ...

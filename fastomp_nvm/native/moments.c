@@ -16,7 +16,8 @@
 #define LANES 4
 #define STEP 8     /* observations per step: two vectors, so that additions need not wait for each other */
 #define CHUNK 4096 /* observations whose lanes are folded at once: keeps the rounding errors of long rows small */
-#define STRIP 32   /* vectors of interleaved rows at a time: those of some thousand observations stay in the cache for the second pass */
+#define STRIP 64   /* vectors of interleaved rows at a time: those of some thousand observations stay in the cache for the second pass */
+#define CACHED (1 << 18) /* bytes of contiguous rows at a time that stay in the second-level cache for their products */
 #define DEPTH 4    /* observations of one lane that interleaved rows advance by at once */
 #define FEW 4      /* the same where they are converted, a chunk at a time */
 
@@ -31,32 +32,35 @@ typedef Lanes Doubles;
 #define CHOOSE(mask, a, b) ((Lanes)(((mask) & (Mask)(a)) | (~(mask) & (Mask)(b))))
 #define FOLD(s, t) ((((s)[0] + (t)[0]) + ((s)[2] + (t)[2])) + (((s)[1] + (t)[1]) + ((s)[3] + (t)[3])))
 
+/* Widens a vector of entries to float64; GCC makes two conversions of halves of it, so that AVX2 has its own. */
+#define PLAIN_WIDEN(some) __builtin_convertvector(some, Lanes)
+
 /* The smaller and the larger of x and a limit, lane by lane; the limit where x is not a number. */
 #define PLAIN_LEAST(x, limit) CHOOSE((Mask)((x) < (limit)), x, limit)
 #define PLAIN_MOST(x, limit) CHOOSE((Mask)((x) > (limit)), x, limit)
 
 /* Runs `use(x, weight, counted, half, ...)` for LANES observations at `values`; lanes beyond `here`, and observations of weight 0 even
  * where they are not finite, are not counted. */
-#define TAKE(type, use, least_of, most_of, values, weights, here, half)                                                      \
+#define TAKE(type, widen, use, least_of, most_of, values, weights, here, half)                                               \
     do {                                                                                                                     \
         type some;                                                                                                           \
         Lanes weight = zero;                                                                                                 \
         memcpy(&some, values, sizeof some);                                                                                  \
         if (weighted)                                                                                                        \
             memcpy(&weight, weights, sizeof weight);                                                                         \
-        const Lanes x = __builtin_convertvector(some, Lanes);                                                                \
+        const Lanes x = widen(some);                                                                                         \
         const Mask counted = weighted ? (Mask)(weight > zero) : (Mask)(order + (half) * LANES < zero + (double)(here));      \
         const int all = !weighted && (here) == STEP;                                                                         \
         use(x, weight, counted, half, least_of, most_of);                                                                    \
     } while (0)
 
 /* Runs `use` for the observations begin to end of a row; the last ones from copies padded with zeros. */
-#define EACH_OBSERVATION(type, begin, end, use, least_of, most_of)                                                           \
+#define EACH_OBSERVATION(type, widen, begin, end, use, least_of, most_of)                                                    \
     do {                                                                                                                     \
         const Index item = (Index)(sizeof(type) / LANES), rest = ((end) - (begin)) % STEP, last = (end) - rest;              \
         for (Index i = begin; i < last; i += STEP) {                                                                         \
-            TAKE(type, use, least_of, most_of, row + i * item, weights + i, STEP, 0);                                        \
-            TAKE(type, use, least_of, most_of, row + (i + LANES) * item, weights + i + LANES, STEP, 1);                      \
+            TAKE(type, widen, use, least_of, most_of, row + i * item, weights + i, STEP, 0);                                 \
+            TAKE(type, widen, use, least_of, most_of, row + (i + LANES) * item, weights + i + LANES, STEP, 1);               \
         }                                                                                                                    \
         if (rest) {                                                                                                          \
             char values[2 * sizeof(type)] = {0};                                                                             \
@@ -64,8 +68,8 @@ typedef Lanes Doubles;
             memcpy(values, row + last * item, (size_t)(rest * item));                                                        \
             if (weighted)                                                                                                    \
                 memcpy(some_weights, weights + last, (size_t)rest * sizeof(double));                                         \
-            TAKE(type, use, least_of, most_of, values, some_weights, rest, 0);                                               \
-            TAKE(type, use, least_of, most_of, values + sizeof(type), some_weights + LANES, rest, 1);                        \
+            TAKE(type, widen, use, least_of, most_of, values, some_weights, rest, 0);                                        \
+            TAKE(type, widen, use, least_of, most_of, values + sizeof(type), some_weights + LANES, rest, 1);                 \
         }                                                                                                                    \
     } while (0)
 
@@ -111,7 +115,7 @@ static void report(const struct centre *c, double squares, double *found, Index 
 }
 
 /* Defines `name`, which writes mean, norm, minimum and maximum of a row of n values to `found`, `step` entries apart. */
-#define DEFINE_MOMENTS(name, type, target, least_of, most_of)                                                                \
+#define DEFINE_MOMENTS(name, type, widen, target, least_of, most_of)                                                         \
     target INLINE void name##_of(const char *row, Index n, const double *weights, double weight_sum, double *found,          \
                                  Index step, const int weighted)                                                             \
     {                                                                                                                        \
@@ -121,20 +125,20 @@ static void report(const struct centre *c, double squares, double *found, Index 
         for (Index begin = 0; begin < n; begin += CHUNK) {                                                                   \
             const Index end = begin + CHUNK < n ? begin + CHUNK : n;                                                         \
             Lanes sums[2] = {zero, zero};                                                                                    \
-            EACH_OBSERVATION(type, begin, end, ADD_VALUE, least_of, most_of);                                                \
+            EACH_OBSERVATION(type, widen, begin, end, ADD_VALUE, least_of, most_of);                                         \
             total += FOLD(sums[0], sums[1]);                                                                                 \
         }                                                                                                                    \
         double least = low[0][0], most = high[0][0];                                                                         \
         for (int lane = 1; lane < STEP; lane++) {                                                                            \
-            least = fmin(least, low[lane / LANES][lane % LANES]);                                                            \
-            most = fmax(most, high[lane / LANES][lane % LANES]);                                                             \
+            const double lowest = low[lane / LANES][lane % LANES], highest = high[lane / LANES][lane % LANES];               \
+            least = lowest < least ? lowest : least, most = highest > most ? highest : most;                                 \
         }                                                                                                                    \
         const struct centre c = centre_of(least, most, total, weight_sum);                                                   \
         const Lanes means = zero + c.mean, scales = zero + c.scale;                                                          \
         for (Index begin = 0; begin < n && !c.constant; begin += CHUNK) {                                                    \
             const Index end = begin + CHUNK < n ? begin + CHUNK : n;                                                         \
             Lanes sums[2] = {zero, zero};                                                                                    \
-            EACH_OBSERVATION(type, begin, end, ADD_SQUARE, least_of, most_of);                                               \
+            EACH_OBSERVATION(type, widen, begin, end, ADD_SQUARE, least_of, most_of);                                        \
             squares += FOLD(sums[0], sums[1]);                                                                               \
         }                                                                                                                    \
         report(&c, squares, found, step);                                                                                    \
@@ -171,7 +175,7 @@ typedef void Chunk(const char *entries, Index stride, Index vectors, Index lengt
     } while (0)
 
 /* Adds `depth` observations of the lane of observation i; those of weight 0 are not counted, even where they are not finite. */
-#define ADVANCE_LANE(type, use, least, most, i, depth)                                                                       \
+#define ADVANCE_LANE(type, widen, use, least, most, i, depth)                                                                \
     do {                                                                                                                     \
         const char *entry = entries + (i) * stride;                                                                          \
         for (Index v = 0; v < vectors; v++, entry += sizeof(type)) {                                                         \
@@ -185,7 +189,7 @@ typedef void Chunk(const char *entries, Index stride, Index vectors, Index lengt
                 if ((depth) > 1 && v % (64 / (int)sizeof(type)) == 0) /* one prefetch per cache line */                      \
                     __builtin_prefetch(entry + (k + DEPTH) * STEP * stride);                                                 \
                 memcpy(&some, entry + k * STEP * stride, sizeof some);                                                       \
-                const Lanes x = __builtin_convertvector(some, Lanes);                                                        \
+                const Lanes x = widen(some);                                                                                 \
                 use(x, weight, least, most);                                                                                 \
             }                                                                                                                \
             strip->low[v] = low, strip->high[v] = high, strip->sums[(i) % STEP][v] = sum;                                    \
@@ -193,7 +197,7 @@ typedef void Chunk(const char *entries, Index stride, Index vectors, Index lengt
     } while (0)
 
 /* Defines `name`, a Chunk. */
-#define DEFINE_CHUNK(name, type, target, use, least, most)                                                                   \
+#define DEFINE_CHUNK(name, type, widen, target, use, least, most)                                                            \
     target INLINE void name##_of(const char *entries, Index stride, Index vectors, Index length, const double *weights,      \
                                  struct strip *strip, const int weighted)                                                    \
     {                                                                                                                        \
@@ -201,9 +205,9 @@ typedef void Chunk(const char *entries, Index stride, Index vectors, Index lengt
         memset(strip->sums, 0, sizeof strip->sums);                                                                          \
         for (Index first = 0; first < whole; first += DEPTH * STEP)                                                          \
             for (Index i = first; i < first + STEP; i++)                                                                     \
-                ADVANCE_LANE(type, use, least, most, i, DEPTH);                                                              \
+                ADVANCE_LANE(type, widen, use, least, most, i, DEPTH);                                                       \
         for (Index i = whole; i < length; i++)                                                                               \
-            ADVANCE_LANE(type, use, least, most, i, 1);                                                                      \
+            ADVANCE_LANE(type, widen, use, least, most, i, 1);                                                               \
         for (Index v = 0; v < vectors; v++) {                                                                                \
             Lanes(*s)[STRIP] = strip->sums;                                                                                  \
             strip->totals[v] += ((s[0][v] + s[4][v]) + (s[2][v] + s[6][v])) + ((s[1][v] + s[5][v]) + (s[3][v] + s[7][v]));   \
@@ -224,18 +228,18 @@ struct kind {
     Chunk *values, *squares;
 };
 
-#define DEFINE_KIND(name, type, target, least, most)                                                                         \
-    DEFINE_MOMENTS(name, type, target, least, most)                                                                          \
-    DEFINE_CHUNK(name##_values, type, target, STRIP_VALUE, least, most)                                                      \
-    DEFINE_CHUNK(name##_squares, type, target, STRIP_SQUARE, least, most)
+#define DEFINE_KIND(name, type, widen, target, least, most)                                                                  \
+    DEFINE_MOMENTS(name, type, widen, target, least, most)                                                                   \
+    DEFINE_CHUNK(name##_values, type, widen, target, STRIP_VALUE, least, most)                                               \
+    DEFINE_CHUNK(name##_squares, type, widen, target, STRIP_SQUARE, least, most)
 #define KIND(name) {name, name##_values, name##_squares}
 
-DEFINE_KIND(plain_f, Floats, , PLAIN_LEAST, PLAIN_MOST)
-DEFINE_KIND(plain_d, Doubles, , PLAIN_LEAST, PLAIN_MOST)
+DEFINE_KIND(plain_f, Floats, PLAIN_WIDEN, , PLAIN_LEAST, PLAIN_MOST)
+DEFINE_KIND(plain_d, Doubles, PLAIN_WIDEN, , PLAIN_LEAST, PLAIN_MOST)
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
-DEFINE_KIND(avx2_f, Floats, AVX2, _mm256_min_pd, _mm256_max_pd)
-DEFINE_KIND(avx2_d, Doubles, AVX2, _mm256_min_pd, _mm256_max_pd)
+DEFINE_KIND(avx2_f, Floats, _mm256_cvtps_pd, AVX2, _mm256_min_pd, _mm256_max_pd)
+DEFINE_KIND(avx2_d, Doubles, PLAIN_WIDEN, AVX2, _mm256_min_pd, _mm256_max_pd)
 static const struct kind KINDS[2][2] = {{KIND(plain_f), KIND(plain_d)}, {KIND(avx2_f), KIND(avx2_d)}};
 #else
 static const struct kind KINDS[2][2] = {{KIND(plain_f), KIND(plain_d)}, {KIND(plain_f), KIND(plain_d)}};
@@ -261,9 +265,9 @@ static void pass(Chunk *use, const Py_buffer *matrix, Index first, Index width, 
     }
 }
 
-/* Fills found (4, c) with the moments of interleaved rows; room has CHUNK * FEW vectors. */
+/* Fills found (4, c) with the moments of interleaved rows, and their products unless NULL; room has CHUNK * FEW vectors. */
 static void moments_across(const struct kind *kind, const Py_buffer *matrix, Take *take, double *room, const double *weights,
-                           double weight_sum, double *found)
+                           double weight_sum, double *found, const struct products *products)
 {
     const Index count = matrix->shape[0];
     struct strip strip;
@@ -286,23 +290,31 @@ static void moments_across(const struct kind *kind, const Py_buffer *matrix, Tak
         pass(used->squares, matrix, first, width, widen, room, weights, &strip);
         for (Index c = 0; c < width; c++)
             report(&centres[c], strip.totals[c / LANES][c % LANES], found + first + c, count);
+        if (products)
+            multiply(products, first, first + width);
     }
 }
 
-/* Fills out (4, c) with mean, centred norm, minimum and maximum of each row, weighted unless `weights` is None. */
+/* Fills out (4, c) with mean, centred norm, minimum and maximum of each row, weighted unless `weights` is None. Unless `residuals` are
+ * None, also fills products[i, j] with rows[i] . residuals[j] while the rows are in the cache. */
 PyObject *moments(struct arguments *a, PyObject *given)
 {
-    PyObject *given_rows, *weights, *out;
+    PyObject *given_rows, *weights, *out, *residuals, *given_products;
     struct rows rows;
-    if (!PyArg_ParseTuple(given, "OOO", &given_rows, &weights, &out))
+    struct products products;
+    int plain;
+    if (!PyArg_ParseTuple(given, "OOOOOp", &given_rows, &weights, &out, &residuals, &given_products, &plain))
         return NULL;
     open_rows(a, given_rows, Py_None, &rows);
     const Py_buffer *matrix = rows.matrix;
     const Index count = matrix ? matrix->shape[0] : 0, n = matrix ? matrix->shape[1] : 0;
     const double *each = weights == Py_None ? NULL : DOUBLES(a, weights, n, READ);
     double *found = DOUBLES(a, out, 4 * count, WRITE), weight_sum = each ? 0.0 : (double)n;
+    if (residuals != Py_None)
+        open_products(a, &rows, residuals, given_products, plain, &products);
     if (a->failed)
         return NULL;
+    const struct products *const also = residuals == Py_None ? NULL : &products;
     const char letter = format_letter(matrix);
     const int across = interleaved(matrix);
     const struct kind *kind = &KINDS[has_avx2()][letter != 'f'];
@@ -310,16 +322,22 @@ PyObject *moments(struct arguments *a, PyObject *given)
     double *room = across || take ? space(a, across ? CHUNK * FEW * LANES : (size_t)n, sizeof *room) : NULL;
     if (a->failed)
         return NULL;
+    const Index block = 4 + CACHED / (n * matrix->itemsize + 1);
     Py_BEGIN_ALLOW_THREADS
     for (Index i = 0; each && i < n; i++)
         weight_sum += each[i];
     if (across)
-        moments_across(kind, matrix, take, room, each, weight_sum, found);
-    for (Index i = 0; !across && i < count; i++) {
-        const char *row = row_at(&rows, i);
-        if (take)
-            take(row, matrix->itemsize, n, room);
-        kind->row(take ? (const char *)room : row, n, each, weight_sum, found + i, count);
+        moments_across(kind, matrix, take, room, each, weight_sum, found, also);
+    for (Index first = 0; !across && first < count; first += block) {
+        const Index end = first + block < count ? first + block : count;
+        for (Index i = first; i < end; i++) {
+            const char *row = row_at(&rows, i);
+            if (take)
+                take(row, matrix->itemsize, n, room);
+            kind->row(take ? (const char *)room : row, n, each, weight_sum, found + i, count);
+        }
+        if (also)
+            multiply(also, first, end);
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

@@ -25,7 +25,7 @@
     X(likelihood, "family, eta, response, weights, coef, ridge, /")                                                                \
     X(lost, "address, length, /")                                                                                                  \
     X(maximise, "fit, known, settled, /")                                                                                          \
-    X(moments, "rows, weights, out, /")                                                                                            \
+    X(moments, "rows, weights, out, residuals, products, plain, /")                                                                \
     X(quantise, "rows, mean, inverse, codes, size, rest, /")                                                                       \
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
     X(read_strip, "descriptor, offset, stride, out, /")                                                                            \

@@ -34,4 +34,31 @@ typedef void Take(const char *from, Index step, Index count, void *to);
  * as 'd'. */
 Take *take_as(char from, char to);
 
+struct strips;
+
+/* Adds to out (row stride out_stride) the dots of the strips with n_residuals packed residual chunks. */
+typedef void Tile(const struct strips *strips, const char *panel, Index n_residuals, void *out, Index out_stride);
+
+/* Adds to sums, [residual][lane][vectors of columns], the products of `length` observations, `stride` bytes apart, and packed residual
+ * chunks. Observation i belongs to lane i % (numbers in a vector). */
+typedef void Across(const char *entries, Index stride, Index vectors, Index length, const char *panel, Index n_residuals, char *sums);
+
+/* out[i, j] = rows[i] . residuals[j], opened, with work space. */
+struct products {
+    const struct rows *rows;
+    const Py_buffer *residuals, *out;
+    Take *take;      /* converts a chunk of rows; NULL: entries are used as they are, except columns less than a vector */
+    Tile *tile;      /* for contiguous rows */
+    Across *across;  /* for interleaved rows, else NULL */
+    char *panel;     /* packed chunks of residuals */
+    char *sums;      /* of one strip of interleaved rows */
+    char *converted; /* a chunk of a strip */
+};
+
+/* Opens residuals and out and checks that they fit the rows; otherwise sets `failed`. `plain`: without AVX2. */
+void open_products(struct arguments *a, const struct rows *rows, PyObject *residuals, PyObject *out, int plain, struct products *p);
+
+/* Fills out for the rows `first` to `end`. */
+void multiply(const struct products *p, Index first, Index end);
+
 #endif

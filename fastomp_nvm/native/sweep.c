@@ -49,8 +49,6 @@ struct strips {
     int ragged;
 };
 
-/* Adds to out (row stride out_stride) the dots of the strips with n_residuals packed residual chunks. */
-typedef void Tile(const struct strips *strips, const char *panel, Index n_residuals, void *out, Index out_stride);
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 4")
@@ -110,10 +108,6 @@ typedef void Tile(const struct strips *strips, const char *panel, Index n_residu
                 name##_block(strips, i, panel + j * CHUNK_BYTES, place + j, out_stride, 1, 1);                               \
         }                                                                                                                    \
     }
-
-/* Adds to sums, [residual][lane][vectors of columns], the products of `length` observations, `stride` bytes apart, and packed residual
- * chunks. Observation i belongs to lane i % (numbers in a vector). */
-typedef void Across(const char *entries, Index stride, Index vectors, Index length, const char *panel, Index n_residuals, char *sums);
 
 /* Adds, for `count` residuals from j on and each of `vectors` vectors of columns, the products of `depth` observations of a lane from i
  * on. */
@@ -333,11 +327,13 @@ static void pack(char *panel, const Py_buffer *residuals, Index j, Index width, 
     }
 }
 
-/* Points the strips at `length` observations of rows i, i + 1, ... from observation `begin`, converted by `take` unless it is NULL. */
-static void place_strips(struct strips *strips, const struct rows *rows, Take *take, Index i, Index begin, Index length, Index lanes)
+/* Points the strips at `length` observations of `count` rows from i on, from observation `begin`, converted by `take` unless it is
+ * NULL. */
+static void place_strips(struct strips *strips, const struct rows *rows, Take *take, Index i, Index count, Index begin, Index length,
+                         Index lanes)
 {
     const Index rest = length % lanes, item = take ? (Index)sizeof(double) : rows->matrix->itemsize;
-    strips->count = smaller(BLOCK_ROWS, rows->count - i);
+    strips->count = count;
     strips->whole = length / lanes;
     strips->ragged = rest > 0;
     for (Index k = 0; k < strips->count; k++) {
@@ -371,26 +367,27 @@ static Index panel_chunks(const Py_buffer *residuals)
     return smaller(PANEL_CHUNKS, wide * deep + 1);
 }
 
-/* Fills out with the dot products of all rows and all residuals; panel has room for panel_chunks() chunks. */
-static void sweep(Tile *tile, const struct rows *rows, Take *take, const Py_buffer *residuals, const Py_buffer *out, char *panel)
+/* Fills out with the dot products of the contiguous rows `top` to `end` and all residuals. */
+static void sweep(const struct products *p, Index top, Index end)
 {
+    const struct rows *rows = p->rows;
+    const Py_buffer *residuals = p->residuals, *out = p->out;
     const Index n_obs = residuals->shape[1], n_residuals = residuals->shape[0];
     const Index chunk = CHUNK_BYTES / residuals->itemsize, lanes = VECTOR_BYTES / residuals->itemsize;
     struct strips strips;
 
-    memset(out->buf, 0, (size_t)out->len);
     for (Index j = 0; j < n_residuals; j += PANEL_CHUNKS) {
         const Index width = smaller(PANEL_CHUNKS, n_residuals - j);
         const Index span = PANEL_CHUNKS / width * chunk;
         for (Index first = 0; first < n_obs; first += span) {
             const Index last = smaller(n_obs, first + span);
-            pack(panel, residuals, j, width, first, last);
-            for (Index i = 0; i < rows->count; i += BLOCK_ROWS) {
+            pack(p->panel, residuals, j, width, first, last);
+            for (Index i = top; i < end; i += BLOCK_ROWS) {
                 for (Index begin = first; begin < last; begin += chunk) {
-                    place_strips(&strips, rows, take, i, begin, smaller(chunk, last - begin), lanes);
+                    place_strips(&strips, rows, p->take, i, smaller(BLOCK_ROWS, end - i), begin, smaller(chunk, last - begin), lanes);
                     strips.ahead = bytes_ahead(rows, first, begin, last, chunk);
-                    tile(&strips, panel + (begin - first) / chunk * width * CHUNK_BYTES, width,
-                         (char *)out->buf + (i * n_residuals + j) * out->itemsize, n_residuals);
+                    p->tile(&strips, p->panel + (begin - first) / chunk * width * CHUNK_BYTES, width,
+                            (char *)out->buf + (i * n_residuals + j) * out->itemsize, n_residuals);
                 }
             }
         }
@@ -425,36 +422,33 @@ static void fold_lanes(const char *sums, Index vectors, Index width, Index n_res
         }
 }
 
-/* Fills out with the dot products of interleaved rows and all residuals. `sums` has room for the sums of one strip, `panel` for a chunk
- * of each residual, `converted` for a chunk of a strip, which `take` converts; NULL: only columns less than a vector need copying. */
-static void sweep_across(Across *across, const struct rows *rows, Take *take, const Py_buffer *residuals, const Py_buffer *out,
-                         char *panel, char *sums, char *converted)
+/* Fills out with the dot products of the interleaved rows `top` to `end` and all residuals. */
+static void sweep_across(const struct products *p, Index top, Index end)
 {
-    const Py_buffer *matrix = rows->matrix;
+    const Py_buffer *matrix = p->rows->matrix, *residuals = p->residuals;
     const Index n_obs = residuals->shape[1], n_residuals = residuals->shape[0], chunk = CHUNK_BYTES / residuals->itemsize;
     const Index lanes = VECTOR_BYTES / residuals->itemsize, widest = strip_vectors(n_residuals) * lanes, item = matrix->itemsize;
-    Take *copy = take ? take : take_as(format_letter(matrix), format_letter(matrix));
+    Take *copy = p->take ? p->take : take_as(format_letter(matrix), format_letter(matrix));
 
-    memset(out->buf, 0, (size_t)out->len);
     for (Index begin = 0; begin < n_obs; begin += chunk) {
         const Index length = smaller(chunk, n_obs - begin);
-        pack(panel, residuals, 0, n_residuals, begin, begin + length);
-        for (Index first = 0, width; first < rows->count; first += width) {
+        pack(p->panel, residuals, 0, n_residuals, begin, begin + length);
+        for (Index first = top, width; first < end; first += width) {
             const char *entries = (const char *)matrix->buf + begin * matrix->strides[1] + first * item;
             Index stride = matrix->strides[1];
-            width = smaller(widest, rows->count - first);
-            if (!take && width > lanes)
+            width = smaller(widest, end - first);
+            if (!p->take && width > lanes)
                 width -= width % lanes; /* the rest is a strip of its own */
             const Index vectors = (width + lanes - 1) / lanes;
-            if (take || width < lanes) {
+            if (p->take || width < lanes) {
                 for (Index i = 0; i < length; i++)
-                    copy(entries + i * stride, item, width, converted + i * vectors * VECTOR_BYTES);
-                entries = converted, stride = vectors * VECTOR_BYTES;
+                    copy(entries + i * stride, item, width, p->converted + i * vectors * VECTOR_BYTES);
+                entries = p->converted, stride = vectors * VECTOR_BYTES;
             }
-            memset(sums, 0, (size_t)(n_residuals * lanes * vectors * VECTOR_BYTES));
-            across(entries, stride, vectors, length, panel, n_residuals, sums);
-            fold_lanes(sums, vectors, width, n_residuals, residuals->itemsize == sizeof(float),
-                       (double *)out->buf + first * n_residuals);
+            memset(p->sums, 0, (size_t)(n_residuals * lanes * vectors * VECTOR_BYTES));
+            p->across(entries, stride, vectors, length, p->panel, n_residuals, p->sums);
+            fold_lanes(p->sums, vectors, width, n_residuals, residuals->itemsize == sizeof(float),
+                       (double *)p->out->buf + first * n_residuals);
         }
     }
 }
@@ -497,35 +491,53 @@ static const struct pairing *checked_pairing(const struct rows *rows, const Py_b
     return NULL;
 }
 
+void open_products(struct arguments *a, const struct rows *rows, PyObject *given_residuals, PyObject *given_out, int plain,
+                   struct products *p)
+{
+    const Py_buffer *residuals = open_array(a, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
+    const Py_buffer *out = open_array(a, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
+    const struct pairing *pairing = a->failed ? NULL : checked_pairing(rows, residuals, out);
+    if (!pairing) {
+        a->failed = 1;
+        return;
+    }
+    const int across = interleaved(rows->matrix), kind = !plain && with_avx2, known = pairing->row == format_letter(rows->matrix);
+    const int converts = !known || (across && residuals->itemsize != rows->matrix->itemsize);
+    const Index chunk = CHUNK_BYTES / residuals->itemsize, m = residuals->shape[0], vectors = strip_vectors(m);
+    *p = (struct products){rows, residuals, out, converts ? take_as(format_letter(rows->matrix), 'd') : NULL};
+    p->panel = space(a, (size_t)(across ? m : panel_chunks(residuals)) + 1, CHUNK_BYTES);
+    if (across) {
+        p->across = pairing->across[kind];
+        p->sums = space(a, (size_t)(m * vectors * VECTOR_BYTES), (size_t)(VECTOR_BYTES / residuals->itemsize));
+        p->converted = space(a, (size_t)chunk, (size_t)(p->take ? vectors * VECTOR_BYTES : VECTOR_BYTES));
+    } else
+        p->tile = pairing->tiles[kind];
+    if (!a->failed)
+        p->panel += CHUNK_BYTES - (uintptr_t)p->panel % CHUNK_BYTES; /* `space` aligns to 16 bytes only */
+}
+
+void multiply(const struct products *p, Index first, Index end)
+{
+    const Index row_bytes = p->residuals->shape[0] * p->out->itemsize;
+    memset((char *)p->out->buf + first * row_bytes, 0, (size_t)((end - first) * row_bytes));
+    (p->across ? sweep_across : sweep)(p, first, end);
+}
+
 /* Fills out[i, j] with rows[index[i]] . residuals[j], or rows[i] . residuals[j] where index is None. */
 PyObject *dots(struct arguments *a, PyObject *given)
 {
-    PyObject *given_rows, *given_index, *given_residuals, *given_out;
+    PyObject *matrix, *index, *residuals, *out;
     struct rows rows;
+    struct products products;
     int plain;
-    if (!PyArg_ParseTuple(given, "OOOOp", &given_rows, &given_index, &given_residuals, &given_out, &plain))
+    if (!PyArg_ParseTuple(given, "OOOOp", &matrix, &index, &residuals, &out, &plain))
         return NULL;
-    open_rows(a, given_rows, given_index, &rows);
-    const Py_buffer *residuals = open_array(a, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
-    const Py_buffer *out = open_array(a, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
-    const struct pairing *pairing = a->failed ? NULL : checked_pairing(&rows, residuals, out);
-    if (!pairing)
-        return NULL;
-    const int across = interleaved(rows.matrix), kind = !plain && with_avx2, known = pairing->row == format_letter(rows.matrix);
-    const int converts = !known || (across && residuals->itemsize != rows.matrix->itemsize);
-    const Index chunk = CHUNK_BYTES / residuals->itemsize, m = residuals->shape[0], vectors = strip_vectors(m);
-    Take *take = converts ? take_as(format_letter(rows.matrix), 'd') : NULL;
-    char *panel = space(a, (size_t)(across ? m : panel_chunks(residuals)) + 1, CHUNK_BYTES);
-    char *sums = across ? space(a, (size_t)(m * vectors * VECTOR_BYTES), (size_t)(VECTOR_BYTES / residuals->itemsize)) : NULL;
-    char *converted = across ? space(a, (size_t)chunk, (size_t)(take ? vectors * VECTOR_BYTES : VECTOR_BYTES)) : NULL;
+    open_rows(a, matrix, index, &rows);
+    open_products(a, &rows, residuals, out, plain, &products);
     if (a->failed)
         return NULL;
-    panel += CHUNK_BYTES - (uintptr_t)panel % CHUNK_BYTES; /* `space` aligns to 16 bytes only */
     Py_BEGIN_ALLOW_THREADS
-    if (across)
-        sweep_across(pairing->across[kind], &rows, take, residuals, out, panel, sums, converted);
-    else
-        sweep(pairing->tiles[kind], &rows, take, residuals, out, panel);
+    multiply(&products, 0, rows.count);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -169,8 +169,9 @@ def select_shared(
         if found is not None:
             left_open["gram"] = found.choice if isinstance(found, Compression) else found
         prepared: dict[int, Prepared] = {}
+        binding = partial(prepare, ahead=observer is None and cancelled is None)
         for place in longest_first:
-            prepared[place] = prepare(dataset, wanted[place], y, sweeper, budget, compression, prepared.get(longest[place]))
+            prepared[place] = binding(dataset, wanted[place], y, sweeper, budget, compression, prepared.get(longest[place]))
             if journals:
                 prepared[place].run.journal = journals[place]
         runs = list(dict.fromkeys(prepared[place].run for place in range(len(wanted))))
@@ -247,20 +248,30 @@ def prepare(
     budget: int = LARGEST_BUDGET,
     compression: Compression | None = None,
     longer: Prepared | None = None,
+    *,
+    ahead: bool = True,
 ) -> Prepared:
     """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default.
 
-    ``longer`` is a nested request that differs by a larger k alone: greedy runs for that one only.
+    ``longer`` is a nested request that differs by a larger k alone: greedy runs for that one only. ``ahead``: the pass that computes
+    the moments of an array may also compute the products that most algorithms ask for first. Such a pass is not reported and cannot
+    be cancelled.
     """
     if longer is not None and split.request.algorithm in GREEDY:
         return replace(longer, split=split, longer=longer.run)
     counters, request, weights, resident = Counters(), split.request, split.weights, dataset.resident
     response = resolve_response(dataset, request, y)
-    if compression is None:
+    compressed = None if compression is None else compression.of(split)
+    if compressed is not None:
+        response, weights, resident = replace(response, values=compressed.response), None, True
+    ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
+    objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
+    if compressed is None:
+        if ahead:
+            dataset.measure(sweeper, lambda: objective.null().residual)
         design = dataset.design(request.standardize, weights, counters.traffic)
     else:
-        compressed = compression.of(split)
-        design, response, weights, resident = compressed.design, replace(response, values=compressed.response), None, True
+        design = compressed.design
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:
@@ -288,8 +299,6 @@ def prepare(
         request.skip_weak,
         request.plain,
     )
-    ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
-    objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     request, choice = resolve_algorithm(dataset, request)

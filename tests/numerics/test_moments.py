@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastomp_nvm import native
+from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.matrix.moments import moments
 
 pytestmark = pytest.mark.numerics
@@ -97,6 +98,30 @@ def test_layout_and_type_change_no_bit(compiled: bool, n: int, dtype: str, width
                 assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
 
 
+@pytest.mark.parametrize("name", ["c", "c-generic", "numpy"])
+@settings(deadline=None)
+@given(
+    n=st.one_of(st.integers(1, 70), st.sampled_from([511, 1023, 1024, 1025, 2000, 4097])),
+    dtype=st.sampled_from(["float32", "float64", "float16", "int16"]),
+    width=st.one_of(st.integers(1, 20), st.sampled_from([127, 128, 129, 300])),
+    seed=st.integers(0, 100),
+)
+def test_one_pass_has_the_bits_of_two(name: str, n: int, dtype: str, width: int, seed: int) -> None:
+    """Moments and products from the same pass are those of separate passes, for every kernel, in both layouts."""
+    if name != "numpy" and not native.extension:
+        pytest.skip("not built")
+    rng, each = np.random.default_rng(seed), kernel(name)
+    values = (10.0 * rng.standard_normal((width, n)) + rng.choice([0.0, 90.0, 1e4], (width, 1))).astype(dtype)
+    residual = rng.standard_normal((1, n)).astype(np.float32 if dtype == "float32" else np.float64)
+    for layout in (values, values.T.copy().T):
+        found, products, alone = np.empty((4, width)), np.empty((width, 1)), np.empty((width, 1))
+        each.measure(layout, residual, found, products)
+        each.dots(layout, residual, alone)
+        apart = moments(layout)
+        assert products.tobytes() == alone.tobytes()
+        assert found.tobytes() == np.stack([apart.mean, apart.norm, apart.minimum, apart.maximum]).tobytes()
+
+
 @ways
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 9, 16])
@@ -119,5 +144,10 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     out = np.full((4, 2), 7.0)
     for rows, weights in ((np.ones((3, 5)), None), (np.ones((2, 5)), np.ones(4)), (np.ones((2, 5), dtype=np.complex64), None)):
         with pytest.raises(ValueError, match=r"do not fit|element format"):
-            native.extension.moments(rows, weights, out)
+            native.extension.moments(rows, weights, out, None, None, False)
+    products = np.full((2, 1), 7.0)
+    for residuals in (np.ones((1, 4)), np.ones((2, 5)), np.ones((1, 5), dtype=np.float32)):
+        with pytest.raises(ValueError, match=r"do not fit|expected float32"):
+            native.extension.moments(np.ones((2, 5)), None, out, residuals, products, False)
     assert (out == 7.0).all()
+    assert (products == 7.0).all()

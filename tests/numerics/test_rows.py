@@ -98,6 +98,43 @@ def test_a_sweep_has_the_bits_of_the_array(rows: LocalRows) -> None:
     assert weighted.wide[5]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("wide", [[], [5], range(0, N_COLUMNS, 2)])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sweep_after_moments_has_the_bits_of_a_sweep(
+    rows: LocalRows, threads: int, wide: list[int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where moments were computed with the vector of the sweep, once or several times; columns in float64 included."""
+    sweeper, in_float64 = Sweeper(threads), np.isin(np.arange(N_COLUMNS), wide)
+    vector = np.random.default_rng(3).normal(size=(N_OBS, 1))
+    vectors = Vectors(vector.repeat(count, axis=1), rows.dtype)
+    expected = sweeper.dots(rows, vectors, in_float64)
+    (statistics,) = rows.moments([None])
+    found = rows.measure(sweeper, Vectors(vector, rows.dtype))
+    for name in ("mean", "norm", "minimum", "maximum"):
+        assert getattr(found, name).tobytes() == getattr(statistics, name).tobytes()
+    visits: list[LocalRows] = []
+    visit = type(rows).visit
+    monkeypatch.setattr(type(rows), "visit", lambda self, *given, **more: (visits.append(self), visit(self, *given, **more))[1])
+    assert rows.sweep(sweeper, vectors, in_float64).raw.tobytes() == expected.tobytes()
+    assert (rows in visits) == (len(wide) > 1)  # read again only where many columns are needed in float64
+
+
+def test_another_vector_after_moments_is_swept(rows: LocalRows) -> None:
+    """Products of the pass of moments answer the next sweep alone, and only for their own vector."""
+    sweeper, wide = Sweeper(2), np.zeros(N_COLUMNS, dtype=np.bool_)
+    one, other = (Vectors(np.random.default_rng(seed).normal(size=(N_OBS, 1)), rows.dtype) for seed in (3, 4))
+    expected = [sweeper.dots(rows, vectors, wide).tobytes() for vectors in (one, other)]
+    rows.measure(sweeper, one)
+    assert rows.sweep(sweeper, other, wide).raw.tobytes() == expected[1]
+    assert rows.sweep(sweeper, one, wide).raw.tobytes() == expected[0]
+    rows.measure(sweeper, one)
+    for _ in range(2):
+        found = rows.sweep(sweeper, one, wide).raw
+        assert found.tobytes() == expected[0]
+        found[...] = 0.0  # a sweep owns its products
+
+
 def test_standardisations_are_those_of_the_array(rows: LocalRows) -> None:
     """Under several weights at once, with the Gram matrices of features of several columns."""
     whole = ArrayRows(matrix())

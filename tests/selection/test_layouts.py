@@ -16,7 +16,7 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm.errors import DataError
-from fastomp_nvm.matrix.rows import rows_of_array
+from fastomp_nvm.matrix.rows import ArrayRows, PiecedRows, rows_of_array
 from fastomp_nvm.selection.table_columns import rows_of_table
 from storage_backends.build.sharding import cut
 from tests.cluster.in_process import open_in_process
@@ -152,6 +152,21 @@ def test_numbers_of_other_types_select_as_float64(dtype: str, order: str) -> Non
         same(found, fo.select(np.asfortranarray(X.astype(np.float64)), y, k=8, algorithm=algorithm))
 
 
+@pytest.mark.parametrize("form", ["C order", "memory map in Fortran order", "table of three blocks"])
+@pytest.mark.parametrize(("options", "more"), [({}, 0), ({"weights": np.arange(1.0, N_OBS + 1)}, 1), ({"standardize": False}, 0)])
+def test_moments_come_from_the_first_sweep(
+    form: str, options: dict[str, Any], more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A selection of 12 features in 12 sweeps reads the data 12 times; once more for moments under weights."""
+    X = near_ties()
+    y, data, read = responses(X)["linear"], FORMS[form](X, tmp_path), []
+    for kind in (ArrayRows, PiecedRows):
+        visit = kind.visit
+        monkeypatch.setattr(kind, "visit", lambda *given, visit=visit, **more: (read.append(1), visit(*given, **more))[1])
+    fo.select(data, y, k=12, algorithm="sds_omp", plain=True, **options)
+    assert len(read) == 12 + more
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_columns_of_mixed_types_select_as_float64(library: str) -> None:
     """A table of integers and floats of two widths gives the answer of its values in float64, from its own columns."""
@@ -258,7 +273,7 @@ def test_missing_entries_of_tables_are_refused_as_before() -> None:
     table = pa.table({"a": [1.0, None, 3.0], "b": [2.0, 1.0, 0.5]})
     assert rows_of_table(table) is None
     with pytest.raises(DataError, match="NaN"):
-        fo.select(table, [1.0, 2.0, 4.0], k=1)
+        fo.select(table, [1.0, 2.5, 4.0], k=1)
 
 
 #: Selects under a limit on the memory that the process may allocate: the data twice, and this much more.

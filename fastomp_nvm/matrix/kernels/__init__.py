@@ -45,6 +45,9 @@ class Kernel:
     gather : callable
         ``gather(rows, index, out)``: copies ``rows[index[i]]``, in either layout, to ``out[i]``, of the same type or float64; index
         (k,) int64.
+    measure : callable
+        ``measure(rows, residuals, moments, out)``: ``dots``, and mean, centred norm, minimum and maximum of each row, as
+        :func:`~fastomp_nvm.matrix.moments.moments` computes them, in ``moments`` (4, c) C-contiguous float64.
     """
 
     id: str
@@ -52,6 +55,7 @@ class Kernel:
     dots_at: Callable[[AnyArray, IndexArray, AnyArray, Float64Array], None]
     dots_int8: Callable[[AnyArray, AnyArray, IndexArray], None]
     gather: Callable[[AnyArray, IndexArray, AnyArray], None]
+    measure: Callable[[AnyArray, AnyArray, Float64Array, Float64Array], None]
 
 
 def kernel(name: str | None = None) -> Kernel:
@@ -98,12 +102,16 @@ def _compiled(plain: bool) -> Kernel:
     def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
         extension.dots(rows, index, residuals, out, plain)
 
-    return Kernel(extension.plain_kernel_id if plain else extension.kernel_id, dots, dots_at, dots, extension.gather)
+    def measure(rows: AnyArray, residuals: AnyArray, moments: Float64Array, out: Float64Array) -> None:
+        extension.moments(rows, None, moments, residuals, out, plain)
+
+    return Kernel(extension.plain_kernel_id if plain else extension.kernel_id, dots, dots_at, dots, extension.gather, measure)
 
 
 def _numpy() -> Kernel:
     """Return the kernel in NumPy."""
-    return Kernel(numpy_kernel.KERNEL_ID, numpy_kernel.dots, numpy_kernel.dots_at, numpy_kernel.dots_int8, numpy_kernel.gather)
+    each = numpy_kernel
+    return Kernel(each.KERNEL_ID, each.dots, each.dots_at, each.dots_int8, each.gather, each.measure)
 
 
 _LOADERS: Mapping[str, Callable[[], Kernel]] = MappingProxyType(

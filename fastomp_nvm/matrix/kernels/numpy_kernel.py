@@ -11,8 +11,9 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, DType, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.matrix.moments import moments as moments_of
 
-__all__ = ["INT8_RESIDUAL_LIMIT", "KERNEL_ID", "dots", "dots_at", "dots_int8", "gather"]
+__all__ = ["INT8_RESIDUAL_LIMIT", "KERNEL_ID", "dots", "dots_at", "dots_int8", "gather", "measure"]
 
 KERNEL_ID = "numpy-1"
 
@@ -110,6 +111,13 @@ def gather(rows: AnyArray, index: IndexArray, out: AnyArray) -> None:
         raise DataError(f"indices reach from {index.min()} to {index.max()}: expected 0 to {len(rows) - 1}")
     for position, row in enumerate(index):
         out[position] = rows[row]
+
+
+def measure(rows: AnyArray, residuals: AnyArray, moments: Float64Array, out: Float64Array) -> None:
+    """Fill ``moments`` (4, c) with mean, centred norm and range of each of ``rows``, and ``out`` as :func:`dots`."""
+    found = moments_of(rows)
+    moments[...] = found.mean, found.norm, found.minimum, found.maximum
+    dots(rows, residuals, out)
 
 
 def _check_layout(rows: AnyArray, residuals: AnyArray, out: AnyArray, result: DType) -> None:
