@@ -389,16 +389,19 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
     limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
     about = problem, response, weights, request.standardize, limit, prepared.constant, outcome.repaired
     notes = notes_on(names, columns, fit, *about)
-    spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
-    column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
+    several = len(positions) > len(indices)  # columns of a feature
+    spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist()))) if several else []
+    column_names = names
+    if dataset.column_names is not dataset.names:
+        column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=names,
         indices=indices,
-        coef=coef if len(coef) == len(indices) else list(map(coef.__getitem__, spans)),
+        coef=list(map(coef.__getitem__, spans)) if several else coef,
         intercept=intercept,
         score=fit.score,
-        columns=list(map(column_names.__getitem__, spans)),
+        columns=list(map(column_names.__getitem__, spans)) if several else [[name] for name in column_names],
         column_positions=positions,
         encoding=resolved_encoding(dataset.encoding, column_names, dataset.statistics.mean[positions]),
         pseudo_r2=fit.summary.get("pseudo_r2"),
