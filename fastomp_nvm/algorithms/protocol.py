@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
     """Parameters of the algorithms, as in ``SelectionRequest``."""
 
@@ -77,7 +77,7 @@ class Counters:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """The inputs of an algorithm.
 
@@ -116,7 +116,7 @@ class Problem:
         return self.constraint.extensions(selected, candidates)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """A boundary between rounds.
 
@@ -137,14 +137,14 @@ class Round:
         return self.f if isinstance(self.f, float) else self.f()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Query(Round):
     """A round that needs a sweep; the answer is one ``Gradients`` per ask."""
 
     asks: Sequence[Ask]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """The result of an algorithm.
 

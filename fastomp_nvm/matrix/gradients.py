@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,8 +42,7 @@ __all__ = [
 SAMPLE = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One model asked about.
 
     Attributes
@@ -113,7 +112,7 @@ class Sweep(ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExactSweep(Sweep):
     """A sweep of the exact rows.
 
@@ -136,7 +135,7 @@ class ExactSweep(Sweep):
         return list(map(ExactGradients, asks, np.ascontiguousarray(products.T), repeat(standardisation)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CertifiedSweep(Sweep):
     """A sweep of the tier of ``rows``.
 

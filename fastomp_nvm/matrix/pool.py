@@ -47,7 +47,7 @@ _Read: TypeAlias = Callable[[IndexArray], tuple[AnyArray, IndexArray]]
 def automatic_budget(needed: int, pools: int = 1) -> int:
     """Return the budget of each of several pools: together two thirds of the memory this process may still fill, within bounds.
 
-    The rest is for buffers, dense columns and the algorithms' own arrays. Where few bytes are ``needed`` by each pool, they get them.
+    The rest is for buffers, dense columns and the algorithms' own arrays. Pools that need few bytes get them.
     """
     if needed * pools <= FEW_BYTES:
         return max(needed, SMALLEST_BUDGET)

@@ -74,7 +74,7 @@ FIRST_PAUSE = 4
 _BLOCK = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TierSidecar:
     """The stored statistics of an int8 tier.
 
@@ -99,7 +99,7 @@ class TierSidecar:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tier:
     """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and the bounds of each column.
 
@@ -115,7 +115,7 @@ class Tier:
     seal: Seal | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Quantised:
     """Some columns as int8: ``codes`` (m, n_obs), and (m,) float64 ``scale``, ``error`` and ``norm`` as in ``TierSidecar``."""
 

@@ -24,7 +24,7 @@ __all__ = ["Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective"]
 Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fit:
     """A model fitted on a set of standardised columns.
 

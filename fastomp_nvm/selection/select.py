@@ -7,20 +7,19 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Outcome, Parameters, Problem
-from fastomp_nvm.algorithms.repair import repaired
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
-from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
@@ -35,8 +34,6 @@ from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.automatic import choose_algorithm
 from fastomp_nvm.selection.compression import Compression, Split, compress
-from fastomp_nvm.selection.held_out import split_weights
-from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.notes import notes_on
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
@@ -135,6 +132,8 @@ def select_shared(
                 raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
             test = held_out[place] if held_out else None
             if request.test_fraction is not None:
+                from fastomp_nvm.selection.held_out import split_weights
+
                 weights, test = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
             wanted.append(Split(request, weights, test))
             pools += request.gather_bytes is None
@@ -184,8 +183,7 @@ def select_shared(
         return selections, traffic
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class Prepared(NamedTuple):
     """A request bound to data, ready to run.
 
     Attributes
@@ -224,7 +222,7 @@ def prepare(
         design = dataset.design(request.standardize, weights, counters.traffic)
     else:
         compressed = compression.of(split)
-        design, response, weights, resident = compressed.design, replace(response, values=compressed.response), None, True
+        design, response, weights, resident = compressed.design, response._replace(values=compressed.response), None, True
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:
@@ -236,6 +234,8 @@ def prepare(
         raise DataError("every feature is constant: there is nothing to select from")
     limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates)))
     if request.constraint is not None:
+        from fastomp_nvm.constraints.extendable import intersect  # imports families of constraints
+
         given = bind_constraint(request.constraint, dataset, usable)
         # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
         constraint = intersect([given] if limit is None else [limit, given], usable)
@@ -257,7 +257,11 @@ def prepare(
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     request, choice = resolve_algorithm(dataset, request)
-    algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
+    algorithm = ALGORITHMS.load(request.algorithm)(problem)
+    if request.constraint is not None:
+        from fastomp_nvm.algorithms.repair import repaired
+
+        algorithm = repaired(problem, algorithm)
     if request.quality != "fast":
         from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
 
@@ -274,7 +278,7 @@ def prepare(
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
-    split = replace(split, request=request)
+    split = split._replace(request=request)
     return Prepared(split, response, Run(problem, algorithm, tier=tier, account=account), constant, compression, choice)
 
 
@@ -394,6 +398,11 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
     column_names = names
     if dataset.column_names is not dataset.names:
         column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
+    encoding = dataset.encoding
+    if encoding is not None:
+        from fastomp_nvm.selection.model import resolved_encoding  # imports what predictions need
+
+        encoding = resolved_encoding(encoding, column_names, dataset.statistics.mean[positions])
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=names,
@@ -403,7 +412,7 @@ def _finish(dataset: Dataset, sweeper: Sweeper, left_open: Mapping[str, Choice],
         score=fit.score,
         columns=list(map(column_names.__getitem__, spans)) if several else [[name] for name in column_names],
         column_positions=positions,
-        encoding=resolved_encoding(dataset.encoding, column_names, dataset.statistics.mean[positions]),
+        encoding=encoding,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN
