@@ -29,7 +29,7 @@ __all__ = ["Sweeper", "Vectors"]
 TASK_BYTES = 4 << 20
 
 #: Below this many multiply-adds a sweep, or products by BLAS, are done by the calling thread: waking another costs more.
-INLINE_PRODUCTS, INLINE_BLAS_PRODUCTS = 1 << 23, 1 << 26
+INLINE_PRODUCTS, INLINE_BLAS_PRODUCTS = 1 << 23, 1 << 25
 
 #: Seconds between two reports of the share of a sweep.
 REPORT_SECONDS = 0.1
@@ -200,9 +200,9 @@ class Sweeper:
         together(unless_others_fail(work, waiting), self.threads - 1)
 
     def share_out(self, tasks: Sequence[Callable[[], None]], products: float = math.inf) -> None:
-        """Call each of ``tasks`` once, on the calling thread and the workers; on the former alone where they are few ``products``.
+        """Call each of ``tasks`` once, on the calling thread and the workers.
 
-        ``products`` counts the multiply-adds that BLAS does in all of them.
+        ``products`` are the multiply-adds that BLAS does in all of them: few are left to the calling thread.
         """
         waiting = iter(tasks)
 

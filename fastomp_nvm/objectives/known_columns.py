@@ -70,7 +70,7 @@ class KnownColumns:
             starts = range(start, end, AT_ONCE)
             tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], end]))
             # The last block meets the most columns: the longest task begins first.
-            columns.share_out(tasks[::-1], (end - start) * end * n_obs)
+            columns.share_out(tasks[::-1], (end * end - start * start) // 2 * n_obs)
             first[new] = start + np.cumsum(widths) - widths
             self._first.update(zip(columns.features[new].tolist(), first[new].tolist(), strict=True))
             self._used = end
