@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from fastomp_nvm.errors import RequestError, UnavailableError, how_to_install, near
@@ -22,7 +21,6 @@ __all__ = ["Lazy", "Table", "lazily"]
 T = TypeVar("T")
 
 
-@dataclass
 class Lazy(Generic[T]):
     """An object of another module, imported by ``load``.
 
@@ -32,7 +30,8 @@ class Lazy(Generic[T]):
         ``"package.module:attribute"``.
     """
 
-    target: str
+    def __init__(self, target: str) -> None:
+        self.target = target
 
     def load(self) -> T:
         """Import the module and return the object."""

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
     """Parameters of the algorithms, as in ``SelectionRequest``."""
 
@@ -78,7 +78,7 @@ class Counters:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """The inputs of an algorithm.
 
@@ -123,7 +123,7 @@ class Problem:
         return self.constraint.extensions(selected, candidates)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """A boundary between rounds.
 
@@ -144,7 +144,7 @@ class Round:
         return self.f if isinstance(self.f, float) else self.f()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Query(Round):
     """A round that needs a sweep; the answer is one ``Gradients`` per ask.
 
@@ -155,7 +155,7 @@ class Query(Round):
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """The result of an algorithm.
 

@@ -10,7 +10,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -338,4 +338,4 @@ def _counting(implementation: Kernel, count: Callable[[int], None]) -> Kernel:
         implementation.dots_int8(rows, residuals, out)
         count(len(rows))
 
-    return replace(implementation, dots=dots, dots_int8=dots_int8)
+    return implementation._replace(dots=dots, dots_int8=dots_int8)

@@ -38,7 +38,7 @@ _unweighted: WeakKeyDictionary[ColumnStatistics, Standardisation] = WeakKeyDicti
 _LARGEST_NORM = 1e150
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """A matrix, its moments and its names.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,8 +43,7 @@ __all__ = [
 SAMPLE = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One model asked about.
 
     Attributes
@@ -121,7 +120,7 @@ class Sweep(ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExactSweep(Sweep):
     """A sweep of the exact rows.
 
@@ -144,7 +143,7 @@ class ExactSweep(Sweep):
         return list(map(ExactGradients, asks, np.ascontiguousarray(products.T), repeat(standardisation)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CertifiedSweep(Sweep):
     """A sweep of the tier of ``rows``.
 

@@ -60,7 +60,7 @@ def gram_bytes(n_columns: int, blocks: int, distinct: int) -> int:
     return 8 * size * (int(0.5 * (size + PANEL)) * (blocks + distinct) + size * distinct) + 2 * TILE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Moments:
     """Moments of all columns, then the response, under observation weights.
 
@@ -92,7 +92,7 @@ class Moments:
         return explained - self.weight * shift * shift
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
     """A design of a few pseudo-observations with the products of the data under some observation weights.
 
@@ -114,7 +114,7 @@ class Compressed:
     intercept: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BlockGrams:
     """Gram matrices of [columns, response, 1] by block of observations.
 
@@ -306,7 +306,7 @@ class BlockGrams:
             np.zeros(len(norm)),
             np.where(original.scale > 0.0, 1.0, 0.0),
             np.zeros(len(norm), dtype=np.bool_),
-            [replace(group, matrices=group.matrices * norm[group.columns][:, None, :]) for group in original.whiteners],
+            [group._replace(matrices=group.matrices * norm[group.columns][:, None, :]) for group in original.whiteners],
         )
         response = rows[-1] * moments.norm[-1]
         return Compressed(Design(DerivedRows(columns), unit), response, original, float(moments.mean[-1]))

@@ -31,7 +31,10 @@ PROBE_BYTES = 64 << 20
 
 #: Bounds of the automatic budget: enough to work with, and little enough to leave memory to other processes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
-BUDGET_REASON = "a share of two thirds of free memory, from 16 MiB to 2.75 GiB"
+BUDGET_REASON = "a share of two thirds of free memory, from 16 MiB to 2.75 GiB; less where all columns take less"
+
+#: Bytes for which free memory is not looked up: that takes longer than many a selection.
+FEW_BYTES = 64 << 20
 
 #: State of a feature: not held, held until a question is settled, held.
 _ABSENT: Final = 0
@@ -45,11 +48,10 @@ _Read: TypeAlias = Callable[[IndexArray], tuple[AnyArray, IndexArray]]
 def automatic_budget(needed: int, pools: int = 1) -> int:
     """Return the budget of each of several pools: together two thirds of the memory this process may still fill, within bounds.
 
-    The rest is for buffers, dense columns and the algorithms' own arrays. Where at most a few bytes are ``needed``, free memory is
-    not looked up: that would take longer than the selection.
+    The rest is for buffers, dense columns and the algorithms' own arrays. Pools that need few bytes get them.
     """
-    if needed <= SMALLEST_BUDGET:
-        return SMALLEST_BUDGET
+    if needed * pools <= FEW_BYTES:
+        return max(needed, SMALLEST_BUDGET)
     room = fillable_memory() / pools
     return int(min(max(room * 2 / 3, SMALLEST_BUDGET), LARGEST_BUDGET))
 
@@ -70,7 +72,7 @@ class Columns:
     budget : int
         Bytes of memory that columns may take.
     share_out : callable
-        Calls each of a sequence of tasks once, on the threads that sweep.
+        Calls each of a sequence of tasks once, on the threads that sweep; see ``Sweeper.share_out``.
     """
 
     def __init__(self, pool: ColumnPool, features: IndexArray, standardisation: Standardisation | None = None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
@@ -64,8 +65,7 @@ def whitener_of_gram(gram: Float64Array) -> Float64Array:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Whitener:
+class Whitener(NamedTuple):
     """Whitening matrices of the features that span the same number of columns.
 
     Attributes
@@ -82,7 +82,7 @@ class Whitener:
     matrices: Float64Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Standardisation:
     """Means, scales and whiteners of a set of features, by position.
 

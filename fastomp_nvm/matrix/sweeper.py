@@ -7,6 +7,7 @@ with one vector or several, on one thread or several.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import threading
 import time
@@ -27,8 +28,8 @@ __all__ = ["Sweeper", "Vectors"]
 #: Bytes of matrix one thread takes at a time: large against the cost of a Python call, small against a sweep.
 TASK_BYTES = 4 << 20
 
-#: Below this many multiply-adds a sweep is done by the calling thread: waking another costs more.
-INLINE_PRODUCTS = 1 << 23
+#: Below this many multiply-adds a sweep, or products by BLAS, are done by the calling thread: waking another costs more.
+INLINE_PRODUCTS, INLINE_BLAS_PRODUCTS = 1 << 23, 1 << 25
 
 #: Seconds between two reports of the share of a sweep.
 REPORT_SECONDS = 0.1
@@ -198,18 +199,18 @@ class Sweeper:
         # A single thread proceeds in ranges as well, so that progress can be observed.
         together(unless_others_fail(work, waiting), self.threads - 1)
 
-    def share_out(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Call each of ``tasks`` once, on the calling thread and the workers."""
-        if len(tasks) == 1:
-            tasks[0]()
-            return
+    def share_out(self, tasks: Sequence[Callable[[], None]], products: float = math.inf) -> None:
+        """Call each of ``tasks`` once, on the calling thread and the workers.
+
+        ``products`` are the multiply-adds that BLAS does in all of them: few are left to the calling thread.
+        """
         waiting = iter(tasks)
 
         def work() -> None:
             for task in waiting:
                 task()
 
-        together(work, min(self.threads, len(tasks)) - 1)
+        together(work, 0 if products < INLINE_BLAS_PRODUCTS else min(self.threads, len(tasks)) - 1)
 
 
 def _filling(

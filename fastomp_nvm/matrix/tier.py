@@ -79,7 +79,7 @@ COARSE, _SAMPLED = 1.75, 1024
 _BLOCK = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TierSidecar:
     """The stored statistics of an int8 tier.
 
@@ -104,7 +104,7 @@ class TierSidecar:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tier:
     """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and the bounds of each column.
 
@@ -129,7 +129,7 @@ class Tier:
         return float(np.mean(self.error[some] * math.sqrt(self.codes.shape[1]) > COARSE * self.norm[some])) > 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Quantised:
     """Some columns as int8: ``codes`` (m, n_obs), and (m,) float64 ``scale``, ``error`` and ``norm`` as in ``TierSidecar``."""
 

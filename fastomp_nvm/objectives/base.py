@@ -24,7 +24,7 @@ __all__ = ["Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective"]
 Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fit:
     """A model fitted on a set of standardised columns.
 
@@ -40,6 +40,8 @@ class Fit:
         The score in the result: R^2 for the linear model, mean log-likelihood for a GLM.
     summary : mapping of str to float
         Further figures for the result: ``pseudo_r2`` and ``null_score`` of a GLM.
+    remainder : float
+        Smallest share of a column's squared length that earlier columns do not explain; 0 where that is not known.
     """
 
     coef: Float64Array
@@ -47,6 +49,7 @@ class Fit:
     value: float
     score: float
     summary: Mapping[str, float] = field(default_factory=dict)
+    remainder: float = 0.0
 
 
 class Candidates(ABC):

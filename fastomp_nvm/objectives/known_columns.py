@@ -69,7 +69,8 @@ class KnownColumns:
             self.moves[start:end] = self.rows[start:end] @ self._response
             starts = range(start, end, AT_ONCE)
             tasks = list(map(partial, repeat(self._multiply), starts, [*starts[1:], end]))
-            columns.share_out(tasks[::-1])  # the last block meets the most columns: the longest task begins first
+            # The last block meets the most columns: the longest task begins first.
+            columns.share_out(tasks[::-1], (end * end - start * start) // 2 * n_obs)
             first[new] = start + np.cumsum(widths) - widths
             self._first.update(zip(columns.features[new].tolist(), first[new].tolist(), strict=True))
             self._used = end

@@ -9,8 +9,9 @@ candidates' products with that block alone; all other arrays are as small as the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import copy
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from scipy.linalg import lapack
@@ -29,6 +30,27 @@ __all__ = ["Linear"]
 
 # Squares of values above this, or below its inverse, overflow or underflow float64, alone or summed.
 _LARGEST = 1e150
+
+
+class _Factored(NamedTuple):
+    """Some columns and the response.
+
+    Attributes
+    ----------
+    factor : (m, m) float64
+        Upper Cholesky factor of the penalised Gram matrix of the independent columns, scaled to unit length.
+    kept : (m,) int64
+        Which columns are independent of earlier ones.
+    lengths : (m,) float64
+        Of these.
+    moves : (d,) float64
+        Products of all columns with the response.
+    """
+
+    factor: Float64Array
+    kept: IndexArray
+    lengths: Float64Array
+    moves: Float64Array
 
 
 class Linear(Objective):
@@ -65,7 +87,7 @@ class Linear(Objective):
             raise DataError("the target is constant: a linear model has nothing to explain; choose another target")
         self.response = scaled / self.norm
         self.known = KnownColumns(self.root_weights, self.response)
-        self._refits: dict[bytes, Fit] = {}  # by the features, in order
+        self._refits: dict[bytes, tuple[Fit, _Factored]] = {}  # by the features, in order
 
     def weighted(self, vectors: Float64Array) -> Float64Array:
         """Scale each observation by the root of its weight."""
@@ -94,54 +116,67 @@ class Linear(Objective):
 
     def fit(self, columns: Float64Array) -> Fit:
         """Fit by Cholesky with one step of refinement; a column that is dependent on earlier ones gets the coefficient 0."""
-        design = self.weighted(columns)
-        coef = self._solved(design.T @ design, design.T @ self.response, design)
-        remainder = self.response - design @ coef
-        unexplained = float(remainder @ remainder)
-        return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
+        return self._fit_design(self.weighted(columns))[0]
 
     def refit(self, columns: Columns, exact: bool = True) -> Fit:
         """Fit columns, from products that are mostly known; a set compared before is not fitted again."""
-        key = columns.features.tobytes()
-        if key not in self._refits:
-            self._refits[key] = self._refitted(columns)
-        return self._refits[key]
-
-    def _refitted(self, columns: Columns) -> Fit:
-        """Fit columns."""
-        known, places = self.known, self.known.places(columns)
-        if places is None:
-            return super().refit(columns)
-        gram, moves = known.gram(places, places), known.moves[places]
-        coef = self._solved(gram, moves)
-        # The response has unit length.
-        unexplained = max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0)
-        return Fit(coef * self.norm, self.mean, 1.0 - unexplained - self.ridge * float(coef @ coef), 1.0 - unexplained)
+        return self._refitted(columns)[0]
 
     def path(self, columns: Columns, fit: Fit, every: bool) -> tuple[Float64Array, IndexArray]:
         """Return R^2 and rank of every prefix: the Cholesky factor of a prefix is a corner of that of all columns."""
-        places, offsets = self.known.places(columns), columns.standardisation.offsets
-        if places is None:
-            design = self.weighted(columns.dense(np.arange(len(columns.features))))
-            gram, moves = design.T @ design, design.T @ self.response
-        else:
-            gram, moves = self.known.gram(places, places), self.known.moves[places]
-        factor, kept, lengths = self._factor(gram, self.ridge)
+        factor, kept, lengths, moves = self._refitted(columns)[1]
+        offsets = columns.standardisation.offsets
         ranks = ends = np.searchsorted(kept, offsets[1:])  # independent columns in each prefix
         coordinates = lapack.dtrtrs(factor, moves[kept] / lengths, trans=1)[0] if len(kept) else np.zeros(0)
         scores = np.append(0.0, np.cumsum(coordinates * coordinates))[ends]
         if self.ridge:  # the coordinates give R^2 less the penalty
             coefs = (lapack.dtrtrs(factor[:end, :end], coordinates[:end])[0] / lengths[:end] for end in ends)
             scores += [self.ridge * float(coef @ coef) for coef in coefs]
-            ranks = np.searchsorted(self._factor(gram, 0.0)[1], offsets[1:])  # a penalty makes any columns independent
+            places = self.known.places(columns)
+            if places is None:
+                design = self.weighted(columns.dense(np.arange(len(columns.features))))
+                gram = design.T @ design
+            else:
+                gram = self.known.gram(places, places)
+            ranks = np.searchsorted(self._factor(gram, moves, 0.0).kept, offsets[1:])  # a penalty makes any columns independent
         return np.asarray(scores), ranks
 
     def deviance(self, score: float, n_obs: int, total: float) -> float:
         """Return that of a Gaussian response whose variance is estimated with the model."""
         return n_obs * (math.log(2.0 * math.pi * (1.0 - score) * self.norm**2 / total) + 1.0)
 
-    def _factor(self, gram: Float64Array, ridge: float) -> tuple[Float64Array, IndexArray, Float64Array]:
-        """Return the factor of the penalised Gram matrix of unit columns, which of them are independent, and their lengths.
+    def _refitted(self, columns: Columns) -> tuple[Fit, _Factored]:
+        """Fit columns, unless that was done before; return the factor too."""
+        key = columns.features.tobytes()
+        if key not in self._refits:
+            known, places = self.known, self.known.places(columns)
+            if places is None:
+                self._refits[key] = self._fit_design(self.weighted(columns.dense(np.arange(len(columns.features)))))
+            else:
+                gram, moves = known.gram(places, places), known.moves[places]
+                factored = self._factor(gram, moves, self.ridge)
+                coef = self._solved(factored, lambda coef: moves - gram @ coef)
+                # The response has unit length.
+                unexplained = max(1.0 - 2.0 * float(coef @ moves) + float(coef @ gram @ coef), 0.0)
+                self._refits[key] = self._fitted(factored, coef, unexplained), factored
+        return self._refits[key]
+
+    def _fit_design(self, design: Float64Array) -> tuple[Fit, _Factored]:
+        """Fit weighted columns (n_obs, d)."""
+        factored = self._factor(design.T @ design, design.T @ self.response, self.ridge)
+        coef = self._solved(factored, lambda coef: design.T @ (self.response - design @ coef))
+        remainder = self.response - design @ coef
+        return self._fitted(factored, coef, float(remainder @ remainder)), factored
+
+    def _fitted(self, factored: _Factored, coef: Float64Array, unexplained: float) -> Fit:
+        """Return the fit of coefficients that leave this share of the response unexplained."""
+        whole = len(factored.kept) == len(coef) and not self.ridge
+        remainder = float(factored.factor.diagonal().min(initial=1.0)) ** 2 if whole else 0.0
+        value = 1.0 - unexplained - self.ridge * float(coef @ coef)
+        return Fit(coef * self.norm, self.mean, value, 1.0 - unexplained, remainder=remainder)
+
+    def _factor(self, gram: Float64Array, moves: Float64Array, ridge: float) -> _Factored:
+        """Factor the penalised Gram matrix of columns scaled to unit length; ``moves`` (d,) are their products with the response.
 
         A column is dependent by the rule of :class:`LinearModel`: its remainder beside earlier ones, as a share of its own length.
         """
@@ -153,19 +188,18 @@ class Linear(Objective):
             lengths = np.sqrt(np.where(squared > 0, squared, 1.0))
             penalised /= lengths[:, None] * lengths
         factor, kept = cholesky_of_independent(penalised, DEPENDENT)
-        return factor, kept, lengths[kept]
+        return _Factored(factor, kept, lengths[kept], moves)
 
-    def _solved(self, gram: Float64Array, moves: Float64Array, design: Float64Array | None = None) -> Float64Array:
-        """Return the coefficients of columns with Gram matrix ``gram``; 0 for dependent ones.
+    def _solved(self, factored: _Factored, rest: Callable[[Float64Array], Float64Array]) -> Float64Array:
+        """Return the coefficients of columns, refined once; 0 for dependent ones.
 
-        ``moves`` (d,) are their products with the response. The refinement uses ``design`` (n_obs, d), the columns, where given.
+        ``rest`` returns the products (d,) of the columns with what coefficients (d,) leave of the response.
         """
-        factor, kept, lengths = self._factor(gram, self.ridge)
-        coef = np.zeros(len(gram))
+        factor, kept, lengths, moves = factored
+        coef = np.zeros(len(moves))
         if len(kept):
             coef[kept] = lapack.dpotrs(factor, moves[kept] / lengths)[0] / lengths
-            rest = moves - gram @ coef if design is None else design.T @ (self.response - design @ coef)
-            coef[kept] += lapack.dpotrs(factor, (rest - self.ridge * coef)[kept] / lengths)[0] / lengths
+            coef[kept] += lapack.dpotrs(factor, (rest(coef) - self.ridge * coef)[kept] / lengths)[0] / lengths
         return coef
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:

@@ -31,7 +31,7 @@ class DataSize:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False, repr=False)  # made by ``Selection``
 class Answer:
     """The answer to a request. Fields that do not apply are None and are left out of the JSON object.
 

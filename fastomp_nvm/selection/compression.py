@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,12 +20,14 @@ from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.matrix.choice import Choice
-from fastomp_nvm.matrix.gram import BlockGrams, Compressed, IllConditionedError, Moments, gram_bytes
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.random_keys import mix
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.response import resolve_response
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.gram import Compressed, Moments
 
 __all__ = ["Compression", "Split", "compress"]
 
@@ -42,8 +45,7 @@ WEIGHTED_PASSES = 6
 MOST_BLOCKS, MOST_BYTES = 128, 1 << 30
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Split:
+class Split(NamedTuple):
     """A request and the observation weights (n_obs,) of its training and test observations; None: all alike, or no test."""
 
     request: SelectionRequest
@@ -129,6 +131,8 @@ def compress(
     blocks = _blocks(n_obs, distinct.values)
     if blocks is None:
         return None
+    from fastomp_nvm.matrix.gram import BlockGrams, IllConditionedError, gram_bytes  # needed for tall data alone
+
     needed = gram_bytes(n_columns, blocks.factors.shape[1], len(distinct.values))
     if needed > min(MOST_BYTES, fillable_memory() / 2):
         return None
@@ -158,8 +162,7 @@ def compress(
     return Compression(Choice("used", reason), distinct, compressed, moments)
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
+class _Blocks(NamedTuple):
     """Observations in blocks on which several weights differ by a factor alone.
 
     Attributes

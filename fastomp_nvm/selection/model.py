@@ -48,13 +48,11 @@ class EncodedRows:
     ids: Sequence[str] | None = None
 
 
-def resolved_encoding(encoding: TableEncoding | None, columns: Sequence[str], means: Float64Array) -> TableEncoding | None:
+def resolved_encoding(encoding: TableEncoding, columns: Sequence[str], means: Float64Array) -> TableEncoding:
     """Return the encoding of the table's columns behind ``columns`` of a store alone, the mean of each number written out.
 
     ``means`` are those of ``columns``.
     """
-    if encoding is None:
-        return None
     kept = encoding.restricted(columns)
     found, indicators = dict(kept.columns), kept.indicators()
     for name, mean in zip(columns, means.tolist(), strict=True):

@@ -73,7 +73,9 @@ def notes_on(
     if n_columns and columns.held and n_columns * len(response.values) <= _MOST_ELEMENTS:
         if n_columns + 1 < n_obs:
             found += _perfect(names, columns, fit, problem, response, used)
-        found += _copies(names, columns, response.values, weights, used, standardised)
+        # Earlier columns leave nothing of a copy.
+        if weights is not None or not standardised or fit.remainder < 4.0 * _COPIES:
+            found += _copies(names, columns, response.values, weights, used, standardised)
     if limit >= n_obs:
         found.append(
             f"up to {limit:,} features may be selected from {n_obs:,} observations: that many fit any target exactly, so choose a "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from fastomp_nvm.selection.request import SelectionRequest
 __all__ = ["Response", "encode_response", "labelled", "resolve_response"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Response:
+class Response(NamedTuple):
     """A response with its origin.
 
     Attributes

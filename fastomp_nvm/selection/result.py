@@ -11,39 +11,51 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.selection import display, plots
 from fastomp_nvm.selection.answer import Answer
-from fastomp_nvm.selection.model import EncodedRows, ModelColumns, is_remote
-from fastomp_nvm.stores.builders import PREDICT_REMOTELY
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from sklearn.pipeline import Pipeline
 
+    from fastomp_nvm.selection.model import EncodedRows
+
 __all__ = ["Selection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Selection(Answer):
-    """The answer to a request, which predicts new rows, shows itself and is saved; its fields are those of ``Answer``."""
+    """The answer to a request, which predicts new rows, shows itself and is saved; its fields are those of ``Answer``.
+
+    Methods import what they need: most selections are read, not shown.
+    """
 
     def __repr__(self) -> str:
+        from fastomp_nvm.selection import display
+
         return display.short_selection(self)
 
     def _repr_html_(self) -> str:
+        from fastomp_nvm.selection import display
+
         return display.selection_html(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per selected column: ``feature``, ``column``, ``coefficient``, ``order`` (from 1)."""
+        from fastomp_nvm.selection import display
+
         return display.selection_frame(self)
 
     def plot_coefficients(self, ax: Axes | None = None, *, most: int = 30) -> Axes:
         """Draw the coefficients of the first ``most`` columns as bars and return the axes; needs matplotlib."""
+        from fastomp_nvm.selection import plots
+
         return plots.plot_coefficients(self, ax, most)
 
     def plot_path(self, ax: Axes | None = None) -> Axes:
         """Draw the score after each feature, in order of selection, and return the axes; needs matplotlib."""
+        from fastomp_nvm.selection import plots
+
         return plots.plot_path(self, ax)
 
     def plot_fairness(self, ax: Axes | None = None) -> Axes:
@@ -81,6 +93,9 @@ class Selection(Answer):
 
     def decision_function(self, X: object) -> Float64Array:
         """Return the linear predictor (n,), for the logistic objective the log odds of ``classes[1]``. ``X`` as for ``predict``."""
+        from fastomp_nvm.selection.model import is_remote
+        from fastomp_nvm.stores.builders import PREDICT_REMOTELY
+
         if isinstance(X, str) and is_remote(X):
             return PREDICT_REMOTELY.load()(X, self.linear_model())[0]
         return self.linear_predictor(self.encode(X).values)
@@ -121,6 +136,8 @@ class Selection(Answer):
         -------
         EncodedRows
         """
+        from fastomp_nvm.selection.model import ModelColumns
+
         names = [name for part in self.columns for name in part]
         columns = ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding)
         return columns.of(X, id_column, text_encoding, progress)

@@ -8,21 +8,19 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Counters, Journal, Outcome, Parameters, Problem
-from fastomp_nvm.algorithms.repair import repaired
 from fastomp_nvm.algorithms.table import ALGORITHMS, GREEDY
 from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
-from fastomp_nvm.constraints.extendable import intersect
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
@@ -38,8 +36,6 @@ from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.automatic import choose_algorithm
 from fastomp_nvm.selection.compression import Compression, Split, compress
 from fastomp_nvm.selection.criteria import path_points
-from fastomp_nvm.selection.held_out import split_weights
-from fastomp_nvm.selection.model import resolved_encoding
 from fastomp_nvm.selection.notes import notes_on
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
@@ -146,7 +142,7 @@ def select_shared(
             each = requests[place]
             request = each if isinstance(each, SelectionRequest) else make_request(each)
             if longest[place] != place:
-                wanted[place] = replace(wanted[longest[place]], request=request)
+                wanted[place] = wanted[longest[place]]._replace(request=request)
                 if request.algorithm in GREEDY:
                     continue
             else:
@@ -208,12 +204,13 @@ def split_of(dataset: Dataset, request: SelectionRequest, test: Float64Array | N
     if weights is not None and len(weights) != dataset.n_obs:
         raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
     if request.test_fraction is not None:
+        from fastomp_nvm.selection.held_out import split_weights
+
         weights, test = split_weights(dataset.n_obs, request.test_fraction, int(request.seed), weights)
     return Split(request, weights, test)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class Prepared(NamedTuple):
     """A request bound to data, ready to run.
 
     Attributes
@@ -253,17 +250,16 @@ def prepare(
 ) -> Prepared:
     """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default.
 
-    ``longer`` is a nested request that differs by a larger k alone: greedy runs for that one only. ``ahead``: the pass that computes
-    the moments of an array may also compute the products that most algorithms ask for first. Such a pass is not reported and cannot
-    be cancelled.
+    ``longer`` is a nested request that differs by a larger k alone: greedy runs for that one only. ``ahead``: the pass that makes
+    the moments of an array may also make the products that most algorithms ask for first; it is not reported and cannot be cancelled.
     """
     if longer is not None and split.request.algorithm in GREEDY:
-        return replace(longer, split=split, longer=longer.run)
+        return longer._replace(split=split, longer=longer.run)
     counters, request, weights, resident = Counters(), split.request, split.weights, dataset.resident
     response = resolve_response(dataset, request, y)
     compressed = None if compression is None else compression.of(split)
     if compressed is not None:
-        response, weights, resident = replace(response, values=compressed.response), None, True
+        response, weights, resident = response._replace(values=compressed.response), None, True
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
     if compressed is None:
@@ -283,6 +279,8 @@ def prepare(
         raise DataError("every feature is constant: there is nothing to select from")
     limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates)))
     if request.constraint is not None:
+        from fastomp_nvm.constraints.extendable import intersect  # imports families of constraints
+
         given = bind_constraint(request.constraint, dataset, usable)
         # ``intersect``, also of one: a limit anywhere next to lower bounds must leave room for them.
         constraint = intersect([given] if limit is None else [limit, given], usable)
@@ -302,7 +300,11 @@ def prepare(
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     request, choice = resolve_algorithm(dataset, request)
-    algorithm = repaired(problem, ALGORITHMS.load(request.algorithm)(problem))
+    algorithm = ALGORITHMS.load(request.algorithm)(problem)
+    if request.constraint is not None:
+        from fastomp_nvm.algorithms.repair import repaired
+
+        algorithm = repaired(problem, algorithm)
     if request.quality != "fast" and longer is None:
         from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
 
@@ -319,7 +321,7 @@ def prepare(
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
-    split = replace(split, request=request)
+    split = split._replace(request=request)
     run = Run(problem, algorithm, tier=tier, account=account)
     return Prepared(split, response, run, constant, compression, choice, None if longer is None else longer.run)
 
@@ -491,18 +493,26 @@ def _finish(
         path = longer.path[: len(indices)]
     else:
         path = path_points(problem.objective, columns, fit, every_k, split.weights, dataset.n_obs, len(problem.usable))
-    spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist())))  # columns of each feature
-    column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
+    several = len(positions) > len(indices)  # columns of a feature
+    spans = list(starmap(slice, pairwise(columns.standardisation.offsets.tolist()))) if several else []
+    column_names = names
+    if dataset.column_names is not dataset.names:
+        column_names = list(map(dataset.column_names.__getitem__, positions.tolist()))
+    encoding = dataset.encoding
+    if encoding is not None:
+        from fastomp_nvm.selection.model import resolved_encoding  # imports what predictions need
+
+        encoding = resolved_encoding(encoding, column_names, dataset.statistics.mean[positions])
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=names,
         indices=indices,
-        coef=coef if len(coef) == len(indices) else list(map(coef.__getitem__, spans)),
+        coef=list(map(coef.__getitem__, spans)) if several else coef,
         intercept=intercept,
         score=fit.score,
-        columns=list(map(column_names.__getitem__, spans)),
+        columns=list(map(column_names.__getitem__, spans)) if several else [[name] for name in column_names],
         column_positions=positions,
-        encoding=resolved_encoding(dataset.encoding, column_names, dataset.statistics.mean[positions]),
+        encoding=encoding,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),
         test_score=test_score if test_score is None or math.isfinite(test_score) else None,  # JSON has no NaN

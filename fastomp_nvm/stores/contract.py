@@ -110,7 +110,7 @@ class StoreLayout:
         return int(self.offsets[-1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """A response stored with the matrix.
 
@@ -305,7 +305,7 @@ class StoreDraft(ABC):
         """Remove everything written so far. Does nothing after ``commit``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sidecars:
     """All data of a store except the matrix."""
 

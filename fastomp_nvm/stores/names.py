@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 __all__ = ["NumberedNames"]
 
 
-@dataclass(eq=False, repr=False, slots=True)
 class NumberedNames(Sequence[str]):
     """The names ``f0, f1, ...`` as a sequence that stores none of them.
 
@@ -21,8 +19,11 @@ class NumberedNames(Sequence[str]):
         Text before the number.
     """
 
-    length: int
-    prefix: str = "f"
+    __slots__ = ("length", "prefix")
+
+    def __init__(self, length: int, prefix: str = "f") -> None:
+        self.length = length
+        self.prefix = prefix
 
     def __len__(self) -> int:
         return self.length

@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.matrix import threads
+from fastomp_nvm.matrix import sweeper, threads
 from fastomp_nvm.matrix.threads import together
 
 
@@ -37,6 +38,19 @@ def test_all_of_it_is_done_once(others) -> None:
         assert sorted(done) == list(range(50))
     helping = [thread for thread in threading.enumerate() if thread.name == "fastomp-help"]
     assert len(helping) <= max(others, sum(name == "fastomp-help" for name in before)) + 4
+
+
+def test_few_products_stay_with_the_caller(monkeypatch) -> None:
+    """Tasks of few products by BLAS wake no worker; those of many, or of an unknown number, do."""
+    woken: list[int] = []
+    monkeypatch.setattr(sweeper, "together", lambda work, others: (woken.append(others), work()))
+    done: list[int] = []
+    tasks = [partial(done.append, task) for task in range(5)]
+    for products in (sweeper.INLINE_BLAS_PRODUCTS - 1, sweeper.INLINE_BLAS_PRODUCTS, float("inf")):
+        sweeper.Sweeper(2).share_out(tasks, products)
+    sweeper.Sweeper(2).share_out(tasks)
+    assert woken == [0, 1, 1, 1]
+    assert done == 4 * list(range(5))
 
 
 def test_others_take_their_share() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import json
 import math
@@ -219,7 +218,11 @@ def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(columns, "fillable_memory", lambda: float("inf"))
     assert automatic_budget(1 << 40) == columns.LARGEST_BUDGET
     monkeypatch.setattr(columns, "fillable_memory", lambda: pytest.fail("asked"))
-    assert automatic_budget(columns.SMALLEST_BUDGET) == columns.SMALLEST_BUDGET
+    assert automatic_budget(1) == columns.SMALLEST_BUDGET
+    assert automatic_budget(columns.FEW_BYTES) == columns.FEW_BYTES
+    assert automatic_budget(columns.FEW_BYTES // 3, 3) == columns.FEW_BYTES // 3
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        automatic_budget(columns.FEW_BYTES, 2)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_a_pass_that_fails_does_not_go_on(tmp_path: Path, monkeypatch: pytest.Mo
                 raise KeyboardInterrupt
             time.sleep(0.02)  # the others have something in hand meanwhile
 
-        sweeper.kernel = dataclasses.replace(sweeper.kernel, dots=failing)
+        sweeper.kernel = sweeper.kernel._replace(dots=failing)
         with pytest.raises(KeyboardInterrupt):
             sweeper.dots(dataset.matrix, Vectors(np.ones((500, 1)), np.dtype(np.float32)), np.zeros(4000, bool))
         assert len(used) < 250  # of 500 or more

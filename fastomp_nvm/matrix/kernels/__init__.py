@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
@@ -25,8 +25,7 @@ from fastomp_nvm.matrix.kernels.numpy_kernel import INT8_RESIDUAL_LIMIT
 __all__ = ["INT8_RESIDUAL_LIMIT", "Kernel", "available", "kernel"]
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """The functions of one kernel. All raise ``ValueError`` for arguments that do not fit, before writing anything.
 
     Attributes
