@@ -251,6 +251,7 @@ def prepare(
         request.polish,
         request.skip_weak,
         request.plain,
+        again=request.quality == "fast",
     )
     ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
     objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
