@@ -15,8 +15,9 @@ Readings of Algorithm 1 (line numbers as printed):
   gradient already computed; then no sequence is drawn and no query made. ``|X_j|`` is not monotone in ``j``, so prefixes are
   evaluated in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty, so ``j*`` exists.
 
-Two additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps; each run is
-polished over its own columns, then all columns gathered are, and the best set is kept. ``skip_weak`` is a variant outside
+Three additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps; each run is
+polished over its own columns, then all columns gathered are, and the best set is kept. On wide data further passes gather again at
+the polished set (:mod:`fastomp_nvm.algorithms.again`). ``skip_weak`` is a variant outside
 Theorem 1: an element of the sequence whose own score has fallen below ``t`` when its turn comes is skipped.
 """
 
@@ -28,6 +29,7 @@ from functools import partial
 
 import numpy as np
 
+from fastomp_nvm.algorithms.again import gathered_again
 from fastomp_nvm.algorithms.polish import best_of, polish
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem, Round, Steps
 from fastomp_nvm.algorithms.rank import find_rank
@@ -46,19 +48,23 @@ def fast_omp(problem: Problem) -> Algorithm:
     tau = problem.parameters.tau
     rank, estimated = find_rank(problem)
     if tau != "auto":
+        complete = partial(_complete, problem, tau, rank)
         selected, polished, _ = yield from _run(problem, tau, rank)
         outcome = Outcome(selected, rank=rank, rank_estimated=estimated)
     else:
         runs = yield from together(problem, [partial(_run, tau=each, rank=rank) for each in TAUS])
         best = best_of(problem, [run[0] for run in runs])
+        complete = partial(_complete, problem, TAUS[best], rank)
         selected, polished, _ = runs[best]
         outcome = Outcome(selected, tau=TAUS[best], rank=rank, rank_estimated=estimated)
         if polished is not None:
             sets = [selected, *(alone for _, alone, _ in runs if alone is not None)]
             union = problem.pool.features
             if max(gathered for _, _, gathered in runs) < len(union):  # otherwise one run has gathered all of it
-                sets.append((yield from polish(problem, selected, union, partial(_complete, problem, TAUS[best], rank))))
+                sets.append((yield from polish(problem, selected, union, complete)))
             polished = sets[best_of(problem, sets)]
+    if polished is not None and problem.parameters.again:
+        polished = yield from gathered_again(problem, polished, complete)
     return outcome if polished is None else replace(outcome, selected=polished, unpolished=selected)
 
 

@@ -9,12 +9,15 @@ room for features outside the pool is completed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Problem, Steps
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
+from fastomp_nvm.objectives.base import GainTracker
+from fastomp_nvm.objectives.linear import Linear
 
 __all__ = ["best_of", "polish"]
 
@@ -23,18 +26,29 @@ NOTHING = 1e-12
 
 
 def polish(
-    problem: Problem, selected: IndexArray, pool: IndexArray, complete: Callable[[IndexArray], Steps[IndexArray]]
+    problem: Problem,
+    selected: IndexArray,
+    pool: IndexArray,
+    complete: Callable[[IndexArray], Steps[IndexArray]],
+    *,
+    pursuit: bool = False,
 ) -> Steps[IndexArray]:
     """Return the best of ``selected`` and the greedy sets over the features of ``pool``.
 
     ``complete`` extends a set until it is maximal over all features; it is called where ``until="full"`` asks for that.
+    ``pursuit`` asks for a greedy by score beside the one by gain; for the linear model.
     """
     if not pool.size:
         return selected
     constraint, found = problem.constraint, [selected]
-    shares = constraint.budget_shares
-    for prices in (None,) if shares is None else (None, shares[pool]):
-        chosen = _greedy(problem, pool, prices)
+    rules: list[Float64Array | Literal["score"] | None] = [None]
+    if (shares := constraint.budget_shares) is not None:
+        rules.append(shares[pool])
+    if pursuit:
+        rules.append("score")
+    gram: dict[int, Float64Array] = {}
+    for rule in rules:
+        chosen = _greedy(problem, pool, rule, gram)
         full = problem.parameters.until == "paper" or len(chosen) == constraint.rank
         if not full and constraint.extensions(chosen, problem.usable).any():
             chosen = yield from complete(chosen)
@@ -64,14 +78,24 @@ def best_of(problem: Problem, sets: Sequence[IndexArray]) -> int:
     return best
 
 
-def _greedy(problem: Problem, features: IndexArray, prices: Float64Array | None) -> IndexArray:
-    """Return the greedy set over ``features``, by gain or, with ``prices`` (f,), by gain per price."""
-    constraint = problem.constraint
+def _greedy(
+    problem: Problem, features: IndexArray, rule: Float64Array | Literal["score"] | None, gram: dict[int, Float64Array]
+) -> IndexArray:
+    """Return the greedy set over ``features``: by gain, by gain per price (f,), or by score.
+
+    ``gram`` keeps products of the columns for further greedies over the same ones.
+    """
+    constraint, objective = problem.constraint, problem.objective
 
     def extends(added: IndexArray, others: IndexArray) -> BoolArray:
         return constraint.extensions(features[added], features[others])
 
-    tracker = problem.objective.gains(problem.pool.columns(features), extends)
+    columns = problem.pool.columns(features)
+    if isinstance(objective, Linear):
+        tracker: GainTracker = objective.gains(columns, extends, gram, pursuit=isinstance(rule, str))
+    else:
+        tracker = objective.gains(columns, extends)
+    prices = None if isinstance(rule, str) else rule
     room = np.empty(min(constraint.rank, len(features)), dtype=np.int64)  # no larger set is independent
     open_, size, predicted = np.ones(len(features), dtype=np.bool_), 0, 0.0
     least = -1.0 if problem.parameters.until == "full" else NOTHING

@@ -41,7 +41,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
-    """Parameters of the algorithms, as in ``SelectionRequest``."""
+    """Parameters of the algorithms, as in ``SelectionRequest``.
+
+    ``again`` allows FAST_OMP further passes after its polish (see :mod:`fastomp_nvm.algorithms.again`).
+    """
 
     epsilon: float = 0.1
     tau: float | Literal["auto"] = 0.5
@@ -50,6 +53,7 @@ class Parameters:
     polish: Literal["pool", "none"] = "pool"
     skip_weak: bool = False
     plain: bool = False
+    again: bool = False
 
 
 @dataclass(slots=True)

@@ -210,9 +210,19 @@ class Linear(Objective):
             rest = float(weights @ (self.given - eta) ** 2)
         return 1.0 - rest / spread if spread > 0.0 else math.nan
 
-    def gains(self, columns: Columns, extends: Extends | None = None) -> LinearGains:
-        """Return a tracker of exact gains over ``columns``."""
-        return LinearGains(self, columns, extends)
+    def gains(
+        self,
+        columns: Columns,
+        extends: Extends | None = None,
+        gram: dict[int, Float64Array] | None = None,
+        *,
+        pursuit: bool = False,
+    ) -> LinearGains:
+        """Return a tracker of exact gains over ``columns``, or of their scores for matching ``pursuit``.
+
+        ``gram`` holds columns of their Gram matrix, by position, which trackers of the same columns share.
+        """
+        return LinearGains(self, columns, extends, {} if gram is None else gram, pursuit)
 
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
         """Return the squared lengths and Gram matrices of features before any selection, the ridge included.

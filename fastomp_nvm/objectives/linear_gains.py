@@ -88,9 +88,12 @@ class FollowedGains:
         The sum of the gains of the features added so far.
     open_ : (n_features,) bool
         Features that ``best`` was last asked about.
+    pursuit : bool
+        True: scores, ``g^2``, take the place of gains, as in matching pursuit.
     """
 
     value = 0.0
+    pursuit = False
 
     def __init__(
         self,
@@ -113,12 +116,14 @@ class FollowedGains:
 
     def gains(self) -> Float64Array:
         """Return (n_features,): the gain of each feature; 0 for dependent ones."""
+        if self.pursuit:
+            return np.asarray(self._standardisation.scores(self._gradient[:, None])[:, 0])
         return exact_gains(self._standardisation, self._gradient, self._pivot, self._groups, self._smallest)
 
     def best(self, open_: BoolArray, prices: Float64Array | None = None) -> tuple[int, float]:
         """Return the feature with the largest gain (per price) among ``open_`` (n_features,) bool, and its gain; -1.0 for none."""
         self.open_ = open_
-        if native.extension and not self._groups and prices is None:
+        if native.extension and not self._groups and prices is None and not self.pursuit:
             return native.extension.best(self._gradient, self._pivot, self._smallest, open_)
         gains = np.where(open_, self.gains(), -1.0)
         place = int((gains if prices is None else gains / prices).argmax())
@@ -163,7 +168,7 @@ class FollowedGains:
         few = FollowedGains(
             self._standardisation.subset(positions), self._gradient[columns], self._pivot[columns], groups, self._smallest[columns]
         )
-        few._directions, few._size = self._directions[: self._size, columns], self._size
+        few._directions, few._size, few.pursuit = self._directions[: self._size, columns], self._size, self.pursuit
         return few
 
 
@@ -174,10 +179,12 @@ class LinearGains(FollowedGains, GainTracker):
     largest gains, whose products with each other cost little. A wrong prediction costs time only; the answer is the same.
     """
 
-    def __init__(self, objective: Linear, columns: Columns, extends: Extends | None) -> None:
-        self._objective, self._columns, self._extends = objective, columns, extends
+    def __init__(
+        self, objective: Linear, columns: Columns, extends: Extends | None, gram: dict[int, Float64Array], pursuit: bool
+    ) -> None:
+        self._objective, self._columns, self._extends, self.pursuit = objective, columns, extends, pursuit
         self._offsets = columns.standardisation.offsets
-        self._gram: dict[int, Float64Array] = {}  # column -> its products with all columns
+        self._gram = gram  # column -> its products with all columns
         self._whole: Float64Array | None = None  # Gram matrix of all columns, where known
         self._added: list[int] = []
         known, places = objective.known, objective.known.places(columns)
@@ -191,7 +198,7 @@ class LinearGains(FollowedGains, GainTracker):
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
         """Add the best open candidate ``count`` times, in one compiled call where the Gram matrix is known."""
-        if self._whole is None or self._groups or not native.extension:
+        if self._whole is None or self._groups or self.pursuit or not native.extension:
             return super().grow(open_, count, least, last)
         self._make_room(count)
         arrays = self._gradient, self._pivot, self._smallest, open_
@@ -212,7 +219,7 @@ class LinearGains(FollowedGains, GainTracker):
             products = self._products(self._columns, np.array(coming))
             self._gram.update(zip(column_index(self._offsets, np.array(coming)).tolist(), products, strict=True))
         for column in range(first, last):
-            self.follow(column, self._gram.pop(column))
+            self.follow(column, self._gram[column])
         self._added.append(position)
 
     def _predicted(self, position: int) -> list[int]:

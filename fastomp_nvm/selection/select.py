@@ -251,7 +251,7 @@ def prepare(
     """Bind a request to the data, or to the data compressed; ``budget`` is the memory in bytes for columns by default.
 
     ``longer`` is a nested request that differs by a larger k alone: greedy runs for that one only. ``ahead``: the pass that makes
-    the moments of an array may also make the products that most algorithms ask for first; it is not reported and cannot be cancelled.
+    the moments of an array may also make the products that most algorithms ask for first, unreported and without cancellation.
     """
     if longer is not None and split.request.algorithm in GREEDY:
         return longer._replace(split=split, longer=longer.run)
@@ -296,6 +296,7 @@ def prepare(
         request.polish,
         request.skip_weak,
         request.plain,
+        again=request.quality == "fast",
     )
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
