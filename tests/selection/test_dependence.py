@@ -29,7 +29,7 @@ def test_near_copies_are_treated_alike_by_selection_and_refit(apart: float, opti
         X, y = near_copies(seed, apart)
         found = fo.select(X, y, k=20, seed=seed, **options)
         assert found.score >= found.score_unpolished
-        assert found.path[-1] == pytest.approx(found.score, abs=1e-9)
+        assert found.path[-1].score == pytest.approx(found.score, abs=1e-9)
         if apart <= 1e-6:
             assert np.abs(found.coef).max() < 100
 

@@ -60,7 +60,8 @@ def assert_same(found: fo.Selection, swept: fo.Selection, tolerance: float = 1e-
         assert getattr(found, name) == pytest.approx(getattr(swept, name), rel=tolerance, abs=1e-10), name
     if swept.test_score is not None:
         assert found.test_score == pytest.approx(swept.test_score, abs=1e-9)
-    assert found.path == pytest.approx(swept.path, abs=1e-9)
+    assert [point.k for point in found.path] == [point.k for point in swept.path]
+    assert [point.score for point in found.path] == pytest.approx([point.score for point in swept.path], abs=1e-9)
     assert (found.gradient_rounds, found.notes, found.test_rows) == (swept.gradient_rounds, swept.notes, swept.test_rows)
     assert (found.sweeps, found.full_passes) == (1, 1.0)
     size = found.store.n_columns * found.store.n_obs * np.dtype(found.store.dtype).itemsize

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -417,7 +416,7 @@ def test_bytes_are_what_the_kernel_was_given(
         assert not np.shares_memory(rows, store.matrix), "columns of a file are multiplied in memory"
         used.dots_at(rows, index, vectors, out)
 
-    counting = replace(used, dots=dots, dots_at=dots_at, dots_int8=dots_int8, gather=gather)
+    counting = used._replace(dots=dots, dots_at=dots_at, dots_int8=dots_int8, gather=gather)
     monkeypatch.setattr("fastomp_nvm.matrix.sweeper.kernel", lambda: counting)
     found = fo.select(store, tier="int8", threads=1, **request_)
     assert found.bytes_read_tier == seen["tier"]
