@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "forget": ("fastomp_nvm.cli.commands.forget", "remove a durable run of this machine with its result"),
         "predict": ("fastomp_nvm.cli.commands.predict", "predict new rows with a model of a run or of --save"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
+        "report": ("fastomp_nvm.cli.commands.report", "write the answer of a run as one HTML file"),
         "demo": ("storage_backends.commands.demo", "make a data set and select under a fairness constraint"),
         "plan": (
             "fastomp_nvm.cli.commands.plan",
