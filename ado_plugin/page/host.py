@@ -106,6 +106,7 @@ class PageHost:
         routes = [
             Route("/", _file("page.html", "text/html")),
             Route("/page.js", _file("page.js", "text/javascript")),
+            Route("/page.svg", _file("page.svg", "image/svg+xml")),
             Route("/page.css", _styles),
             Route("/stream", self._stream),
             Route("/jobs/{job}/answer.{ending}", self._answer),
@@ -215,7 +216,7 @@ class PageHost:
         if principal.role == "read":
             return _refused(403, f"{principal.name} has the role 'read', and this needs 'write': ask for another token")
         reply = self._call(Caller(principal, "page"), verb, {"job": request.path_params["job"]})
-        return JSONResponse(reply, 400 if "error" in reply else 200, headers=_HEADERS)
+        return JSONResponse(reply, 400 if set(reply) == {"error"} else 200, headers=_HEADERS)
 
     def _answer(self, request: Request) -> Response:
         """Return the answers of a finished job as a file."""
