@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "check-constraint": ("fastomp_nvm.cli.commands.check_constraint", "read a constraint file against a store and test it"),
         "serve": ("ado_plugin.commands.serve", "serve stores, so that selections run next to the data"),
+        "token": ("ado_plugin.commands.token", "make, list and revoke tokens of a server"),
         "ado": ("ado_plugin.commands.ado", "set up and check a real MCAS server"),
         "delete": ("fastomp_nvm.cli.commands.delete", "delete a store from a pool of a server"),
         "list": ("fastomp_nvm.cli.commands.list", "list the pools of a server, or the stores of a pool"),

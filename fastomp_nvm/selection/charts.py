@@ -11,7 +11,7 @@ from fastomp_nvm.selection.markup import Markup, element
 __all__ = ["Line", "line_chart"]
 
 _WIDTH, _HEIGHT = 640, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 96, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 96, 30, 44
 
 
 class Line(NamedTuple):
@@ -44,8 +44,8 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str, *,
         parts.append(element("text", f"{tick:g}", x=_LEFT - 8, y=up(tick) + 4, text_anchor="end"))
     parts += [element("text", f"{x:g}", x=across(x), y=_HEIGHT - _BOTTOM + 18, text_anchor="middle") for x in x_ticks]
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(element("text", x_label, x=middle, y=_HEIGHT - 6, text_anchor="middle", class_="label"))
-    parts.append(element("text", y_label, x=8, y=_TOP - 2, class_="label"))
+    parts.append(element("text", x_label, x=middle, y=_HEIGHT - 5, text_anchor="middle", class_="label"))
+    parts.append(element("text", y_label, x=_LEFT, y=14, class_="label"))
     free = list(range(_TOP + 6, _HEIGHT - _BOTTOM + 12, 14))  # heights of names, so that no two share one
     for place, line in enumerate(lines):
         if not line.points:
