@@ -71,7 +71,7 @@ def test_wheel_holds_the_packages_and_the_extensions(distributions: Distribution
     with zipfile.ZipFile(distributions.wheel) as archive:
         held = {name for name in archive.namelist() if not name.endswith("/") and ".dist-info/" not in name}
     compiled = {name for name in held if name.endswith(".so")}
-    assert held - compiled == source_files(".py", ".pyi", ".typed", ".json", ".toml")
+    assert held - compiled == source_files(".py", ".pyi", ".typed", ".json", ".toml", ".css", ".html", ".js", ".svg")
     assert {name.partition(".")[0].replace("/", ".") for name in compiled} == set(EXTENSIONS)
     assert "manylinux" in distributions.wheel.name or "musllinux" in distributions.wheel.name
 

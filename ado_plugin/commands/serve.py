@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import urllib.parse
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from ado_plugin.service.jobs import JobLimits
 from ado_plugin.service.logs import log_to_stderr
 from fastomp_nvm.cli.arguments import add_threads_argument
 from fastomp_nvm.errors import InputError
+from fastomp_nvm.home import local_token_file
 from fastomp_nvm.matrix import lost_pages
 from fastomp_nvm.remote.address import split_host_port
 
@@ -46,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain, PEM (default: no TLS)")
     parser.add_argument("--tls-key", type=Path, metavar="F", help="key of --tls-cert, PEM (default: no TLS)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics for Prometheus and /health there; off by default")
+    parser.add_argument(
+        "--page",
+        metavar="HOST:PORT",
+        help="serve a live page of pools, jobs and answers there, such as 127.0.0.1:7011; off by default",
+    )
     parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
     parser.add_argument(
         "--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB (default: no limit)"
@@ -92,14 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
     host, port = split_host_port(arguments.listen)
     memory = psutil.virtual_memory().total // 2 if arguments.job_memory is None else arguments.job_memory
     plain = {field.name: getattr(arguments, field.name) for field in fields(ServiceSettings) if field.name in arguments}
-    metrics = None if arguments.metrics is None else split_host_port(arguments.metrics)
+    metrics, page = (None if place is None else split_host_port(place) for place in (arguments.metrics, arguments.page))
     limits = JobLimits(queued=arguments.queue, memory=memory, work=arguments.job_work)
-    service = Service(ServiceSettings(**plain | {"host": host, "port": port, "metrics": metrics, "limits": limits}))
+    service = Service(ServiceSettings(**plain | {"host": host, "port": port, "metrics": metrics, "page": page, "limits": limits}))
     signals = ArrivingSignals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service.start()
     print(f"serving {arguments.pools} at {service.url}", flush=True)
     if service.metrics_port is not None:
         print(f"metrics at port {service.metrics_port}", flush=True)
+    if service.page_url is not None:
+        print(f"page at {service.page_url}{_sign_in(service.url, arguments.token_file)}", flush=True)
     while (number := signals.wait()) not in (signal.SIGTERM, signal.SIGINT):
         if number == signal.SIGHUP:
             service.reload()
@@ -108,6 +117,16 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         os._exit(0)
     return 0
+
+
+def _sign_in(url: str, token_file: Path | None) -> str:
+    """Return how to sign in at the page: for the owner of a terminal a link that does, otherwise where the token is."""
+    if token_file is not None:
+        return f", tokens as in {token_file}"
+    path = local_token_file(urllib.parse.urlsplit(url).port or 0)
+    if not path.is_file():
+        return ""
+    return f"#token={path.read_text(encoding='ascii').strip()}" if sys.stdout.isatty() else f", its token is in {path}"
 
 
 class ArrivingSignals:

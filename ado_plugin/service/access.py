@@ -26,7 +26,7 @@ from fastomp_nvm.durable_files import check_name, write_atomically
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.home import local_token_file
 
-__all__ = ["ROLES", "Access", "Principal", "Role"]
+__all__ = ["ROLES", "Access", "Principal", "Role", "read_tokens", "token_digest"]
 
 Role = Literal["read", "write", "admin"]
 
@@ -86,11 +86,11 @@ class Access:
     def reload(self) -> None:
         """Read the token file again; if it cannot be used, raise and keep the old tokens."""
         if self._file is not None:
-            self._principals = _read_tokens(self._file)
+            self._principals = read_tokens(self._file)
 
     def admit_local(self, port: int) -> None:
         """Accept the token file of this user's home, created when absent, which the user's own clients find."""
-        self._principals = {_digest(_local_token(port)): Principal("local", "admin")}
+        self._principals = {token_digest(_local_token(port)): Principal("local", "admin")}
 
     def admit_anyone(self) -> None:
         """Accept callers without a token as administrators (``--insecure``)."""
@@ -98,14 +98,14 @@ class Access:
 
     def authenticate(self, token: str) -> Principal | None:
         """Return the principal of ``token``, or None."""
-        digest, found = _digest(token), None
+        digest, found = token_digest(token), None
         for accepted, principal in self._principals.items():  # no early exit: the time taken says nothing about the token
             if accepted == "" or (hmac.compare_digest(accepted, digest) and token):
                 found = principal
         return found
 
 
-def _digest(token: str) -> str:
+def token_digest(token: str) -> str:
     """Return the SHA-256 of a token in hexadecimal."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -140,7 +140,7 @@ def _secret(path: Path) -> str:
     return text.strip()
 
 
-def _read_tokens(path: Path) -> Mapping[str, Principal]:
+def read_tokens(path: Path) -> Mapping[str, Principal]:
     """Return the principals of a token file, by the digest of their token."""
     text = _secret(path)
     try:
@@ -149,7 +149,7 @@ def _read_tokens(path: Path) -> Mapping[str, Principal]:
         raise InputError(f"the token file {path} is neither one token nor YAML: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(content, list):
         token = _one_token(path, text, f"expected one word of at least {_SHORTEST_TOKEN} characters")
-        return {_digest(token): Principal("admin", "admin")}
+        return {token_digest(token): Principal("admin", "admin")}
     entries = [_entry(item, f"{path.name}, entry {place}") for place, item in enumerate(content, start=1)]
     if not entries:
         raise InputError(f"the token file {path} is an empty list: add an entry of name, sha256 and role")

@@ -162,6 +162,7 @@ class Jobs:
                 {
                     **job.describe(),
                     **describe_job(job.request.requests[0] if job.request.requests else {}),
+                    "owner": job.request.owner,
                     "result": job.result,
                     "submitted": job.request.submitted,
                 }

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ado_plugin.flight.server import FlightHost
 from ado_plugin.service.access import Access
@@ -23,8 +24,11 @@ from ado_plugin.service.operations import Operations
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Uploads
-from fastomp_nvm.errors import InputError, ServerError
+from fastomp_nvm.errors import InputError, ServerError, UnavailableError, how_to_install
 from fastomp_nvm.remote.address import is_loopback
+
+if TYPE_CHECKING:
+    from ado_plugin.page.host import PageHost
 
 __all__ = ["Service", "ServiceSettings"]
 
@@ -45,6 +49,8 @@ class ServiceSettings:
         Address to listen on; port 0 for any.
     token_file, tls_cert, tls_key : Path, optional
     metrics : (host, port), optional
+    page : (host, port), optional
+        Address of the live page; needs Starlette and uvicorn.
     insecure : bool
         Serve beyond loopback without token or TLS.
     quota : int, optional
@@ -67,6 +73,7 @@ class ServiceSettings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     metrics: tuple[str, int] | None = None
+    page: tuple[str, int] | None = None
     insecure: bool = False
     quota: int | None = None
     threads: int | None = None
@@ -92,9 +99,10 @@ class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         tls = _tls(settings)
         local = is_loopback(settings.host)
-        if not local and not settings.insecure and (tls is None or settings.token_file is None):
+        reached = [host for host in (settings.host, *(settings.page or ())[:1]) if not is_loopback(str(host))]
+        if reached and not settings.insecure and (tls is None or settings.token_file is None):
             raise InputError(
-                f"{settings.host} is reachable from other machines: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
+                f"{reached[0]} is reachable from other machines: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
             )
         if settings.metrics is not None and not is_loopback(settings.metrics[0]) and not settings.insecure:
             raise InputError(
@@ -111,10 +119,13 @@ class Service:
         self._ended = threading.Event()
         self._draining = False
         self._metrics: MetricsServer | None = None
+        self._page: PageHost | None = None
         try:
             if settings.metrics is not None:
                 self._metrics = MetricsServer(*settings.metrics, self._figures, self._trouble)
             self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls)
+            if settings.page is not None:
+                self._page = self._serve_page(*settings.page)
         except OSError as error:
             if self._metrics is not None:
                 self._metrics.close()
@@ -135,6 +146,11 @@ class Service:
         """Port of the metrics; None if they are off."""
         return None if self._metrics is None else self._metrics.port
 
+    @property
+    def page_url(self) -> str | None:
+        """Address of the live page; None if it is off."""
+        return None if self._page is None else self._page.url
+
     def start(self) -> None:
         """Start to run jobs."""
         self._jobs.start()
@@ -149,6 +165,16 @@ class Service:
         except InputError as error:
             _log.error("the old tokens stay in force", extra={"reason": str(error)})
 
+    def _serve_page(self, host: str, port: int) -> PageHost:
+        """Start the live page."""
+        try:
+            from ado_plugin.page.host import PageHost
+        except ImportError as error:
+            raise UnavailableError(f"the page needs {error.name}: {how_to_install(error.name or 'starlette')}") from error
+        cert, key = self._settings.tls_cert, self._settings.tls_key
+        tls = None if cert is None or key is None else (cert, key)
+        return PageHost(host, port, self._operations, self._jobs, self._pools, self._access, self._figures, tls)
+
     def stop(self) -> bool:
         """Drain and close; return False when clients still hold calls open."""
         self._draining = True
@@ -162,6 +188,8 @@ class Service:
         self._uploads.close(self._settings.drain)
         if self._metrics is not None:
             self._metrics.close()
+        if self._page is not None:
+            self._page.close()
         self._pools.close()
         _log.info("stopped", extra={"orderly": not closing.is_alive()})
         return not closing.is_alive()

@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "check-constraint": ("fastomp_nvm.cli.commands.check_constraint", "read a constraint file against a store and test it"),
         "serve": ("ado_plugin.commands.serve", "serve stores, so that selections run next to the data"),
+        "token": ("ado_plugin.commands.token", "make, list and revoke tokens of a server"),
         "ado": ("ado_plugin.commands.ado", "set up and check a real MCAS server"),
         "delete": ("fastomp_nvm.cli.commands.delete", "delete a store from a pool of a server"),
         "list": ("fastomp_nvm.cli.commands.list", "list the pools of a server, or the stores of a pool"),
@@ -54,6 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "forget": ("fastomp_nvm.cli.commands.forget", "remove a durable run of this machine with its result"),
         "predict": ("fastomp_nvm.cli.commands.predict", "predict new rows with a model of a run or of --save"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
+        "report": ("fastomp_nvm.cli.commands.report", "write the answer of a run as one HTML file"),
         "demo": ("storage_backends.commands.demo", "make a data set and select under a fairness constraint"),
         "plan": (
             "fastomp_nvm.cli.commands.plan",

@@ -13,6 +13,7 @@ from fastomp_nvm.analysis.sharing import Sharing
 from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import InfeasibleError
+from fastomp_nvm.selection.display import GUARANTEES
 from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.result import Selection
 
@@ -23,14 +24,6 @@ def infeasible(violations: Sequence[str]) -> int:
     """Print the violations of an infeasible answer and return the exit code."""
     print(f"fastomp: the answer breaks the constraint: {'; '.join(violations)}", file=sys.stderr)
     return InfeasibleError.exit_code
-
-
-#: Guarantees beyond the paper's, in words.
-GUARANTEES = {
-    "greedy": "verified over all features: no worse than matching pursuit or, for a linear model, greedy with a pass per feature",
-    "optimal": "no feasible set fits better: the certificate's bound is reached",
-    "swap-optimal": "verified over all features: no addition and no exchange of one feature for another improves the fit",
-}
 
 
 def show_selection(selection: Selection) -> None:

@@ -17,10 +17,28 @@ if TYPE_CHECKING:
 
     from fastomp_nvm.selection.answer import Answer
 
-__all__ = ["SCALES", "frame", "html_table", "listed", "score_in_words", "selection_frame", "selection_html", "short_selection"]
+__all__ = [
+    "GUARANTEES",
+    "SCALES",
+    "frame",
+    "html_table",
+    "listed",
+    "score_in_words",
+    "selected_columns",
+    "selection_frame",
+    "selection_html",
+    "short_selection",
+]
 
 #: Objective -> what its score is.
 SCALES = {"linear": "R^2"}
+
+#: Guarantees beyond the paper's, in words.
+GUARANTEES = {
+    "greedy": "verified over all features: no worse than matching pursuit or, for a linear model, greedy with a pass per feature",
+    "optimal": "no feasible set fits better: the certificate's bound is reached",
+    "swap-optimal": "verified over all features: no addition and no exchange of one feature for another improves the fit",
+}
 
 #: Characters of names in a ``repr``, and rows of a table in HTML.
 _NAMES_WIDTH, _ROWS = 64, 50
@@ -62,7 +80,7 @@ def selection_html(selection: Answer) -> str:
     """Return a selection as HTML: score, features with their coefficients, costs."""
     title = f"{len(selection.features):,} of {selection.store.n_features:,} features, {score_in_words(selection)}"
     rows = []
-    for order, feature, column, value in _columns(selection):
+    for order, feature, column, value in selected_columns(selection):
         name = column if column == feature or column.startswith(f"{feature}=") else f"{feature}: {column}"
         rows.append((str(order), clean(name, 100), f"{value:.6g}"))
     rows.append(("", "intercept", f"{selection.intercept:.6g}"))
@@ -73,7 +91,7 @@ def selection_html(selection: Answer) -> str:
 
 def selection_frame(selection: Answer) -> pd.DataFrame:
     """Return a selection as a table: one row per selected column."""
-    order, features, columns, values = zip(*_columns(selection), strict=True) if len(selection.features) else ((),) * 4
+    order, features, columns, values = zip(*selected_columns(selection), strict=True) if len(selection.features) else ((),) * 4
     return frame({"feature": features, "column": columns, "coefficient": values, "order": order})
 
 
@@ -105,7 +123,7 @@ def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], n
     return f"<div style='margin-bottom:0.8em'><div><b>{escape(title)}</b></div>{table}{below}</div>"
 
 
-def _columns(selection: Answer) -> list[tuple[int, str, str, float]]:
+def selected_columns(selection: Answer) -> list[tuple[int, str, str, float]]:
     """Return order, feature, column and coefficient of every selected column."""
     return [
         (order, str(feature), str(column), float(value))

@@ -15,7 +15,7 @@ from fastomp_nvm.selection.codec import decode_selection, encode_selection
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.version import __version__
 
-__all__ = ["FORMAT", "SCHEMA", "VERSION", "load", "save"]
+__all__ = ["FORMAT", "SCHEMA", "VERSION", "load", "read_selections", "save"]
 
 FORMAT = "fastomp-model"
 VERSION = 1
@@ -53,12 +53,7 @@ def load(path: str | os.PathLike[str]) -> Selection:
         There is no such file, it is no model, it is damaged, or a later release wrote it.
     """
     name = os.fspath(path)
-    try:
-        content = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"the model {name} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not a model: expected the JSON that 'fastomp select --save' writes") from error
+    content = _read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"{name} is not a model: expected the JSON that 'fastomp select --save' writes")
     if content.get("version") != VERSION:
@@ -70,3 +65,42 @@ def load(path: str | os.PathLike[str]) -> Selection:
         return decode_selection(content["model"])
     except (KeyError, ValueError) as error:
         raise InputError(f"the model {name} is damaged ({error}): save it again") from error
+
+
+def read_selections(path: str | os.PathLike[str]) -> list[Selection]:
+    """Read a model, or one or more results that ``fastomp select --json`` printed, for display: positions of columns are not kept.
+
+    Raises
+    ------
+    InputError
+        There is no such file, or it is neither.
+    """
+    content = _read_json(path)
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        return [load(path)]
+    try:
+        return [_decode_printed(result) for result in (content if isinstance(content, list) else [content])]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{os.fspath(path)} is neither a model nor the output of 'fastomp select --json' ({str(error)[:100]})"
+        ) from error
+
+
+def _decode_printed(result: object) -> Selection:
+    """Return the selection of a JSON object that ``Selection.to_json`` made."""
+    if not isinstance(result, dict):
+        raise TypeError(f"a {type(result).__name__} is no result")
+    columns = result.get("columns") or [[name] for name in result["features"]]
+    return decode_selection({"json": result, "columns": columns, "column_positions": list(range(sum(map(len, columns))))})
+
+
+def _read_json(path: str | os.PathLike[str]) -> object:
+    """Return the content of a JSON file."""
+    name = os.fspath(path)
+    try:
+        found: object = json.loads(Path(path).read_bytes())
+        return found
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: expected the file that 'fastomp select --save' or --json writes") from error

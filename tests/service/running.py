@@ -39,6 +39,7 @@ class RunningServer:
         self.scheme = scheme
         self.port = 0
         self.metrics_port = 0
+        self.page = ""
         folder.mkdir(parents=True, exist_ok=True)
         self.start()
 
@@ -70,6 +71,8 @@ class RunningServer:
         self.port = int(self._line(r"//127\.0\.0\.1:(\d+)"))
         if "--metrics" in self.options:
             self.metrics_port = int(self._line(r"metrics at port (\d+)"))
+        if "--page" in self.options:
+            self.page = self._line(r"page at (http://[^ ,]+/)")
 
     def token(self) -> str:
         """Return the token that clients of the same user find."""

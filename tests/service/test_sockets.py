@@ -22,6 +22,7 @@ import pytest
 from pyarrow import flight
 
 import fastomp_nvm as fo
+from fastomp_nvm.cli.main import main
 from fastomp_nvm.selection.codec import LARGEST_MESSAGE
 from tests.service.running import ROOT, RunningServer, small_data
 
@@ -382,3 +383,20 @@ def test_where_a_token_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
             fo.connect(url)
     with pytest.raises(fo.StoreURLError, match="is on a server"):
         fo.open_store("grpc://127.0.0.1:7010/p/k")
+
+
+def test_a_detached_job_is_fetched_later(
+    server: RunningServer, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``select --detach`` prints the name of a job, whose answer ``resume`` fetches: the one of a client that waited."""
+    monkeypatch.setenv("FASTOMP_HOME", str(server.home))
+    assert main(["select", server.url + store, "--k", "4", "--detach", "--json"]) == 0
+    job = json.loads(capsys.readouterr().out)["job"]
+    assert main(["resume", job, server.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    with server.connect(store) as client:
+        expected = client.select(k=4)
+    assert found["features"] == list(expected.features)
+    np.testing.assert_array_equal(found["coef"], expected.coef)
+    assert main(["select", "somewhere", "--k", "4", "--detach"]) == 2
+    assert "leave it out" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import warnings
+from typing import TYPE_CHECKING
 
 from fastomp_nvm.cli.arguments import (
     add_allow_infeasible_argument,
@@ -27,6 +28,9 @@ from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.builders import READ_TARGET
 from fastomp_nvm.stores.contract import FeatureStore
+
+if TYPE_CHECKING:
+    from fastomp_nvm.remote.client import Client
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,12 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-protected", action="store_true", help="let the feature of --protected be selected")
     add_allow_infeasible_argument(parser)
     add_connection_arguments(parser)
+    parser.add_argument(
+        "--detach", action="store_true", help="on a server: submit the job, print its name and do not wait; 'resume NAME URL' does"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Select and print."""
     if arguments.save is not None and os.path.lexists(arguments.save) and not arguments.replace:
         raise InputError(f"{arguments.save} exists: choose another name or ask to replace it (--replace)")
+    if arguments.detach:
+        return _detach(arguments)
     with run_progress("select", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # violations are printed below
         selection = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
@@ -120,14 +129,35 @@ def _protected(name: str, store: FeatureStore) -> object:
     raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file{hint}: name one of these")
 
 
+def _detach(arguments: argparse.Namespace) -> int:
+    """Submit a job to a server and print its name."""
+    if not is_remote(arguments.store):
+        raise InputError(f"--detach is for stores on a server, and {arguments.store} is on this machine: leave it out")
+    if arguments.save is not None:
+        raise InputError("--detach does not wait for the model of --save: leave one of the two out")
+    with connected(arguments) as client:
+        job = _submit(client, arguments)
+    if arguments.json:
+        print(json.dumps({"job": job}))
+    else:
+        place = shlex.quote(arguments.store)
+        print(f"{job}\n'fastomp resume {job} {place}' waits for its answer, 'fastomp runs {place}' shows its progress")
+    return 0
+
+
 def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> Selection:
     """Select on a server."""
+    with connected(arguments) as client:
+        arguments.job = _submit(client, arguments)  # Ctrl-C names it
+        return client.result(arguments.job, observer=observer)[0]
+
+
+def _submit(client: Client, arguments: argparse.Namespace) -> str:
+    """Submit the job that the arguments describe and return its name."""
     for name, advice in _LOCAL_ONLY.items():
         if getattr(arguments, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} is for stores on this machine, and this one is on a server: {advice}")
-    with connected(arguments) as client:
-        fields, values = request_fields(
-            arguments, lambda name: bool(client.info(name=name)["has_name"]), lambda: int(client.info()["n_obs"])
-        )
-        arguments.job = client.submit(values, run=arguments.run_name, verify=arguments.verify, **fields)  # Ctrl-C names it
-        return client.result(arguments.job, observer=observer)[0]
+    fields, values = request_fields(
+        arguments, lambda name: bool(client.info(name=name)["has_name"]), lambda: int(client.info()["n_obs"])
+    )
+    return client.submit(values, run=arguments.run_name, verify=arguments.verify, **fields)

@@ -1,0 +1,1 @@
+"""The live page of a pool server: what it holds, what it is doing, and what it found."""

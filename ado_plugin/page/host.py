@@ -1,0 +1,294 @@
+"""The page over HTTP: the only importer of Starlette and uvicorn.
+
+Callers are identified by the header ``Authorization: Bearer TOKEN`` alone, with the tokens and roles of the server. There is no
+cookie, so a page of another site cannot act in a user's name. The browser gets its parts as HTML over one stream of server-sent
+events, and nothing is loaded from elsewhere: the policy of every reply says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ado_plugin.page.bandwidth import Bandwidths
+from ado_plugin.page.views import figures_view, job_view, jobs_view, pools_view
+from ado_plugin.page.watch import Watch
+from ado_plugin.service.access import Access, Principal
+from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.metrics import Figure
+from ado_plugin.service.operations import Caller, Operations
+from ado_plugin.service.pools import Pools
+from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message
+from fastomp_nvm.selection.display import selected_columns
+from fastomp_nvm.selection.report import report_page, style_sheet
+
+__all__ = ["PageHost"]
+
+_log = logging.getLogger(__name__)
+
+#: Open connections, streams among them, and seconds between two changes of a stream.
+_MOST_CONNECTIONS, _MOST_STREAMS, _STREAM_SECONDS = 128, 48, 1.0
+#: Seconds after which a silent stream sends a comment, and after which pools are listed again.
+_BEAT_SECONDS, _POOLS_SECONDS = 15.0, 5.0
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_FOLDER = Path(__file__).parent
+
+
+class PageHost:
+    """Serves the page in a separate thread; listening once constructed.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        0 for any; the attribute ``url`` holds the actual one.
+    operations : Operations
+    jobs : Jobs
+    pools : Pools
+    access : Access
+    figures : callable
+        Returns the metrics of the server.
+    tls : (Path, Path), optional
+        Certificate chain and its key, PEM.
+
+    Raises
+    ------
+    OSError
+        The page cannot listen on the address.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        operations: Operations,
+        jobs: Jobs,
+        pools: Pools,
+        access: Access,
+        figures: Callable[[], Sequence[Figure]],
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
+        self._operations = operations
+        self._jobs = jobs
+        self._access = access
+        self._bandwidths = Bandwidths(pools)
+        self._streams = 0
+        self._listed: dict[str, tuple[float, str]] = {}  # principal -> moment and view of its pools
+        routes = [
+            Route("/", _file("page.html", "text/html")),
+            Route("/page.js", _file("page.js", "text/javascript")),
+            Route("/page.svg", _file("page.svg", "image/svg+xml")),
+            Route("/page.css", _styles),
+            Route("/stream", self._stream),
+            Route("/jobs/{job}/answer.{ending}", self._answer),
+            Route("/jobs/{job}/{verb}", self._act, methods=["POST"]),
+        ]
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        scheme, shown = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
+        self.url = f"{scheme}://{shown}:{self._socket.getsockname()[1]}/"
+        self._watch = Watch(lambda: jobs.standings(None), figures)
+        config = uvicorn.Config(
+            Starlette(routes=routes, exception_handlers={Exception: _failed}),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=None if tls is None else str(tls[0]),
+            ssl_keyfile=None if tls is None else str(tls[1]),
+            ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="page-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; open streams are ended."""
+        self._server.should_exit = True
+        self._thread.join(5.0)
+        self._watch.close()
+        self._socket.close()
+
+    def _principal(self, request: Request) -> Principal | None:
+        """Return the principal of a request's token."""
+        return self._access.authenticate(request.headers.get("authorization", "").removeprefix("Bearer "))
+
+    async def _stream(self, request: Request) -> Response:
+        """Send the parts of the page whenever they change, until the browser leaves or the token ends."""
+        principal = self._principal(request)
+        if principal is None:
+            return _refused(401, "the token is missing or not known to this server")
+        if self._streams >= _MOST_STREAMS:
+            return _refused(503, f"{_MOST_STREAMS} pages are open already: close one, or try later")
+        job = request.query_params.get("job", "")[:200]
+        return StreamingResponse(self._events(request, job), media_type="text/event-stream", headers=_HEADERS)
+
+    async def _events(self, request: Request, job: str) -> AsyncIterator[str]:
+        """Yield the changed parts as events of JSON."""
+        sent: dict[str, str] = {}
+        spoke = time.monotonic()
+        self._streams += 1
+        try:
+            # The token is looked up each time: it may be taken away.
+            while (principal := self._principal(request)) is not None and not self._server.should_exit:
+                parts = await run_in_threadpool(self._parts, principal, job)
+                if changed := {name: part for name, part in parts.items() if sent.get(name) != part}:
+                    sent |= changed
+                    spoke = time.monotonic()
+                    yield f"data: {json.dumps(changed)}\n\n"
+                elif time.monotonic() - spoke >= _BEAT_SECONDS:
+                    spoke = time.monotonic()
+                    yield ": nothing new\n\n"
+                await anyio.sleep(_STREAM_SECONDS)
+        finally:
+            self._streams -= 1
+
+    def _parts(self, principal: Principal, job: str) -> Mapping[str, str]:
+        """Return the parts of the page as a principal sees them."""
+        caller, writes = Caller(principal, "page"), principal.role != "read"
+        jobs = [each for each in self._jobs.standings(caller.sees) if principal.reaches(each["pool"])]
+        trails = {each["job"]: trail for each in jobs if (trail := self._watch.trail(each["job"])) is not None}
+        chosen = next((each for each in jobs if each["job"] == job), None)
+        parts = {
+            "who": f"{principal.name}, {principal.role}" + ("" if writes else ": read only"),
+            "pools": self._pools_of(caller),
+            "jobs": jobs_view(jobs, trails, writes=writes),
+            "figures": figures_view(self._watch.samples()),
+            "job": "" if not job else "<p>There is no such job, or it has been removed.</p>",
+        }
+        if chosen is not None:
+            answers: Sequence[Mapping[str, Any]] = ()
+            if chosen["state"] == "done":
+                answers = self._call(caller, "result", {"job": job}).get("answers", ())
+            bandwidth = self._bandwidths.of(chosen["pool"], chosen["key"]) if chosen["state"] == "running" else None
+            parts["job"] = job_view(chosen, trails.get(job), answers, bandwidth, writes=writes)
+        return parts
+
+    def _pools_of(self, caller: Caller) -> str:
+        """Return the view of a caller's pools, listed again after a few seconds: listing opens every store."""
+        moment, view = self._listed.get(caller.principal.name, (-_POOLS_SECONDS, ""))
+        if time.monotonic() - moment >= _POOLS_SECONDS:
+            pools = self._call(caller, "list", {}).get("pools", ())
+            keys = {pool["pool"]: self._call(caller, "list", {"pool": pool["pool"]}).get("keys", ()) for pool in pools}
+            view = pools_view(pools, keys)
+            self._listed[caller.principal.name] = time.monotonic(), view
+        return view
+
+    def _act(self, request: Request) -> Response:
+        """Cancel or resume a job, for a principal that may write."""
+        principal = self._principal(request)
+        if principal is None:
+            return _refused(401, "the token is missing or not known to this server")
+        verb = request.path_params["verb"]
+        if verb not in ("cancel", "resume"):
+            return _refused(404, "expected cancel or resume")
+        if principal.role == "read":
+            return _refused(403, f"{principal.name} has the role 'read', and this needs 'write': ask for another token")
+        reply = self._call(Caller(principal, "page"), verb, {"job": request.path_params["job"]})
+        return JSONResponse(reply, 400 if set(reply) == {"error"} else 200, headers=_HEADERS)
+
+    def _answer(self, request: Request) -> Response:
+        """Return the answers of a finished job as a file."""
+        principal = self._principal(request)
+        if principal is None:
+            return _refused(401, "the token is missing or not known to this server")
+        job, ending = request.path_params["job"], request.path_params["ending"]
+        if ending not in _WRITERS:
+            return _refused(404, f"expected one of {', '.join(_WRITERS)}")
+        reply = self._call(Caller(principal, "page"), "result", {"job": job})
+        if "error" in reply:
+            return JSONResponse(reply, 400, headers=_HEADERS)
+        kind, write = _WRITERS[ending]
+        headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{job}.{ending}"'}
+        return Response(write(job, reply["answers"]), media_type=kind, headers=headers)
+
+    def _call(self, caller: Caller, operation: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the last reply of an operation."""
+        reply = b"{}"
+        for reply in self._operations.call(caller, operation, encode_message(body)):  # noqa: B007
+            pass
+        return decode_message(reply)
+
+
+def _json(job: str, answers: Sequence[dict[str, Any]]) -> str:
+    """Return answers as ``fastomp resume --json`` prints them."""
+    found = [answer["json"] for answer in answers]
+    return json.dumps(found[0] if len(found) == 1 else found, allow_nan=False)
+
+
+def _csv(job: str, answers: Sequence[dict[str, Any]]) -> str:
+    """Return the coefficients of all answers as a table."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("answer", "order", "feature", "column", "coefficient"))
+    for place, answer in enumerate(answers, start=1):
+        selection = decode_selection(answer)
+        writer.writerows((place, *row) for row in selected_columns(selection))
+        writer.writerow((place, "", "intercept", "", selection.intercept))
+    return text.getvalue()
+
+
+def _html(job: str, answers: Sequence[dict[str, Any]]) -> str:
+    """Return answers as a report."""
+    return report_page(f"Job {job}", [decode_selection(answer) for answer in answers])
+
+
+_WRITERS: Mapping[str, tuple[str, Callable[[str, Sequence[dict[str, Any]]], str]]] = {
+    "json": ("application/json", _json),
+    "csv": ("text/csv", _csv),
+    "html": ("text/html", _html),
+}
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Response]:
+    """Return an endpoint that sends a file of this folder."""
+    content = (_FOLDER / name).read_bytes()
+    return lambda request: Response(content, media_type=kind, headers=_HEADERS)
+
+
+def _styles(request: Request) -> Response:
+    """Send the style sheets of reports and of the page."""
+    page = (_FOLDER / "page.css").read_text(encoding="utf-8")
+    return Response(style_sheet() + page, media_type="text/css", headers=_HEADERS)
+
+
+def _refused(status: int, reason: str) -> Response:
+    """Return a refusal of one sentence."""
+    return JSONResponse({"error": {"message": reason}}, status, headers=_HEADERS)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """Return a reply that says nothing of the error, which the log holds."""
+    _log.error("the page failed", exc_info=error)
+    return PlainTextResponse("the server failed at this request: see its log\n", 500, headers=_HEADERS)
