@@ -40,8 +40,9 @@ class Connections:
 
     def heard(self, peer: str) -> None:
         """Note an authenticated call of a peer, in the library's notation, which ends in its port."""
+        port = peer.rpartition(":")[2]
         with self._lock:
-            self._heard[int(peer.rpartition(":")[2])] = time.monotonic()
+            self._heard[int(port) if port.isdecimal() else 0] = time.monotonic()
 
     def shed(self) -> int:
         """End connections without an authenticated call, and those beyond the limit; return the number of the ended."""

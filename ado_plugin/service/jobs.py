@@ -285,13 +285,17 @@ class Jobs:
             if job.state != "running":
                 continue
             job.crashes += 1
-            if job.crashes >= _MOST_CRASHES:
-                error = ServerError(
-                    f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
-                )
-                self._finish(job, "failed", error)
-            else:
-                self._set_state(job, "queued")
+            try:
+                if job.crashes >= _MOST_CRASHES:
+                    error = ServerError(
+                        f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
+                    )
+                    self._finish(job, "failed", error)
+                else:
+                    self._set_state(job, "queued")
+            except MediumError as reason:  # a server starts on a full disk, too
+                job.state = "queued"
+                _log.error("a recovered job cannot be recorded", extra={"job": job.name, "reason": str(reason)})
             _log.warning("job recovered", extra={"job": job.name, "crashes": job.crashes, "state": job.state})
 
     def _work(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 import fastomp_nvm as fo
 from ado_plugin.service import schedule
 from ado_plugin.service.access import Principal
-from ado_plugin.service.job import Job
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.operations import Caller
@@ -24,30 +23,21 @@ from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, ServerError
 from fastomp_nvm.matrix import sweeper
 from tests.service.running import small_data
-from tests.service.test_jobs import finished, noticed, request
+from tests.service.test_jobs import Gate, finished, noticed, request
 from tests.service.test_operations import Host
 
 
-class Endless:
-    """An executor whose jobs make one step after the other until they may end; ``starts`` notes the jobs of each batch."""
+class Endless(Gate):
+    """An executor whose jobs make one step after the other until they may end; ``seen`` holds their requests."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.journals = True
         self.may_end: set[str] = set()
-        self.starts: list[list[str]] = []
         self.seen: dict[str, Any] = {}
 
-    def keeps_journals(self, jobs: Sequence[Job]) -> bool:
-        return True
-
-    def run(
-        self,
-        jobs: Sequence[Job],
-        observer: Callable[[Progress], None],
-        stopped: Callable[[], bool],
-        dropped: Callable[[Job], bool],
-        ended: Callable[[Job, list[dict[str, Any]] | None], None],
-    ) -> None:
-        self.starts.append([job.name for job in jobs])
+    def run(self, jobs: Any, observer: Any, stopped: Any, dropped: Any, ended: Any) -> None:
+        self.batches.append([job.name for job in jobs])
         self.seen |= {job.name: job.request.requests for job in jobs}
         left, sweep = list(jobs), 0
         while left:
@@ -59,9 +49,6 @@ class Endless:
                 left.remove(job)
                 ended(job, None if dropped(job) else [{"of": job.name} for _ in job.request.requests])
             time.sleep(0.001)
-
-    def forget(self, job: Job) -> None:
-        pass
 
 
 @pytest.fixture
@@ -89,25 +76,25 @@ def test_an_owner_does_not_wait_for_the_end_of_anothers_job(queue_with: Callable
     queue = queue_with()
     for place in range(5):
         queue.submit(f"long{place}", request(key=f"k{place}"))
-    assert noticed(lambda: executor.starts == [["long0"]])
+    assert noticed(lambda: executor.batches == [["long0"]])
     executor.may_end.add("short")
     queue.submit("short", request("bob", key="k3"))
     assert finished(queue, "short") == ["done"]
     assert queue.find("long0", None).state == "running"
-    assert executor.starts == [["long0"], ["short"]], "one batch of an owner at a time, and no other joined"
+    assert executor.batches == [["long0"], ["short"]], "one batch of an owner at a time, and no other joined"
 
 
 def test_a_batch_without_room_waits_for_one_that_leaves(queue_with: Callable[..., Jobs], executor: Endless) -> None:
     """A job that needs the memory of a running one gets it: that one is interrupted after a round and continued later."""
     queue = queue_with(memory=10)
     queue.submit("large", request(memory=8))
-    assert noticed(lambda: executor.starts == [["large"]])
+    assert noticed(lambda: executor.batches == [["large"]])
     executor.may_end.add("other")
     queue.submit("other", request("bob", memory=8))
     assert finished(queue, "other") == ["done"]
     executor.may_end.add("large")
     assert finished(queue, "large") == ["done"]
-    assert executor.starts == [["large"], ["other"], ["large"]]
+    assert executor.batches == [["large"], ["other"], ["large"]]
     assert queue.find("large", None).crashes == 0
 
 
@@ -119,7 +106,7 @@ def test_more_owners_than_batches_are_all_served(
     queue = queue_with()
     for owner in ("ann", "bob", "eve"):
         queue.submit(owner, request(owner, key=owner))
-    assert noticed(lambda: ["eve"] in executor.starts)
+    assert noticed(lambda: ["eve"] in executor.batches)
     executor.may_end |= {"ann", "bob", "eve"}
     assert finished(queue, "ann", "bob", "eve") == ["done"] * 3
 

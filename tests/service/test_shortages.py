@@ -27,9 +27,11 @@ from ado_plugin.service import uploads as uploads_module
 from ado_plugin.service.access import Principal
 from ado_plugin.service.job import Job
 from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.machine import is_shortage
 from ado_plugin.service.operations import Caller
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Tile
 from fastomp_nvm.errors import MediumError
 from tests.service.running import RunningServer, small_data
@@ -154,6 +156,20 @@ def test_no_error_of_the_schedule_ends_a_worker(
     assert queue.workers_alive == len(queue._workers)
 
 
+def test_a_server_starts_on_a_full_disk(tmp_path: Path, gate: Gate, disk: Any) -> None:  # noqa: F811
+    """Jobs that ran when the server died are recovered although no record can be written, and run once there is room."""
+    records = JobRecords(tmp_path / "jobs")
+    Jobs(records, gate, JobLimits()).submit("interrupted", request())
+    records.write_state("interrupted", {"order": 1, "state": "running", "crashes": 0, "error": None, "changed": 0.0})
+    disk.code = errno.ENOSPC
+    queue = Jobs(records, gate, JobLimits())  # noqa: F811
+    queue.start()
+    assert noticed(lambda: queue.trouble is not None)
+    disk.code = None
+    assert finished(queue, "interrupted") == ["done"]
+    queue.drain(1.0)
+
+
 def test_nothing_is_imported_for_a_job() -> None:
     """After the start of a server no kind of selection imports a module of this project."""
     code = """
@@ -161,10 +177,11 @@ import sys
 from ado_plugin.service.execution import import_selectors
 import_selectors()
 before = set(sys.modules)
-import numpy as np, fastomp_nvm as fo
+import numpy as np
+from fastomp_nvm.selection.select import select_many
 X = np.random.default_rng(1).normal(size=(30, 12))
 for kind in ({"algorithm": "sds_ma"}, {"algorithm": "dash"}, {"quality": "best"}, {"objective": "logistic"}):
-    fo.select(X, (X[:, 0] > 0).astype(float), **{"k": 3, "objective": "linear", **kind})
+    select_many(X, [{"k": 3, "objective": "linear", **kind}], (X[:, 0] > 0).astype(float))
 print([name for name in set(sys.modules) - before if name.startswith("fastomp_nvm.") and "cli" not in name])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -218,7 +235,7 @@ def test_uploads_leave_room_for_records(tmp_path: Path, monkeypatch: pytest.Monk
         big = {"n_obs": 1000, "features": {"numbered": 160, "prefix": "f"}}
         assert "do not fit" in running.refused("put", **put_plan(**big))
         monkeypatch.setattr(running.pools, "quota", 10**9)
-        assert "600000 are left beside 400000 for records" in running.refused("put", **put_plan(**big))
+        assert "600000 are left, beside 400000 kept for records" in running.refused("put", **put_plan(**big))
         assert os.listdir(tmp_path / "pools") == [".fastomp"]
     finally:
         running.close()
