@@ -48,10 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics, /health and /ready there; off by default")
     parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
     parser.add_argument(
-        "--quota",
-        type=_size,
-        metavar="SIZE",
-        help="largest size of a pool, uploads included, as 500GB (default: what is free)",
+        "--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB (default: the disk's)"
     )
     parser.add_argument("--connections", type=int, default=1000, metavar="N", help="most connections at a time (default 1000)")
     add_threads_argument(parser)

@@ -441,7 +441,9 @@ class Jobs:
     def _end(self, batch: Batch, error: FastompError, jobs: Sequence[Job] | None = None) -> None:
         """End jobs of a batch, all unless given, with an error, or queue interrupted ones again; the caller holds the lock."""
         for job in [job for job in batch.running if jobs is None or job in jobs]:
-            if not isinstance(error, CancelledError):
+            if job.state != "running":
+                pass  # it has ended, and what failed came after that
+            elif not isinstance(error, CancelledError):
                 self._finish(job, "failed", error)
             elif job.cancelled:
                 self._finish(job, "cancelled", error)

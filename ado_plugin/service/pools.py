@@ -44,7 +44,7 @@ class Pools:
     location : str
         Directory, or its URL on a file medium; a plain path means ``pmem``, emulated where there is no such device.
     quota : int, optional
-        Largest number of bytes in a pool; by default all that is free at the start beside what the pools hold.
+        Largest number of bytes in a pool; by default what the disk has room for.
 
     Attributes
     ----------
@@ -59,6 +59,7 @@ class Pools:
             raise StoreURLError(
                 f"pools cannot be kept on {self.scheme!r}: expected a directory, or a URL of {' or '.join(_FILE_MEDIA)}"
             )
+        self.quota = quota
         self.root = Path(os.path.abspath(url.path))
         self._lock = threading.Lock()
         with device_errors(f"keep pools in {self.root}"):
@@ -69,7 +70,6 @@ class Pools:
             raise ServerError(f"the pools in {self.root} are those of another server: stop it, or choose another place")
         self._owner = owner
         self.reserve = min(_LARGEST_RESERVE, total_bytes(self.root) // 20)
-        self.quota = sum(map(self.usage, self.names())) + self.room() if quota is None else quota
 
     @property
     def own_folder(self) -> Path:
@@ -155,7 +155,7 @@ class Pools:
             needed = self.size_of(schema, settings["dtype"], settings["tier"])
             fresh = not path.exists()
             used = 0 if fresh else self.usage(pool)
-            if folder is None and used + needed > self.quota:
+            if self.quota is not None and folder is None and used + needed > self.quota:
                 raise ServerError(
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
                 )

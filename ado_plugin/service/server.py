@@ -52,7 +52,7 @@ class ServiceSettings:
     insecure : bool
         Serve beyond loopback without token or TLS.
     quota : int, optional
-        Bytes per pool; by default all that is free at the start beside what the pools hold.
+        Bytes per pool; by default what the disk has room for.
     connections : int
         Most connections at a time.
     threads : int, optional
@@ -188,7 +188,7 @@ class Service:
             "free_descriptors": descriptors,
         }
         reason = self._jobs.trouble
-        if reason is None and room < self._pools.reserve // 2:
+        if reason is None and room < self._pools.reserve // 16:
             reason = f"{room} bytes are free on the disk of the pools"
         if reason is None and descriptors < _RESERVED_DESCRIPTORS // 8:
             reason = f"{descriptors} descriptors are left"

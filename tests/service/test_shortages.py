@@ -225,16 +225,15 @@ def fo_vector(count: int) -> Any:
     return encode_vector(np.arange(float(count)))
 
 
-def test_uploads_leave_room_for_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a quota a pool may grow by what is free, less a reserve; an upload beyond it is refused before it takes anything."""
+@pytest.mark.parametrize("quota", [None, 10**9])
+def test_uploads_leave_room_for_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | None) -> None:
+    """With or without a quota, an upload that would leave less than a reserve free is refused before it takes anything."""
     monkeypatch.setattr(pools_module, "free_bytes", lambda path: 1_000_000)
     monkeypatch.setattr(pools_module, "total_bytes", lambda path: 8_000_000)
-    running = Host(tmp_path)
+    running = Host(tmp_path, quota=quota)
     try:
-        assert (running.pools.reserve, running.pools.quota, running.pools.room()) == (400_000, 600_000, 600_000)
+        assert (running.pools.reserve, running.pools.room()) == (400_000, 600_000)
         big = {"n_obs": 1000, "features": {"numbered": 160, "prefix": "f"}}
-        assert "do not fit" in running.refused("put", **put_plan(**big))
-        monkeypatch.setattr(running.pools, "quota", 10**9)
         assert "600000 are left, beside 400000 kept for records" in running.refused("put", **put_plan(**big))
         assert os.listdir(tmp_path / "pools") == [".fastomp"]
     finally:
