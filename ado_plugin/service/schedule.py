@@ -58,9 +58,9 @@ class Batch:
 
     def charge(self) -> None:
         """Divide the time used since the last call among the running jobs."""
-        used = self.turn.seconds
-        for job in list(self.running):
-            job.seconds += (used - self._charged) / len(self.running)
+        used, running = self.turn.seconds, list(self.running)
+        for job in running:
+            job.seconds += (used - self._charged) / len(running)
         self._charged = used
 
 
