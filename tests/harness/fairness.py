@@ -34,6 +34,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.yaml"
         users = [{"name": name, "sha256": hashlib.sha256(_token(name)).hexdigest(), "role": "write"} for name in ("ann", "bob")]
+        tokens.touch(mode=0o600)
         tokens.write_text(json.dumps(users))
         with RunningServer(Path(folder) / "server", "--token-file", str(tokens)) as server:
             _measure(server, arguments)

@@ -64,6 +64,7 @@ class _Soak:
         self.faults: list[str] = []
         tokens = folder / "tokens.yaml"
         users = [{"name": name, "sha256": hashlib.sha256(name.encode() * 8).hexdigest(), "role": "write"} for name in _USERS]
+        tokens.touch(mode=0o600)
         tokens.write_text(json.dumps(users))
         options = ("--metrics", "127.0.0.1:0", "--token-file", str(tokens), "--journal-from", "1B")
         self.server = RunningServer(folder / "server", *options)
