@@ -55,7 +55,7 @@ def _measure(server: RunningServer, arguments: argparse.Namespace) -> None:
         print(f"idle: first round and answer after {_trial(bob, arguments)}")
         heavy: dict[str, Any] = {"k": 200, "algorithm": "sds_omp", "plain": True, "polish": "none"}
         names = [ann.submit(rng.normal(size=4000), **heavy) for _ in range(arguments.jobs)]
-        while ann.progress(names[0])["state"] != "running":
+        while ann.progress(names[0])["state"] == "queued":
             time.sleep(0.05)
         for _ in range(arguments.trials):
             print(f"{arguments.jobs} heavy jobs of another user: first round and answer after {_trial(bob, arguments)}", flush=True)
