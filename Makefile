@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install tables demo test check test-fast test-oldest test-portable test-cluster crash bench wheel clean
+.PHONY: install tables demo test check test-fast test-oldest test-portable test-cluster crash soak bench wheel clean
 
 install: $(STAMP)
 
@@ -58,6 +58,10 @@ test-cluster: install
 # Proof by fault injection: 10,000 simulated power cuts, 1,000 real SIGKILLs, 100,000 mutated files. Takes minutes; goes on where it was.
 crash: install
 	$(BIN)/python -m tests.harness.crash
+
+# A server under steady load: killed, out of disk, out of descriptors, again and again. Takes 30 minutes.
+soak: install
+	$(BIN)/python -m tests.harness.soak
 
 bench: install
 	$(BIN)/python -m benchmarks.fast

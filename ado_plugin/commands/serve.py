@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from ado_plugin.service.jobs import JobLimits
+from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.logs import log_to_stderr
 from fastomp_nvm.cli.arguments import add_threads_argument
 from fastomp_nvm.errors import InputError
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain, PEM (default: no TLS)")
     parser.add_argument("--tls-key", type=Path, metavar="F", help="key of --tls-cert, PEM (default: no TLS)")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics for Prometheus and /health there; off by default")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics, /health and /ready there; off by default")
     parser.add_argument(
         "--page",
         metavar="HOST:PORT",
@@ -55,12 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--insecure", action="store_true", help="serve beyond this machine without token or TLS")
     parser.add_argument(
-        "--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB (default: no limit)"
+        "--quota", type=_size, metavar="SIZE", help="largest size of a pool, uploads included, such as 500GB (default: the disk's)"
     )
+    parser.add_argument("--connections", type=int, default=1000, metavar="N", help="most connections at a time (default 1000)")
     add_threads_argument(parser)
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="most jobs waiting or running (default 256)")
+    parser.add_argument("--queue", type=int, default=1024, metavar="N", help="most jobs waiting or running (default 1024)")
+    parser.add_argument("--user-queue", type=int, default=256, metavar="N", help="most of them from one user (default 256)")
     parser.add_argument(
-        "--job-memory", type=_size, metavar="SIZE", help="most memory of jobs run together (default half of this machine's)"
+        "--job-memory", type=_size, metavar="SIZE", help="most memory of all jobs that have begun (default half of this machine's)"
+    )
+    parser.add_argument(
+        "--job-seconds", type=float, default=604800.0, metavar="S", help="most processor time of one job (default a week)"
     )
     parser.add_argument(
         "--job-work", type=_size, default=10**14, metavar="SIZE", help="most bytes one job may read (default 100TB)"
@@ -91,16 +96,23 @@ def run(arguments: argparse.Namespace) -> int:
     log_to_stderr()
     lost_pages.install_guard()  # before stores are opened: a truncated file must not end the server
     warnings.simplefilter("ignore")  # an infeasible selection says so in its fields
-    finite = math.isfinite(arguments.upload_idle) and math.isfinite(arguments.drain)
-    if not finite or arguments.queue < 1 or arguments.upload_idle <= 0 or arguments.drain < 0:
-        raise InputError("--queue, --upload-idle and --drain take positive numbers")
+    for name in ("queue", "user_queue", "connections", "job_seconds", "upload_idle", "drain"):
+        value = getattr(arguments, name)
+        if not math.isfinite(value) or value < 0 or (value == 0 and name != "drain"):
+            raise InputError(f"--{name.replace('_', '-')} is {value}: expected a positive number")
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"--threads is {arguments.threads}: expected a whole number of at least 1")
     host, port = split_host_port(arguments.listen)
     memory = psutil.virtual_memory().total // 2 if arguments.job_memory is None else arguments.job_memory
     plain = {field.name: getattr(arguments, field.name) for field in fields(ServiceSettings) if field.name in arguments}
     metrics, page = (None if place is None else split_host_port(place) for place in (arguments.metrics, arguments.page))
-    limits = JobLimits(queued=arguments.queue, memory=memory, work=arguments.job_work)
+    limits = JobLimits(
+        queued=arguments.queue,
+        owned=arguments.user_queue,
+        memory=memory,
+        work=arguments.job_work,
+        seconds=arguments.job_seconds,
+    )
     service = Service(ServiceSettings(**plain | {"host": host, "port": port, "metrics": metrics, "page": page, "limits": limits}))
     signals = ArrivingSignals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     service.start()

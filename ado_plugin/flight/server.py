@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from ado_plugin.flight.connections import Connections
 from ado_plugin.service.access import Access
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
 from ado_plugin.service.uploads import LARGEST_TILE, Tile, field_of
@@ -84,6 +85,12 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     access : Access
     tls : (bytes, bytes), optional
         Certificate chain and its key, PEM.
+    connections : int
+        Most connections at a time.
+
+    Attributes
+    ----------
+    connections : Connections
 
     Raises
     ------
@@ -92,7 +99,13 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     """
 
     def __init__(
-        self, host: str, port: int, operations: Operations, access: Access, tls: tuple[bytes, bytes] | None = None
+        self,
+        host: str,
+        port: int,
+        operations: Operations,
+        access: Access,
+        tls: tuple[bytes, bytes] | None = None,
+        connections: int = 1000,
     ) -> None:
         self._operations = operations
         self._streams: collections.Counter[str] = collections.Counter()  # open ones, by principal
@@ -103,18 +116,19 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
             # The library would share a port with another server, which would get every other call.
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
         super().__init__(location, tls_certificates=tls and [tls], middleware={"admission": _AdmissionFactory(access)})
+        self.connections = Connections(self.port, connections)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Carry out an operation."""
         body = action.body
-        caller = context.get_middleware("admission").caller
+        caller = self._caller(context)
         if body.size > LARGEST_MESSAGE:
             raise flight.FlightServerError(f"the request has {body.size} bytes, at most {LARGEST_MESSAGE} are possible")
         return self._results(caller, action.type, body.to_pybytes())
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Write tiles of an upload; the reply is sent when the stream has ended."""
-        caller = context.get_middleware("admission").caller
+        caller = self._caller(context)
         try:
             upload = field_of(decode_message(descriptor.command or b""), "upload", str, "the name of an upload")
         except FastompError as error:
@@ -139,6 +153,12 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         """Return an empty schema: in this call the library sends tracebacks even of Flight errors."""
         return flight.SchemaResult(pa.schema([]))
+
+    def _caller(self, context: Any) -> Caller:
+        """Return the author of a call, and note that its connection is used."""
+        self.connections.heard(context.peer())
+        caller: Caller = context.get_middleware("admission").caller
+        return caller
 
     @contextlib.contextmanager
     def _stream_of(self, principal: str) -> Iterator[None]:

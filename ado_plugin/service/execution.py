@@ -10,32 +10,51 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ado_plugin.service.job import Job
 from ado_plugin.service.pools import Pools
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.algorithms.verified import LONGEST, PRODUCT_BYTES
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import FastompError, StoreError
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET
+from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.runs.drive import JournaledRun, drive
 from fastomp_nvm.runs.log import RegionPlace, StateLog, drop_log
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_selection
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.request import RequestFields, SelectionRequest
+from fastomp_nvm.selection.select import select_many
 from fastomp_nvm.stores.contract import StoreLayout
 from storage_backends.files.regions import DirectoryRegions
 
-__all__ = ["Execution", "estimate"]
+__all__ = ["Execution", "estimate", "import_selectors"]
 
 #: Bytes of work from which a job keeps a journal; a smaller job is run again after a crash.
 _JOURNAL_FROM = 4 << 30
 
 #: Algorithms that read the matrix at most once per selected feature; the others about ``1 / epsilon`` times.
 _ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
+
+
+def import_selectors() -> None:
+    """Import what jobs need, by small ones: a server that is short of descriptors can import nothing.
+
+    The lasso is left out: it takes scikit-learn, and longer than all others together.
+    """
+    X = np.random.default_rng(0).normal(size=(12, 6))
+    kinds: list[RequestFields] = [{"algorithm": name} for name in ALGORITHMS if name != "lasso"]
+    kinds += [{"objective": name, "quality": quality} for name in OBJECTIVES for quality in ("fast", "verified", "best")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        select_many(X, [{"k": 2, **kind} for kind in kinds], X[:, 0] > 0)
 
 
 def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> tuple[int, int]:
@@ -116,7 +135,7 @@ class Execution:
                     ended=take,
                 )
 
-            journaled = sum(job.request.work for job in jobs) >= self._journal_from
+            journaled = self.keeps_journals(jobs)
             runs = [run for job in jobs for run in self._runs(job, journaled=journaled)]
             try:
                 drive_all()
@@ -128,6 +147,10 @@ class Execution:
                     self.forget(job)
                 runs = [run for job in jobs for run in self._runs(job, journaled=False)]
                 drive_all()
+
+    def keeps_journals(self, jobs: Sequence[Job]) -> bool:
+        """Return whether jobs that are answered together keep journals."""
+        return sum(job.request.work for job in jobs) >= self._journal_from
 
     def forget(self, job: Job) -> None:
         """Remove the journals of a job."""

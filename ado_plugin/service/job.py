@@ -15,7 +15,7 @@ __all__ = ["Job", "JobRequest", "State"]
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 
-#: Characters of JSON above which a value in an ended job's request is replaced by its digest.
+#: Characters of JSON above which a value is replaced by its digest in the request of a job that is not running.
 _SHORT = 500
 
 
@@ -56,7 +56,7 @@ class JobRequest:
     submitted: float
 
     def shortened(self) -> JobRequest:
-        """Return an ended job's request with long values, such as vectors, replaced by their digests."""
+        """Return the request with long values, such as vectors, replaced by their digests."""
         fields = [{name: _digest(value) for name, value in each.items()} for each in self.requests]
         return replace(self, requests=fields, y=_digest(self.y))
 
@@ -67,7 +67,17 @@ class JobRequest:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job and its state; ``result`` is the part of its answer that lists of jobs show."""
+    """A job and its state.
+
+    Attributes
+    ----------
+    request : JobRequest
+        Whole while the job runs; otherwise short: long lists and vectors wait on disk.
+    result : mapping, optional
+        The part of the answer that lists of jobs show.
+    seconds : float
+        Time for which the job has had the processor; its part of it where jobs ran together.
+    """
 
     name: str
     order: int
@@ -82,6 +92,17 @@ class Job:
     notified: float = 0.0
     size: int = 0
     result: dict[str, Any] | None = None
+    seconds: float = 0.0
+    short: JobRequest | None = None  # while the request is whole
+
+    def load(self, whole: JobRequest) -> None:
+        """Have the whole request in memory."""
+        self.request, self.short = whole, self.short or self.request
+
+    def unload(self) -> bool:
+        """Have the short request only; return whether it was another one until now."""
+        whole, self.request, self.short = self.request, self.short or self.request, None
+        return whole != self.request
 
     def describe(self) -> dict[str, Any]:
         """Return the state of the job, for its owner."""
@@ -104,6 +125,7 @@ class Job:
             "error": self.error,
             "changed": self.changed,
             "result": self.result,
+            "seconds": self.seconds,
         }
 
     @property
@@ -118,16 +140,20 @@ class Job:
 
     @classmethod
     def of_records(cls, name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
-        """Return the job of two records; ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError`` where they are none."""
+        """Return the job of two records, its request short.
+
+        ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError`` where they are none.
+        """
         found = JobRequest(**request)
         if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
             raise ValueError("state, owner or session is not valid")
-        found.shortened()  # raises unless the requests are a list of objects
-        numbers = int(state["order"]), int(state["crashes"]), float(state["changed"])
+        numbers = int(state["order"]), int(state["crashes"]), float(state["changed"]), float(state.get("seconds", 0.0))
         result = state.get("result")  # absent in records of older releases
         if not (result is None or isinstance(result, dict)):
             raise ValueError("the result is not valid")
-        return cls(name, numbers[0], found, state["state"], numbers[1], state["error"], numbers[2], result=result)
+        short = found.shortened()  # raises unless the requests are a list of objects
+        order, crashes, changed, seconds = numbers
+        return cls(name, order, short, state["state"], crashes, state["error"], changed, result=result, seconds=seconds)
 
 
 def _digest(value: Any) -> Any:

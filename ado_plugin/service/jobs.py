@@ -1,11 +1,12 @@
 """Jobs: a bounded queue, fair among clients; jobs on the same data share their sweeps and survive connection and server.
 
-A job is durable before it is acknowledged. One worker takes the next job of the least recently served owner together with every
+A job is durable before it is acknowledged. A worker takes the next job of the least recently served owner together with every
 waiting job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections. If that fails,
-each is run alone, so that one job's error does not fail the others. While a record cannot be written, as on a full disk, the worker
-pauses and tries again: no job is lost. A job that was running when the server died is run again, alone; after the third crash it is
-parked as failed. Ended jobs are kept for a while, up to a limit per owner, with digests in place of the long values of their
-requests. Knows nothing of how a job is executed.
+each is run alone, so that one job's error does not fail the others. Batches of different owners share the processor in turns, in
+the middle of sweeps too; an owner leads one batch at a time. Where a further one has no room, one that keeps journals leaves and is
+continued later. While a record cannot be written, as on a full disk, a worker pauses and tries again: no job is lost. A job that
+was running when the server died is run again, alone; after the third crash it is parked as failed. Ended jobs are kept for a while,
+up to a limit per owner. Only running jobs have the long values of their requests in memory. Knows nothing of how a job is executed.
 """
 
 from __future__ import annotations
@@ -16,54 +17,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ado_plugin.service.job import Job, JobRequest, State
+from ado_plugin.service.limits import JobLimits
+from ado_plugin.service.machine import is_shortage
 from ado_plugin.service.records import JobRecords
+from ado_plugin.service.schedule import MOST_BATCHES, Batch, Schedule
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, FastompError, MediumError, RequestError, ServerError, encode_error, raise_error
 from fastomp_nvm.selection.run_info import describe_job
 
-__all__ = ["Executor", "JobLimits", "Jobs"]
+__all__ = ["Executor", "Jobs"]
 
 _FINISHED = ("done", "failed", "cancelled")
 _MOST_CRASHES = 3
 #: Seconds between two reports of progress: rounds on small data take microseconds.
 _NOTICE_SECONDS = 0.1
-#: Seconds between two attempts of the worker to write a record.
+#: Seconds between two attempts of a worker to write a record.
 _RETRY_SECONDS = 1.0
+#: Seconds without a step after which a batch counts as stuck.
+_STUCK_SECONDS = 600.0
+
+_INTERRUPTED = CancelledError("the job was cancelled")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class JobLimits:
-    """Limits of the queue.
-
-    Attributes
-    ----------
-    queued : int
-        Jobs waiting or running.
-    merged : int
-        Requests answered in shared sweeps at a time.
-    memory : int
-        Estimated bytes of memory for requests answered together.
-    work : int
-        Estimated bytes that one job may read.
-    keep_seconds : float
-        Time for which ended jobs are kept.
-    kept, kept_bytes : int
-        Most ended jobs of one owner, and bytes of their records; the oldest are removed first, the last one never.
-    """
-
-    queued: int = 256
-    merged: int = 64
-    memory: int = 8 << 30
-    work: int = 100 << 40
-    keep_seconds: float = 7 * 86400.0
-    kept: int = 1000
-    kept_bytes: int = 1 << 30
 
 
 class Executor(Protocol):
@@ -79,9 +59,14 @@ class Executor(Protocol):
     ) -> None:
         """Answer jobs on the same data; call ``ended`` with each job and its encoded selections as soon as it has all of them.
 
-        ``stopped`` is asked at every round and ends all jobs with ``CancelledError``. ``dropped`` is asked at every round of a job
-        and ends this job alone; ``ended`` is then called with None.
+        ``stopped`` is asked at every round and during sweeps, pauses the jobs while others have the processor, and ends all of
+        them with ``CancelledError`` when true. ``dropped`` is asked at every round of a job and ends this job alone; ``ended`` is
+        then called with None.
         """
+        ...
+
+    def keeps_journals(self, jobs: Sequence[Job]) -> bool:
+        """Return whether jobs that are answered together can be stopped and continued later."""
         ...
 
     def forget(self, job: Job) -> None:
@@ -104,21 +89,25 @@ class Jobs:
         self._records = records
         self._executor = executor
         self._limits = limits
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._startable = threading.Condition(lock)
+        self._schedule = Schedule(limits)
         self._jobs: dict[str, Job] = {}
-        self._served: collections.Counter[object] = collections.Counter()  # last turn of each owner and session
-        self._turn = 0
         self._order = 0
         self._accepting = True
         self._stopping = False
+        self._failing = False
         self.finished: collections.Counter[str] = collections.Counter()
         with self._changed:
             self._recover()
-        self._worker = threading.Thread(target=self._work, name="jobs", daemon=True)
+        # One more than can be busy: it notices jobs for which a batch has to make room.
+        self._workers = [threading.Thread(target=self._work, name="jobs", daemon=True) for _ in range(MOST_BATCHES + 1)]
 
     def start(self) -> None:
-        """Start the worker."""
-        self._worker.start()
+        """Start the workers."""
+        for worker in self._workers:
+            worker.start()
 
     def submit(self, name: str, request: JobRequest) -> Job:
         """Queue a job durably; a job that was submitted before is returned as it is.
@@ -130,21 +119,22 @@ class Jobs:
         RequestError
             Another job has the name.
         """
+        short = request.shortened()
         with self._changed:
             existing = self._jobs.get(name)
             if existing is not None:
-                if existing.request.same_as(request):
+                if (existing.short or existing.request).same_as(short):
                     return existing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
-            self._admit()
-            # A new session counts as just served: otherwise a client that opens one per job would always be next.
-            self._served.setdefault((request.owner, request.session), self._turn)
+            self._admit(request.owner)
+            self._schedule.arrive(request)
             self._order += 1
-            job = Job(name, self._order, request)
+            job = Job(name, self._order, short)
             self._records.write_state(name, job.state_record())
             self._records.write_request(name, asdict(request))
             self._jobs[name] = job
             self._changed.notify_all()
+            self._startable.notify()
             return job
 
     def find(self, name: str, owner: str | None) -> Job:
@@ -195,7 +185,7 @@ class Jobs:
         """Cancel a job; an ended job stays as it is."""
         with self._changed:
             if job.state == "queued":
-                self._finish(job, "cancelled", CancelledError("the job was cancelled"))
+                self._finish(job, "cancelled", _INTERRUPTED)
             elif job.state == "running":
                 job.cancelled = True  # takes effect at the next round
                 self._notify(job)
@@ -205,11 +195,12 @@ class Jobs:
         with self._changed:
             job.cancelled = False  # a cancellation that has not taken effect yet is withdrawn
             if job.state in ("failed", "cancelled"):
-                self._admit()
-                whole = JobRequest(**self._records.request(job.name))
+                self._admit(job.request.owner)
                 job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
+                job.seconds = 0.0
                 self._set_state(job, "queued")
-                job.request, job.progress = whole, []
+                job.progress = []
+                self._startable.notify()
 
     def uses(self, pool: str, key: str) -> int:
         """Return the number of unfinished jobs on this key."""
@@ -226,10 +217,28 @@ class Jobs:
     @property
     def trouble(self) -> str | None:
         """The reason why jobs make no progress, without names, or None."""
-        if self._worker.ident is not None and not self._worker.is_alive() and not self._stopping:
-            return "the job worker is not running"
+        if not self._stopping and any(worker.ident is not None and not worker.is_alive() for worker in self._workers):
+            return "a job worker is not running"
         with self._changed:
-            return self._records.trouble()
+            if (silence := max((batch.turn.silence for batch in self._schedule.batches.values()), default=0.0)) > _STUCK_SECONDS:
+                return f"a job has made no step for {silence:.0f} s"
+            return "the job workers fail: see the log" if self._failing else self._records.trouble()
+
+    @property
+    def workers_alive(self) -> int:
+        """Threads that run jobs."""
+        return sum(worker.is_alive() for worker in self._workers)
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds since the submission of the oldest job that has not ended; 0 without one."""
+        submitted = [job.request.submitted for job in list(self._jobs.values()) if job.state not in _FINISHED]
+        return max(time.time() - min(submitted), 0.0) if submitted else 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether no more jobs are accepted."""
+        return not self._accepting or self.active >= self._limits.queued
 
     def reap(self) -> int:
         """Remove jobs that ended long ago; return their number."""
@@ -238,9 +247,7 @@ class Jobs:
             old = [job for job in self._jobs.values() if job.state in _FINISHED and job.changed < oldest]
             for job in old:
                 self._forget(job)
-            sessions = {(job.request.owner, job.request.session) for job in self._jobs.values()}
-            for served in [each for each in self._served if isinstance(each, tuple) and each not in sessions]:
-                del self._served[served]
+            self._schedule.forget_others(job.request for job in self._jobs.values())
         return len(old)
 
     def drain(self, seconds: float) -> None:
@@ -250,12 +257,17 @@ class Jobs:
             self._changed.wait_for(lambda: all(job.state != "running" for job in self._jobs.values()), seconds)
             self._stopping = True
             self._changed.notify_all()
-        if self._worker.is_alive():
-            self._worker.join(seconds + 5.0)
+            self._startable.notify_all()
+        self._schedule.turns.close()
+        end = time.monotonic() + seconds + 5.0
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.join(max(end - time.monotonic(), 0.0))
         # The jobs of a worker that is still in a sweep wait for the next server; its later reports about them are ignored, because
-        # they are no longer running.
+        # its batch has lost them.
         with self._changed, contextlib.suppress(FastompError):
-            self._end(list(self._jobs.values()), CancelledError("the job was cancelled"))
+            for batch in self._schedule.batches.values():
+                self._end(batch, _INTERRUPTED)
 
     def _recover(self) -> None:
         """Load the jobs of an earlier server; the caller holds the lock."""
@@ -269,50 +281,73 @@ class Jobs:
             self._order = max(self._order, job.order)
             self._jobs[job.name] = job
             if job.state in _FINISHED:
-                job.request, job.size = job.request.shortened(), self._records.size(job.name)
+                job.size = self._records.size(job.name)
                 self._executor.forget(job)  # the server may have died after the job's end and before this
             if job.state != "running":
                 continue
             job.crashes += 1
-            if job.crashes >= _MOST_CRASHES:
-                error = ServerError(
-                    f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
-                )
-                self._finish(job, "failed", error)
-            else:
-                self._set_state(job, "queued")
+            try:
+                if job.crashes >= _MOST_CRASHES:
+                    error = ServerError(
+                        f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
+                    )
+                    self._finish(job, "failed", error)
+                else:
+                    self._set_state(job, "queued")
+            except MediumError as reason:  # a server starts on a full disk, too
+                job.state = "queued"
+                _log.error("a recovered job cannot be recorded", extra={"job": job.name, "reason": str(reason)})
             _log.warning("job recovered", extra={"job": job.name, "crashes": job.crashes, "state": job.state})
 
     def _work(self) -> None:
         """Run batches until the server stops, whatever error one of them raises."""
-        error = ServerError("the server failed at this job: see its log")
+        me = threading.get_ident()
         while not self._stopping:
             try:
-                if batch := self._start_batch():
-                    self._run(batch)
-            except Exception:
-                _log.exception("the job worker failed and continues")
-                with self._changed:  # all running jobs were started by this worker
-                    self._retry(lambda: self._end(list(self._jobs.values()), error))
-                    self._pause()
+                if (failed := self._schedule.batches.get(me)) is not None:
+                    with self._changed:
+                        self._retry(lambda: self._end(failed, ServerError("the server failed at this job: see its log")))
+                    self._close(me)
+                if (batch := self._start_batch(me)) is not None:
+                    batch.turn.offer()
+                    self._run(batch, list(batch.running))
+                    self._close(me)
+            except BaseException:  # short of memory too: nothing would start the worker again
+                self._failing = True
+                with contextlib.suppress(BaseException):
+                    _log.exception("a job worker failed and continues")
+                    with self._changed:
+                        self._pause()
 
-    def _start_batch(self) -> list[Job]:
-        """Wait for jobs and mark a batch as running; empty when the server stops or no record can be written."""
+    def _start_batch(self, worker: int) -> Batch | None:
+        """Wait for jobs that can start and mark them as running; None when the server stops or no record can be written."""
         with self._changed:
-            while not self._stopping and not (batch := self._next_batch()):
-                self._changed.wait()
+            while not self._stopping and not (jobs := self._schedule.next_jobs(self._jobs.values())):
+                self._failing = False
+                self._startable.wait()
+            self._failing = False
             if self._stopping:
-                return []
+                return None
+            batch = self._schedule.begin(worker, jobs, self._executor.keeps_journals(jobs))
             try:
-                for job in batch:
+                for job in jobs:
                     job.progress = []
                     self._set_state(job, "running")
+                    batch.running.append(job)
             except MediumError as error:
                 _log.error("a job waits because its record cannot be written", extra={"job": job.name, "reason": str(error)})
-                batch = [job for job in batch if job.state == "running"]
-                if not batch:
-                    self._pause()
+            if not batch.running:
+                self._close(worker)
+                self._pause()
+                return None
+            self._startable.notify()  # there may be jobs for another worker
             return batch
+
+    def _close(self, worker: int) -> None:
+        """Forget the batch of a worker, whose jobs have all left it."""
+        with self._changed:
+            self._schedule.end(worker)
+            self._startable.notify()
 
     def _retry(self, write: Callable[[], None]) -> None:
         """Repeat ``write`` until it succeeds or the server stops; the caller holds the lock, which is released in between."""
@@ -329,43 +364,18 @@ class Jobs:
         """Wait before another attempt, unless the server stops; the caller holds the lock, which is released meanwhile."""
         self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
 
-    def _next_batch(self) -> list[Job]:
-        """Choose the next job, and the jobs that can share its sweeps; the caller holds the lock."""
-        waiting = [job for job in self._jobs.values() if job.state == "queued"]
-        if not waiting:
-            return []
-
-        def turn(job: Job) -> tuple[int, int, int]:
-            owner = job.request.owner
-            return self._served[owner], self._served[owner, job.request.session], job.order
-
-        waiting.sort(key=turn)
-        batch = [waiting[0]]
-        memory, requests = batch[0].request.memory, len(batch[0].request.requests)
-        for job in waiting[1:]:
-            if not (batch[0].mergeable and job.mergeable and job.data == batch[0].data):
-                continue
-            memory += job.request.memory
-            requests += len(job.request.requests)
-            if memory > self._limits.memory or requests > self._limits.merged:
-                break
-            batch.append(job)
-        self._turn += 1
-        for job in batch:
-            self._served[job.request.owner] = self._served[job.request.owner, job.request.session] = self._turn
-        return batch
-
-    def _run(self, batch: list[Job]) -> None:
-        """Run jobs together; if that fails, one by one."""
-        positions = [(job, place) for job in batch for place in range(len(job.request.requests))]
-        for job in batch:
+    def _run(self, batch: Batch, jobs: list[Job]) -> None:
+        """Run jobs of a batch together; if that fails, one by one."""
+        positions = [(job, place) for job in jobs for place in range(len(job.request.requests))]
+        for job in jobs:
             job.progress = [None] * len(job.request.requests)
 
         def observe(step: Progress) -> None:
+            batch.sweeps = step.sweep
             job, place = positions[step.run]
             job.progress[place] = replace(step, run=place, runs=len(job.progress))
             now = time.monotonic()
-            running = [other for other in batch if other.state == "running"]
+            running = [other for other in jobs if other in batch.running]
             for other in running if step.share else [job]:  # a pass in flight is one of all jobs that have not ended
                 first = other.progress[0] if other.progress else None
                 if other is not job and first is not None:
@@ -377,59 +387,87 @@ class Jobs:
                     with self._changed:
                         self._notify(other)
 
+        def stopped() -> bool:
+            batch.turn.offer()
+            batch.charge()
+            return self._stopping or batch.must_leave or all(map(dropped, jobs))
+
         def dropped(job: Job) -> bool:
-            return job.cancelled or job.state != "running"
+            return job.cancelled or job not in batch.running or job.seconds > self._limits.seconds
 
         reason: FastompError
         try:
-            self._executor.run(batch, observe, lambda: self._stopping, dropped, self._keep)
+            for job in jobs:
+                job.load(JobRequest(**self._records.request(job.name)))
+            self._executor.run(jobs, observe, stopped, dropped, partial(self._keep, batch))
             return
-        except FastompError as error:
-            reason = error
         except Exception as error:
-            _log.exception("a job failed", extra={"job": batch[0].name})
-            text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "see its log"
-            reason = ServerError(f"the server failed at this job: {text}")
-        if len(batch) == 1 or isinstance(reason, CancelledError):
+            if is_shortage(error):
+                _log.error("a job is run again later", extra={"job": jobs[0].name, "reason": str(error)})
+                with self._changed:
+                    self._retry(lambda: self._end(batch, _INTERRUPTED, jobs))
+                    self._pause()
+                return
+            if isinstance(error, FastompError):
+                reason = error
+            else:
+                _log.exception("a job failed", extra={"job": jobs[0].name})
+                text = "this machine has not enough memory for it" if isinstance(error, MemoryError) else "see its log"
+                reason = ServerError(f"the server failed at this job: {text}")
+        if len(jobs) == 1 or isinstance(reason, CancelledError):
             with self._changed:
-                self._retry(lambda: self._end(batch, reason))
+                self._retry(lambda: self._end(batch, reason, jobs))
             return
-        for job in batch:
-            if job.state == "running":
-                self._run([job])
+        for job in jobs:
+            if job in batch.running:
+                self._run(batch, [job])
 
-    def _keep(self, job: Job, answers: list[dict[str, Any]] | None) -> None:
-        """Record the answers of a running job, unless it was cancelled."""
+    def _keep(self, batch: Batch, job: Job, answers: list[dict[str, Any]] | None) -> None:
+        """Record the answers of a job of a batch, unless it was cancelled."""
 
         def keep() -> None:
-            if job.state != "running":
+            if job not in batch.running:
                 return
             if job.cancelled or answers is None:
-                self._end([job], CancelledError("the job was cancelled"))
+                self._end(batch, _INTERRUPTED, [job])
                 return
             self._records.write_answer(job.name, {"answers": answers})
             job.result = describe_job({}, answers).get("result")
             self._finish(job, "done", None)
+            batch.running.remove(job)
 
         with self._changed:
             self._retry(keep)
 
-    def _end(self, batch: Sequence[Job], error: FastompError) -> None:
-        """End the running jobs of a batch with an error, or queue interrupted ones again; the caller holds the lock."""
-        for job in batch:
+    def _end(self, batch: Batch, error: FastompError, jobs: Sequence[Job] | None = None) -> None:
+        """End jobs of a batch, all unless given, with an error, or queue interrupted ones again; the caller holds the lock."""
+        for job in [job for job in batch.running if jobs is None or job in jobs]:
             if job.state != "running":
-                continue
-            if isinstance(error, CancelledError) and not job.cancelled:
-                self._set_state(job, "queued")
+                pass  # it has ended, and what failed came after that
+            elif not isinstance(error, CancelledError):
+                self._finish(job, "failed", error)
+            elif job.cancelled:
+                self._finish(job, "cancelled", error)
+            elif job.seconds > self._limits.seconds:
+                overdue = ServerError(f"the job has used more than {self._limits.seconds:g} s, the most one may: split it")
+                self._finish(job, "failed", overdue)
             else:
-                self._finish(job, "cancelled" if isinstance(error, CancelledError) else "failed", error)
+                self._set_state(job, "queued")
+                job.unload()
+            batch.running.remove(job)
 
-    def _admit(self) -> None:
-        """Raise ``ServerError`` when the server is shutting down or the queue is full; the caller holds the lock."""
+    def _admit(self, owner: str) -> None:
+        """Raise ``ServerError`` when the server is shutting down or the queue, or this owner's part, is full.
+
+        The caller holds the lock.
+        """
         if not self._accepting:
             raise ServerError("the server is shutting down and takes no more jobs: try again when it is back")
-        if self.active >= self._limits.queued:
-            raise ServerError(f"{self.active} jobs are waiting, the most this server takes: try later")
+        active = [job for job in self._jobs.values() if job.state not in _FINISHED]
+        if len(active) >= self._limits.queued:
+            raise ServerError(f"{len(active)} jobs are waiting, the most this server takes: try later")
+        if (owned := sum(job.request.owner == owner for job in active)) >= self._limits.owned:
+            raise ServerError(f"{owned} jobs of {owner!r} are waiting, the most this server takes of one user: try later")
 
     def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
         """End a job; a ``MediumError`` leaves it as it was."""
@@ -437,8 +475,7 @@ class Jobs:
         self.finished[state] += 1
         try:  # records that cannot be removed only take room
             self._executor.forget(job)
-            whole, job.request = job.request, job.request.shortened()
-            if state == "done" and job.request != whole:  # any other may be resumed
+            if job.unload() and state == "done":  # any other may be resumed
                 with contextlib.suppress(FastompError):
                     self._records.write_request(job.name, asdict(job.request))
             job.size = self._records.size(job.name)

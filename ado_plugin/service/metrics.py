@@ -1,19 +1,26 @@
-"""Metrics for Prometheus and a health check, over plain HTTP on a separate address; off by default.
+"""Metrics for Prometheus and checks of the server's condition, over plain HTTP on a separate address; off by default.
 
-``/metrics`` is the text format 0.0.4; ``/health`` is ``ok`` (200) or the reason why the server is not healthy (503). Names of
-pools, keys, jobs and principals never appear.
+``/metrics`` is the text format 0.0.4. ``/health`` says whether jobs make progress, ``/ready`` whether new calls are welcome: the
+first line is ``ok`` (200) or the reason why not (503), the others are facts. No name of a pool, key, job or principal appears.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["Figure", "Labels", "MetricsServer", "exposition"]
+__all__ = ["Condition", "Figure", "Labels", "MetricsServer", "exposition"]
+
+#: Connections at a time, each with a thread.
+_MOST_CONNECTIONS = 32
+
+#: The reason why not, or None, and facts by name.
+Condition: TypeAlias = tuple[str | None, Mapping[str, object]]
 
 #: Labels of a value: pairs of name and text.
 Labels = tuple[tuple[str, str], ...]
@@ -59,22 +66,25 @@ class MetricsServer:
         0 for any.
     collect : callable
         Returns the metrics.
-    trouble : callable
-        Returns the reason why the server is not healthy, or None.
+    checks : mapping of str to callable
+        By path; each returns the reason why not, or None, and facts.
     """
 
-    def __init__(self, host: str, port: int, collect: Callable[[], Sequence[Figure]], trouble: Callable[[], str | None]) -> None:
+    def __init__(
+        self, host: str, port: int, collect: Callable[[], Sequence[Figure]], checks: Mapping[str, Callable[[], Condition]]
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds; a silent client does not keep its thread
 
             def do_GET(self) -> None:
                 if self.path == "/metrics":
                     self._reply(200, exposition(collect()), "text/plain; version=0.0.4; charset=utf-8")
-                elif self.path == "/health":
-                    reason = trouble()
-                    self._reply(200, "ok\n") if reason is None else self._reply(503, f"{reason}\n")
+                elif self.path in checks:
+                    reason, facts = checks[self.path]()
+                    lines = [reason or "ok", *(f"{name} {value}" for name, value in facts.items())]
+                    self._reply(200 if reason is None else 503, "\n".join(lines) + "\n")
                 else:
-                    self._reply(404, "expected /metrics or /health\n")
+                    self._reply(404, f"expected {', '.join(('/metrics', *checks))}\n")
 
             def _reply(self, status: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
                 data = text.encode()
@@ -90,6 +100,26 @@ class MetricsServer:
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
+            places = threading.Semaphore(_MOST_CONNECTIONS)
+
+            def get_request(self) -> tuple[socket.socket, object]:
+                try:
+                    return super().get_request()
+                except OSError:
+                    time.sleep(0.1)  # without descriptors the next attempt would fail as soon
+                    raise
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if self.places.acquire(blocking=False):
+                    super().process_request(request, client_address)
+                else:
+                    self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    self.places.release()
 
         self._server = Server((host, port), Handler)
         self.port = self._server.server_address[1]

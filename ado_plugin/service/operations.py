@@ -20,7 +20,8 @@ from typing import Any
 from ado_plugin.service.access import Principal, Role
 from ado_plugin.service.execution import estimate
 from ado_plugin.service.job import Job, JobRequest
-from ado_plugin.service.jobs import JobLimits, Jobs
+from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
 from fastomp_nvm.constraints.written.description import parse_constraint

@@ -19,6 +19,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from ado_plugin.service.machine import free_bytes, total_bytes
 from fastomp_nvm.durable_files import check_name, device_errors, is_unlocked, lock_path
 from fastomp_nvm.errors import ServerError, StoreError, StoreURLError, near
 from fastomp_nvm.stores.contract import FeatureStore
@@ -30,6 +31,7 @@ from storage_backends.build.schema import TableSchema
 __all__ = ["Pools"]
 
 _FILE_MEDIA = ("mmap", "pmem")
+_LARGEST_RESERVE = 1 << 30
 _OWN = ".fastomp"
 _LEFT_BEHIND = re.compile(r"\..+\.(partial|deleted)-[0-9]+-[0-9a-f]+")
 
@@ -42,7 +44,12 @@ class Pools:
     location : str
         Directory, or its URL on a file medium; a plain path means ``pmem``, emulated where there is no such device.
     quota : int, optional
-        Largest number of bytes in a pool.
+        Largest number of bytes in a pool; by default what the disk has room for.
+
+    Attributes
+    ----------
+    reserve : int
+        Bytes of the file system that uploads leave free, because jobs cannot run where their records cannot be written.
     """
 
     def __init__(self, location: str, quota: int | None = None) -> None:
@@ -62,6 +69,7 @@ class Pools:
         if owner is None:
             raise ServerError(f"the pools in {self.root} are those of another server: stop it, or choose another place")
         self._owner = owner
+        self.reserve = min(_LARGEST_RESERVE, total_bytes(self.root) // 20)
 
     @property
     def own_folder(self) -> Path:
@@ -71,6 +79,15 @@ class Pools:
     def close(self) -> None:
         """Release the lock of the pools."""
         os.close(self._owner)
+
+    def room(self) -> int:
+        """Return the bytes that uploads may still take."""
+        return max(free_bytes(self.root) - self.reserve, 0)
+
+    @staticmethod
+    def size_of(schema: TableSchema, dtype: str, tier: str) -> int:
+        """Return the bytes of the matrix of a store, its tier included."""
+        return schema.n_columns * schema.n_obs * ({"float16": 2, "float32": 4}.get(dtype, 8) + (tier == "int8"))
 
     def names(self) -> list[str]:
         """Return the names of all pools, in order."""
@@ -135,13 +152,16 @@ class Pools:
                     f"the key {key!r} exists already in the pool {pool!r}: choose another, or ask to replace it (--replace)"
                 )
             _refuse_link(path / key)
-            itemsize = {"float16": 2, "float32": 4}.get(settings["dtype"], 8) + (settings["tier"] == "int8")
-            needed = schema.n_columns * schema.n_obs * itemsize
+            needed = self.size_of(schema, settings["dtype"], settings["tier"])
             fresh = not path.exists()
             used = 0 if fresh else self.usage(pool)
             if self.quota is not None and folder is None and used + needed > self.quota:
                 raise ServerError(
                     f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
+                )
+            if folder is None and needed > (room := self.room()):
+                raise ServerError(
+                    f"{needed} bytes do not fit: {room} are left, beside {self.reserve} kept for records; delete a key"
                 )
             with device_errors(f"make the pool {pool!r}"):
                 path.mkdir(exist_ok=True)

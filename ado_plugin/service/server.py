@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from ado_plugin.flight.server import FlightHost
 from ado_plugin.service.access import Access
-from ado_plugin.service.execution import Execution
-from ado_plugin.service.jobs import JobLimits, Jobs
-from ado_plugin.service.metrics import Figure, Labels, MetricsServer
+from ado_plugin.service.execution import Execution, import_selectors
+from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.limits import JobLimits
+from ado_plugin.service.machine import free_bytes, free_descriptors, raise_descriptor_limit
+from ado_plugin.service.metrics import Condition, Figure, Labels, MetricsServer
 from ado_plugin.service.operations import Operations
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
@@ -34,7 +36,9 @@ __all__ = ["Service", "ServiceSettings"]
 
 _log = logging.getLogger(__name__)
 
-_REAP_SECONDS = 5.0
+_REAP_SECONDS = 1.0
+#: Descriptors that connections leave to jobs, uploads and records, and connections there may be all the same.
+_RESERVED_DESCRIPTORS, _FEWEST_CONNECTIONS = 128, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,9 @@ class ServiceSettings:
     insecure : bool
         Serve beyond loopback without token or TLS.
     quota : int, optional
-        Bytes per pool.
+        Bytes per pool; by default what the disk has room for.
+    connections : int
+        Most connections at a time.
     threads : int, optional
         Threads of a sweep.
     upload_idle : float
@@ -76,6 +82,7 @@ class ServiceSettings:
     page: tuple[str, int] | None = None
     insecure: bool = False
     quota: int | None = None
+    connections: int = 1000
     threads: int | None = None
     upload_idle: float = 900.0
     drain: float = 20.0
@@ -108,6 +115,8 @@ class Service:
             raise InputError(
                 f"{settings.metrics[0]} is reachable from other machines and the metrics need no token: --insecure allows that"
             )
+        raise_descriptor_limit()
+        import_selectors()
         self._settings = settings
         self._access = Access(settings.token_file)
         self._pools = Pools(settings.pools, settings.quota)
@@ -122,8 +131,10 @@ class Service:
         self._page: PageHost | None = None
         try:
             if settings.metrics is not None:
-                self._metrics = MetricsServer(*settings.metrics, self._figures, self._trouble)
-            self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls)
+                checks = {"/health": self._health, "/ready": self._readiness}
+                self._metrics = MetricsServer(*settings.metrics, self._figures, checks)
+            most = max(min(settings.connections, free_descriptors() - _RESERVED_DESCRIPTORS), _FEWEST_CONNECTIONS)
+            self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls, most)
             if settings.page is not None:
                 self._page = self._serve_page(*settings.page)
         except OSError as error:
@@ -194,14 +205,35 @@ class Service:
         _log.info("stopped", extra={"orderly": not closing.is_alive()})
         return not closing.is_alive()
 
-    def _trouble(self) -> str | None:
-        """Return the reason why the server is not healthy, or None."""
-        return "draining" if self._draining else self._jobs.trouble
+    def _health(self) -> Condition:
+        """Return why jobs make no progress or soon will not, and what is left of the machine."""
+        room, descriptors = free_bytes(self._pools.root), free_descriptors()
+        facts = {
+            "workers_alive": self._jobs.workers_alive,
+            "jobs_active": self._jobs.active,
+            "oldest_job_seconds": round(self._jobs.longest_wait),
+            "free_disk_bytes": room,
+            "free_descriptors": descriptors,
+        }
+        reason = self._jobs.trouble
+        if reason is None and room < self._pools.reserve // 16:
+            reason = f"{room} bytes are free on the disk of the pools"
+        if reason is None and descriptors < _RESERVED_DESCRIPTORS // 8:
+            reason = f"{descriptors} descriptors are left"
+        return reason, facts
+
+    def _readiness(self) -> Condition:
+        """Return why new jobs are not accepted now."""
+        if self._draining or not self._reaper.is_alive():
+            return "draining" if self._draining else "starting", {}
+        return ("the queue is full" if self._jobs.full else self._health()[0]), {}
 
     def _reap(self) -> None:
-        """Periodically remove idle uploads and old jobs."""
+        """Periodically remove idle uploads, old jobs and connections that nobody uses."""
         while not self._ended.wait(min(_REAP_SECONDS, self._settings.upload_idle / 4)):
             try:
+                if count := self._host.connections.shed():
+                    _log.warning("connections ended", extra={"count": count})
                 self._uploads.reap()
                 self._jobs.reap()
             except Exception:
@@ -219,6 +251,9 @@ class Service:
             Figure("jobs_active", "Jobs waiting or running.", "gauge", {(): self._jobs.active}),
             Figure("uploads_staged", "Uploads in progress.", "gauge", {(): self._uploads.staged}),
             Figure("upload_bytes_total", "Bytes of values received.", "counter", {(): self._uploads.bytes_received}),
+            Figure("oldest_job_seconds", "Age of the oldest job that has not ended.", "gauge", {(): self._jobs.longest_wait}),
+            Figure("free_disk_bytes", "Bytes free on the disk of the pools.", "gauge", {(): free_bytes(self._pools.root)}),
+            Figure("free_descriptors", "Descriptors that may still be opened.", "gauge", {(): free_descriptors()}),
             Figure("pools", "Pools served.", "gauge", {(): len(self._pools.names())}),
         )
 

@@ -25,7 +25,7 @@ from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import TileLog, UploadRecords
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import check_name
-from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, UploadLostError
+from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, UploadLostError, encode_error, raise_error
 from fastomp_nvm.matrix.checksum import crc32
 from fastomp_nvm.selection.codec import as_names, decode_vector
 from fastomp_nvm.stores.contract import Target
@@ -41,6 +41,9 @@ LARGEST_TILE = 32 << 20
 
 _MOST_FEATURES = 1 << 25
 _MOST_STAGED = 64
+_MOST_OF_ONE_OWNER = 16
+#: Seconds within which the first tile of an upload has to arrive, if idle uploads are kept for longer.
+_FIRST_TILE_SECONDS = 120.0
 _MOST_REMEMBERED = 1000
 _REMEMBERED_SECONDS = 3600.0
 
@@ -202,6 +205,7 @@ class _Upload:
     owner: str
     plan: UploadPlan
     folder: str
+    size: int
     builder: StoreBuilder | None = None
     tiles: TileLog | None = None
     next: int = 0
@@ -210,12 +214,19 @@ class _Upload:
     lock: threading.Lock = field(default_factory=threading.Lock)
     checking: threading.Thread | None = None
     sealing: threading.Thread | None = None
-    outcome: dict[str, Any] | FastompError | None = None
+    report: dict[str, Any] | None = None
+    error: dict[str, str] | None = None  # encoded: its traceback would keep the matrix mapped, and its room on disk taken
 
     @property
     def is_being_checked(self) -> bool:
         """Whether tiles of an earlier server are being checked."""
         return self.checking is not None and self.checking.is_alive()
+
+    def is_idle(self, seconds: float) -> bool:
+        """Return whether no tile has arrived for so long that the room of the upload is to be free again."""
+        if self.sealing is not None or self.is_being_checked:
+            return False
+        return time.monotonic() - self.touched > (seconds if self.next else min(seconds, _FIRST_TILE_SECONDS))
 
 
 class Uploads:
@@ -225,7 +236,7 @@ class Uploads:
     ----------
     pools : Pools
     idle_seconds : float
-        Time without a call after which an upload is removed.
+        Time without a new tile after which an upload is removed.
     """
 
     def __init__(self, pools: Pools, idle_seconds: float = 900.0) -> None:
@@ -247,7 +258,6 @@ class Uploads:
         """
         with self._lock:
             upload = self._find_or_begin(owner, plan)
-            upload.touched = time.monotonic()
             if upload.builder is None and upload.checking is None:
                 upload.checking = threading.Thread(target=self._check, args=(upload,), name="check", daemon=True)
                 upload.checking.start()
@@ -305,7 +315,7 @@ class Uploads:
         if upload is None or upload.owner != owner:
             upload = self._find(owner, name)
         with upload.lock:
-            if upload.sealing is None and upload.outcome is None:
+            if upload.sealing is None and upload.report is None:
                 if upload.builder is None:
                     raise UploadLostError("the server was restarted during this upload: begin it again, and it continues")
                 if (tiles, checksum) != (upload.next, upload.checksum):
@@ -318,11 +328,9 @@ class Uploads:
                 upload.sealing.start()
         if upload.sealing is not None:
             upload.sealing.join(wait)
-        if upload.outcome is None:
-            return {"state": "sealing"}
-        if isinstance(upload.outcome, FastompError):
-            raise upload.outcome
-        return {"state": "done", "report": upload.outcome}
+        if upload.error is not None:
+            raise_error(upload.error)
+        return {"state": "sealing"} if upload.report is None else {"state": "done", "report": upload.report}
 
     def abort(self, owner: str, name: str) -> dict[str, Any]:
         """Remove an upload on request of its owner."""
@@ -337,9 +345,7 @@ class Uploads:
             for upload in list(self._ended.values()):
                 if time.monotonic() - upload.touched > _REMEMBERED_SECONDS:
                     self._forget(upload.name)
-            oldest = time.monotonic() - self._idle_seconds
-            staged = self._staged.values()
-            idle = [each for each in staged if each.touched < oldest and each.sealing is None and not each.is_being_checked]
+            idle = [upload for upload in self._staged.values() if upload.is_idle(self._idle_seconds)]
             for upload in idle:
                 self._drop(upload, "idle for too long")
         return len(idle)
@@ -369,9 +375,10 @@ class Uploads:
         """Take over an upload of an earlier server: as published, as staged, or not at all."""
         try:
             kept, report = self._records.plan(name), self._records.report(name)
-            upload = _Upload(name, kept["owner"], UploadPlan.decode(kept["plan"]), kept["folder"])
+            plan = UploadPlan.decode(kept["plan"])
+            upload = _Upload(name, kept["owner"], plan, kept["folder"], self._size(plan))
             if report is not None and self._is_published(upload.plan, name):
-                upload.outcome = report
+                upload.report = report
                 self._ended[name] = upload
                 self._forget_oldest()
             elif self._pools.left_build(upload.plan.pool, upload.folder) is not None:
@@ -403,8 +410,14 @@ class Uploads:
             self._drop(upload, "replaced by another upload of its owner to the same key")
         if len(self._staged) >= _MOST_STAGED:
             raise ServerError(f"{_MOST_STAGED} uploads are in progress, the most this server takes: try later")
+        size, others = self._size(plan), [upload.size for upload in self._staged.values() if upload.owner == owner]
+        if len(others) >= _MOST_OF_ONE_OWNER:
+            raise ServerError(f"{len(others)} uploads of {owner!r} are in progress, the most of one user: commit or abort some")
+        staged = sum(upload.size for upload in self._staged.values())
+        if others and sum(others) + size > (self._pools.room() + staged) // 2:
+            raise ServerError(f"the uploads of {owner!r} would take more than half of the room on disk: commit or abort some first")
         builder = self._build(plan)
-        upload = _Upload(secrets.token_hex(16), owner, plan, builder.folder, builder)
+        upload = _Upload(secrets.token_hex(16), owner, plan, builder.folder, size, builder)
         try:
             upload.tiles = self._records.tiles(upload.name)
             self._records.write_plan(upload.name, owner, plan.sent, upload.folder)
@@ -413,6 +426,10 @@ class Uploads:
             raise
         self._staged[upload.name] = upload
         return upload
+
+    def _size(self, plan: UploadPlan) -> int:
+        """Return the bytes of the matrix of a plan."""
+        return self._pools.size_of(plan.schema, plan.settings["dtype"], plan.settings["tier"])
 
     def _build(self, plan: UploadPlan, folder: str | None = None) -> StoreBuilder:
         """Return a builder for a plan."""
@@ -481,7 +498,7 @@ class Uploads:
         provenance: Mapping[str, Any],
         ids: Sequence[str] | None,
     ) -> None:
-        """Finish the store; the outcome is the report or the error."""
+        """Finish the store; the upload gets the report or the error."""
         try:
             place = f"{upload.plan.pool}/{upload.plan.key}"
 
@@ -491,16 +508,17 @@ class Uploads:
 
             with builder:
                 report = builder.finish(targets, {**provenance, "upload": upload.name}, announce, ids)
-            upload.outcome = {**asdict(report), "url": place}
+            upload.report = {**asdict(report), "url": place}
             _log.info("published", extra={"pool": upload.plan.pool, "key": upload.plan.key, "owner": upload.owner})
         except FastompError as error:
-            upload.outcome = error
+            upload.error = encode_error(error)
         except Exception:
             _log.exception("sealing failed", extra={"pool": upload.plan.pool, "key": upload.plan.key})
-            upload.outcome = ServerError("the server failed to seal the upload: see its log")
+            upload.error = encode_error(ServerError("the server failed to seal the upload: see its log"))
         _close(upload)
+        upload.builder = None
         upload.touched = time.monotonic()
-        if isinstance(upload.outcome, FastompError):
+        if upload.error is not None:
             self._records.remove(upload.name)
         with self._lock:
             self._staged.pop(upload.name, None)

@@ -79,7 +79,8 @@ class Sweeper:
     Attributes
     ----------
     report : callable, optional
-        Called about every 100 ms of a sweep with the share of it that is done, on any of the threads but never on two at once.
+        Called about every 100 ms of a sweep with the share of it that is done, on any of the threads but never on two at once. The
+        sweep pauses until it returns.
     """
 
     report: Callable[[float], None] | None = None
@@ -159,12 +160,11 @@ class Sweeper:
             nonlocal done, due
             use(block, first, last)
             done += last - first  # approximate where threads collide
-            if done < count and time.monotonic() >= due and lock.acquire(blocking=False):
-                try:
-                    report(done / count)
-                    due = time.monotonic() + REPORT_SECONDS
-                finally:
-                    lock.release()
+            if done < count and time.monotonic() >= due:
+                with lock:  # while one thread reports the others wait: a report that takes its time pauses the sweep
+                    if time.monotonic() >= due:
+                        report(done / count)
+                        due = time.monotonic() + REPORT_SECONDS
 
         return counted
 

@@ -15,7 +15,8 @@ import pytest
 
 import fastomp_nvm as fo
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.jobs import JobLimits, Jobs
+from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
 from fastomp_nvm.cli.main import main

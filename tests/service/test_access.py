@@ -297,7 +297,7 @@ def test_what_serve_refuses(words: list[str], reason: str, tmp_path: Path, capsy
 def test_metrics_over_ipv6() -> None:
     """The metrics are served on an IPv6 address, too."""
     try:
-        server = MetricsServer("::1", 0, tuple, lambda: None)
+        server = MetricsServer("::1", 0, tuple, {"/health": lambda: (None, {})})
     except OSError as error:
         pytest.skip(f"the loopback interface has no IPv6 address: {error}")
     try:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from ado_plugin.service.job import Job, JobRequest
-from ado_plugin.service.jobs import JobLimits, Jobs
+from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.records import JobRecords
 from fastomp_nvm.engine.engine import Progress
 from fastomp_nvm.errors import CancelledError, DataError, MediumError, RequestError, ServerError
@@ -27,6 +28,10 @@ class Gate:
         self.open = threading.Event()
         self.open.set()
         self.forgotten: list[str] = []
+        self.journals = False
+
+    def keeps_journals(self, jobs: Sequence[Job]) -> bool:
+        return self.journals
 
     def run(
         self,
@@ -173,10 +178,10 @@ def test_the_worker_survives_a_bug(queue: Jobs, monkeypatch: pytest.MonkeyPatch,
     failing = ["a bug"]
     original = queue._run
 
-    def run(batch: list[Job]) -> None:
+    def run(*arguments: Any) -> None:
         if failing:
             raise RuntimeError(failing.pop())
-        original(batch)
+        original(*arguments)
 
     monkeypatch.setattr(queue, "_run", run)
     queue.submit("first", request())
@@ -185,9 +190,9 @@ def test_the_worker_survives_a_bug(queue: Jobs, monkeypatch: pytest.MonkeyPatch,
     queue.submit("second", request())
     assert finished(queue, "second") == ["done"]
     assert queue.trouble is None
-    monkeypatch.setattr(queue, "_worker", threading.Thread(target=int))
+    monkeypatch.setattr(queue, "_workers", [threading.Thread(target=int)])
     queue.start()
-    assert noticed(lambda: queue.trouble == "the job worker is not running")
+    assert noticed(lambda: queue.trouble == "a job worker is not running")
 
 
 def test_jobs_on_the_same_data_share_their_sweeps(queue: Jobs, gate: Gate) -> None:
@@ -364,15 +369,17 @@ def test_a_stop_that_its_worker_does_not_hear_is_no_crash(tmp_path: Path, gate: 
         callbacks[-1](jobs[0], [{"of": "the dead"}])
 
     monkeypatch.setattr(gate, "run", deaf)
-    monkeypatch.setattr(queue._worker, "join", lambda timeout: None)
+    monkeypatch.setattr(threading.Thread, "join", lambda worker, timeout: None)
     job = queue.submit("a", request())
     queue.start()
     assert begun.wait(60)
     queue.drain(0.0)
     after = Jobs(records, Gate(), JobLimits())
     assert (after.find("a", None).state, after.find("a", None).crashes) == ("queued", 0)
+    monkeypatch.undo()
     late.set()
-    threading.Thread.join(queue._worker, 60)
+    for worker in queue._workers:
+        worker.join(60)
     assert job.state == "queued"
     assert not list((tmp_path / "jobs").glob("*.answer.json"))
 
@@ -535,7 +542,7 @@ def test_jobs_that_share_a_pass_hear_of_it(queue: Jobs, gate: Gate) -> None:
     jobs = [queue.submit("one", request(requests=[{}, {}])), queue.submit("other", request(owner="bob"))]
     queue.start()
     while not all(job.progress and job.progress[0] is not None and job.progress[0].share for job in jobs):
-        assert queue._worker.is_alive()
+        assert all(worker.is_alive() for worker in queue._workers)
     assert [[(step.run, step.runs) for step in job.progress if step is not None] for job in jobs] == [[(0, 2), (1, 2)], [(0, 1)]]
     assert [(job.progress[0].sweep, job.progress[0].bytes_read) for job in jobs] == [(2, 9), (2, 9)]
     assert gate.batches == [["one", "other"]]

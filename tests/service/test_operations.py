@@ -23,7 +23,8 @@ from ado_plugin.flight.server import _tile
 from ado_plugin.service import operations
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.execution import Execution
-from ado_plugin.service.jobs import JobLimits, Jobs
+from ado_plugin.service.jobs import Jobs
+from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
@@ -333,7 +334,7 @@ def test_quota_counts_what_is_staged_until_it_is_reaped(tmp_path: Path) -> None:
 
 def test_delete_waits_for_jobs_and_replace_does_not_disturb_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key is not deleted while a job needs it; a job queued before a replacement fails rather than answer about other data."""
-    monkeypatch.setattr(host.jobs, "_next_batch", list)
+    monkeypatch.setattr(host.jobs._schedule, "next_jobs", lambda jobs: [])
     host.call("select", pool="lab", key="data", job="j", request={"k": 2})
     assert "1 jobs on lab/data are not finished" in host.refused("delete", pool="lab", key="data")
     fo.create_store(str(host.folder / "pools" / "lab" / "data"), *small_data(1), replace=True).close()
@@ -367,7 +368,7 @@ def test_only_so_many_calls_wait(host: Host, monkeypatch: pytest.MonkeyPatch) ->
     """Of many calls that want to wait for news so many do, each of which has a thread; one more is answered at once."""
     monkeypatch.setattr("ado_plugin.service.operations._MOST_WAITING", 3)
     monkeypatch.setattr("ado_plugin.service.operations._LONGEST_WAIT", 600.0)
-    monkeypatch.setattr(host.jobs, "_next_batch", list)
+    monkeypatch.setattr(host.jobs._schedule, "next_jobs", lambda jobs: [])
     version = host.call("select", pool="lab", key="data", job="j", request={"k": 2})["version"]
     poll = {"job": "j", "since": version, "wait": 600}
     waiting = [threading.Thread(target=host.call, args=("progress",), kwargs=poll) for _ in range(3)]

@@ -291,7 +291,7 @@ def test_metrics_and_health(server: RunningServer, store: str) -> None:
     assert "lab" not in text
     assert "sockets" not in text
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/health", timeout=10) as reply:
-        assert reply.read() == b"ok\n"
+        assert reply.read().startswith(b"ok\n")
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/etc/passwd", timeout=10)
 
@@ -308,10 +308,11 @@ def test_health_tells_of_records_that_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(url, timeout=10)
         with caught.value as reply:
-            assert (reply.code, reply.read()) == (503, b"job records cannot be written: No such file or directory\n")
+            assert reply.code == 503
+            assert reply.read().startswith(b"job records cannot be written: No such file or directory\n")
         (tmp_path / "away").rename(folder)
         with urllib.request.urlopen(url, timeout=10) as reply:
-            assert reply.read() == b"ok\n"
+            assert reply.read().startswith(b"ok\n")
         assert len(client.select(k=2).features) == 2
 
 
