@@ -35,7 +35,7 @@ _POLYNOMIAL = 0xEDB88320
 
 def crc32(buffer: Buffer, start: int = 0) -> int:
     """Return the CRC-32 of a buffer's bytes, continuing from ``start``; releases the interpreter lock."""
-    return native.extension.crc32(buffer, start, False) if native.extension else zlib.crc32(buffer, start)
+    return native.extension.crc32(buffer, start, 0) if native.extension else zlib.crc32(buffer, start)
 
 
 def row_checksums(rows: AnyArray, places: IndexArray | None = None) -> UInt32Array:

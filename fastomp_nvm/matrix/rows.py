@@ -190,6 +190,12 @@ class LocalRows(Rows):
             Whether there will be more visits, for which pages of a file are worth keeping in memory.
         """
 
+    def _numbers(self, index: RowIndex) -> IndexArray:
+        """Return the numbers of rows given as NumPy takes them."""
+        if isinstance(index, np.ndarray) and index.dtype.kind == "i":
+            return np.asarray(index % len(self), dtype=np.int64)
+        return np.atleast_1d(np.arange(len(self))[index])
+
     def _compared(self, use: Use) -> Use:
         """Return ``use`` such that rows are compared with their checksums first, unless all of them were before."""
         seal = self.seal
@@ -331,7 +337,7 @@ class ArrayRows(LocalRows):
     def check(self, index: RowIndex) -> None:
         """Compare rows with their checksums where they lie, unless they were compared before."""
         if self.seal is not None and not self.seal.intact:
-            columns = np.atleast_1d(np.arange(len(self))[index])
+            columns = self._numbers(index)
             try:
                 self.seal.look(self.array, columns, columns)
             finally:
@@ -422,7 +428,7 @@ class PiecedRows(LocalRows):
     def check(self, index: RowIndex) -> None:
         """Compare rows with their checksums where they lie, unless they were compared before."""
         if self.seal is not None and not self.seal.intact:
-            columns = np.atleast_1d(np.arange(len(self))[index])
+            columns = self._numbers(index)
             for here, piece, local in self._located(columns):
                 self.seal.look(piece, columns[here], local)
 

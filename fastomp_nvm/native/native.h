@@ -11,7 +11,7 @@
 /* Functions of the module, with their parameters. */
 #define FUNCTIONS(X)                                                                                                               \
     X(best, "gradient, pivot, smallest, open, /")                                                                                  \
-    X(crc32, "data, start, plain, /")                                                                                              \
+    X(crc32, "data, start, way, /")                                                                                                \
     X(curvature, "design, roots, scaled, units, out, factor, above, /")                                                            \
     X(dots, "rows, index, residuals, out, plain, /")                                                                               \
     X(follow, "gram, directions, size, column, gradient, pivot, /")                                                                \

@@ -84,7 +84,8 @@ class FlippedBits:
         try:
             return "right" if self._answer(*way) == self._expected[way] else "wrong"
         except StoreError as error:
-            assert "does not match its checksum" in str(error), error
+            if "does not match its checksum" not in str(error):
+                raise
             return "refused"
 
     def _answer(self, place: str, io: str, tier: str) -> tuple[list[int], list[float]]:

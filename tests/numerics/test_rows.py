@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +149,7 @@ def test_standardisations_are_those_of_the_array(rows: LocalRows) -> None:
 
 @pytest.mark.parametrize("damaged", [None, 0, 65])
 def test_rows_are_compared_with_their_checksums(rows: LocalRows, damaged: int | None) -> None:
-    """Copies, sweeps, gathers and single rows have the bits of the matrix; a column that does not match is an error that names it."""
+    """Copies, sweeps, gathers and single rows that match are read; a column that does not match is an error that names it."""
     whole, everything = matrix(), np.arange(N_COLUMNS)
     checksums = row_checksums(whole)
     if damaged is not None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +55,8 @@ def flip(store: Path, column: int, name: str = store_format.MATRIX) -> None:
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Yield how many columns each look of a seal compared."""
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many columns each look of a seal compared."""
     counts: list[int] = []
     compute = checksum.row_checksums
 
@@ -66,7 +65,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return compute(rows, places)
 
     monkeypatch.setattr(checksum, "row_checksums", counting)
-    yield counts
+    return counts
 
 
 def test_flipped_bits_give_no_wrong_answer(tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def test_without_the_comparison_answers_are_wrong(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", [store_format.MATRIX, store_format.TIER])
 def test_the_matrix_of_another_store_is_refused(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of the same shape from another store, even of an older release, is refused in one sentence when the store is opened."""
+    """A file of the same shape from another store, even of an older release, is refused in one sentence at opening."""
     other = store.parent / "other"
     fo.create_store(str(other), np.random.default_rng(4).normal(size=(90, 40)), np.ones(90)).close()
     shutil.copy(other / name, store / name)
@@ -194,7 +193,7 @@ def test_what_cannot_be_chosen_is_refused(store: Path) -> None:
 
 
 def test_damage_ends_a_durable_run_which_then_continues(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command names store and column and fails, ``verify`` names the same column, and the run ends right once it is repaired."""
+    """The command names store and column and fails, ``verify`` names the same, and the run ends right once the file is repaired."""
     expected = fo.select(str(store), k=4).indices.tolist()
     flip(store, 17)
     assert main(["select", str(store), "--k", "4", "--run", "damaged-once"]) != 0
