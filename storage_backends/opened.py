@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, UInt32Array
+from fastomp_nvm.arrays import AnyArray, IndexArray, UInt32Array
 from fastomp_nvm.durable_files import is_name
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import Seal, crc32_joined, row_checksums
@@ -127,13 +127,15 @@ class OpenedStore(FeatureStore):
 
     def load_tier(self) -> None:
         """Copy the tier into memory, compare it with its checksums, and use the copy from then on."""
-        tier = self.tier
-        if tier is None:
+        tier, kept = self.tier, self.sidecars.tier
+        if tier is None or kept is None:
             super().load_tier()
             return
         refuse_beyond_memory(tier.codes.nbytes, "a copy of the tier", "leave --tier-load out")
-        codes = rows_of(tier.codes, self.files(), seal=self.seals[1]).in_memory()
-        self.tier, self._tier_loaded = dataclasses.replace(tier, codes=codes[:]), True
+        codes = rows_of(tier.codes, self.files(), seal=self.seals[1]).in_memory()[:]
+        if self._seals[1] is None:
+            self._compare_blocks(row_checksums(codes), kept.checksums, tier=True)
+        self.tier, self._tier_loaded = dataclasses.replace(tier, codes=codes), True
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Recompute all checksums, the tier's too; raise ``StoreError`` naming the first column, or block, that differs."""
@@ -158,9 +160,7 @@ class OpenedStore(FeatureStore):
                 done += (here.stop - first) * width
                 if progress is not None:
                     progress(done, total)
-            wrong = crc32_joined(found, layout.blocks, width) != blocks
-            if wrong.any():
-                raise self._damaged_block(int(np.argmax(wrong)), tier=tier)
+            self._compare_blocks(found, blocks, tier=tier)
             seal = self._seals[tier]
             if seal is not None:
                 seal.accept(np.ones(layout.n_columns, dtype=np.bool_))
@@ -175,13 +175,17 @@ class OpenedStore(FeatureStore):
         """Return columns ``first:last`` of the matrix or of the tier's codes, as the medium holds them now."""
         return self.tier.codes[first:last] if tier and self.tier is not None else self.matrix[first:last]
 
-    def _damaged_block(self, block: int, *, tier: bool) -> StoreError:
-        """Return the error that names a block which does not match its checksum."""
-        first, last = self.layout.blocks[block : block + 2].tolist()
-        return StoreError(
-            f"the store {self.url} is damaged: block {block}{' of the int8 tier' if tier else ''} (columns {first} to {last - 1}) "
-            "does not match its checksum; build the store again"
-        )
+    def _compare_blocks(self, columns: UInt32Array, expected: IndexArray, *, tier: bool) -> None:
+        """Compare the checksums that those of the columns make up with those of the blocks; raise where one differs."""
+        width = self.layout.n_obs * (1 if tier else np.dtype(self.layout.dtype).itemsize)
+        wrong = np.flatnonzero(crc32_joined(columns, self.layout.blocks, width) != expected)
+        if wrong.size:
+            block, what = int(wrong[0]), " of the int8 tier" if tier else ""
+            first, last = self.layout.blocks[block : block + 2].tolist()
+            raise StoreError(
+                f"the store {self.url} is damaged: block {block}{what} (columns {first} to {last - 1}) does not match its "
+                "checksum; build the store again"
+            )
 
     def _check_region(self, name: str, size: int, found: int | None) -> None:
         """Check a request for ``size`` bytes (0: an existing region of any size) against the region's size (None: absent)."""

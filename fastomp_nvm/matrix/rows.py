@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows", "rows_of_array"]
 
 #: Bytes of rows that are compared with their checksums and then used, while they are in the cache.
-COMPARED_BYTES = 1 << 19
+COMPARED_BYTES = 1 << 20
 
 #: Interleaved rows are visited this many at a time, or a multiple of the second value where there are fewer for a thread: long runs
 #: of adjacent entries are prefetched best.
