@@ -56,21 +56,34 @@ def crc32_joined(checksums: UInt32Array, edges: IndexArray, length: int) -> Inde
     ----------
     checksums : (n,) uint32
     edges : (m + 1,) int64
-        Run ``i`` has the pieces ``edges[i]`` to ``edges[i + 1]``.
+        From 0 to n: run ``i`` has the pieces ``edges[i]`` to ``edges[i + 1]``.
     length : int
         Bytes of a piece.
     """
-    # Appending a piece multiplies the checksum by x^(8 * length) and adds that of the piece; byte by byte through tables.
-    shift = _shift(length)
-    tables = np.array([[_multiplied(shift, byte << 8 * place) for byte in range(256)] for place in range(4)], dtype=np.uint32)
     widths = np.diff(edges)
-    joined = np.zeros(len(widths), dtype=np.uint32)
-    for left in range(int(widths.max(initial=0)), 0, -1):
-        runs = np.flatnonzero(widths >= left)
-        some = joined[runs]
-        moved = tables[0, some & 255] ^ tables[1, some >> 8 & 255] ^ tables[2, some >> 16 & 255] ^ tables[3, some >> 24]
-        joined[runs] = moved ^ checksums[edges[runs + 1] - left]
-    return joined.astype(np.int64)
+    size = 1 << int(widths.max() - 1).bit_length()
+    joined = np.zeros((len(widths), size), dtype=np.uint32)
+    joined[np.arange(size) >= (size - widths)[:, None]] = checksums  # zeros in front of a run change nothing
+    while size > 1:  # join pairs of neighbours
+        first, tables = joined[:, ::2], _appending(length)
+        moved = tables[0, first & 255] ^ tables[1, first >> 8 & 255] ^ tables[2, first >> 16 & 255] ^ tables[3, first >> 24]
+        joined = moved ^ joined[:, 1::2]
+        size, length = size // 2, 2 * length
+    return joined[:, 0].astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _appending(length: int) -> UInt32Array:
+    """Return (4, 256): what each byte of a checksum becomes when ``length`` bytes of zeros are appended."""
+    power, square, left = 1 << 31, 1 << 23, length  # 1 and x^8; then x^(8 * length)
+    while left:
+        if left & 1:
+            power = _multiplied(power, square)
+        square, left = _multiplied(square, square), left >> 1
+    tables = np.zeros((4, 256), dtype=np.uint32)
+    for bit in range(32):
+        tables[bit // 8, np.arange(256) >> bit % 8 & 1 == 1] ^= np.uint32(_multiplied(power, 1 << bit))
+    return tables
 
 
 def _multiplied(a: int, b: int) -> int:
@@ -81,17 +94,6 @@ def _multiplied(a: int, b: int) -> int:
             product ^= b
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
     return product
-
-
-@lru_cache(maxsize=64)
-def _shift(length: int) -> int:
-    """Return x^(8 * length) modulo the polynomial: a factor that appends ``length`` bytes of zeros."""
-    power, square = 1 << 31, 1 << 23  # 1 and x^8
-    while length:
-        if length & 1:
-            power = _multiplied(power, square)
-        square, length = _multiplied(square, square), length >> 1
-    return power
 
 
 class Seal:
