@@ -290,10 +290,11 @@ class FileStore(OpenedStore):
                 self._recorded[place] = int(known.sum())
 
     def _record(self) -> None:
-        """Record which columns were compared, where these are more than before."""
+        """Record which columns were compared, where these are more than before; not in a store that is being removed."""
         files = zip(self._mapped, self._identities, self._seals, self._recorded, strict=False)
         found = [(each.name, identity, seal.compared, before) for each, identity, seal, before in files if seal is not None]
-        if any(int(compared.sum()) > before for _, _, compared, before in found):
+        more = any(int(compared.sum()) > before for _, _, compared, before in found)
+        if more and _same_directory(self._descriptor(), self._path):
             record(self._descriptor(), self._path, {name: (identity, compared) for name, identity, compared, _ in found})
 
     def _add_to_url(self, parameter: str) -> None:

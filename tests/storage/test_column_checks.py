@@ -140,6 +140,15 @@ def test_columns_are_compared_once(
     assert sum(compared) == 40
 
 
+def test_nothing_is_recorded_in_a_store_that_was_moved_away(store: Path, at_once: None) -> None:
+    """A store that is deleted while it is open is not written to: its removal would fail."""
+    with fo.open_store(str(store)) as opened:
+        fo.select(opened, k=4, tier="exact")
+        moved = store.rename(store.parent / "deleted")
+    assert not (moved / RECORD).exists()
+    assert not store.exists()
+
+
 def test_a_file_changed_just_now_is_compared_again(store: Path, compared: list[int]) -> None:
     """While its time of change cannot tell a file from a later version of it, no record of it holds."""
     for _ in range(2):
