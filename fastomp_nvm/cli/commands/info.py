@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         "fingerprint": facts["fingerprint"],
         "reads": f"unchecked: {clean(reason, None)}"
         if (reason := facts.get("unchecked"))
-        else "each column is compared with its checksum when it is first read",
+        else "columns are compared with their checksums when they are first read",
     }
     for place, shard in enumerate(facts.get("shards", ())):
         first, last = shard["features"]
