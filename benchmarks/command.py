@@ -14,6 +14,7 @@ BENCHMARKS: Table[Callable[[Sequence[str]], int]] = Table(
     "benchmark",
     {
         "auto": "benchmarks.auto:main",
+        "checks": "benchmarks.checks:main",
         "cluster": "benchmarks.cluster:main",
         "cold-pass": "benchmarks.cold_pass:main",
         "constraint-share": "benchmarks.constraint_share:main",

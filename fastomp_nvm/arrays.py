@@ -17,6 +17,7 @@ __all__ = [
     "IndexArray",
     "JSONObject",
     "RowIndex",
+    "UInt32Array",
     "first_missing",
     "is_missing",
 ]
@@ -26,6 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
+UInt32Array = npt.NDArray[np.uint32]
 JSONObject = dict[str, Any]
 
 DType = np.dtype[Any]

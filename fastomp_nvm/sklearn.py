@@ -28,6 +28,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.runs.select import select
@@ -351,7 +352,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
                         f"column {position} of {url} is called {store.column_names[position]!r}: "
                         f"expected {self.feature_names_in_[position]!r} as in fit"
                     )
-            return np.ascontiguousarray(store.matrix[positions].T)
+            return np.ascontiguousarray(Dataset.of_store(store).matrix[positions].T)
 
     def _linear_predictor(self, X: Any) -> Float64Array:
         """Return the refit model's linear predictor (n_samples,)."""

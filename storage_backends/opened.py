@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.arrays import AnyArray, IndexArray, UInt32Array
 from fastomp_nvm.durable_files import is_name
 from fastomp_nvm.errors import InputError, StoreError, StoreURLError
-from fastomp_nvm.matrix.checksum import QUICK, Seal, crc32
+from fastomp_nvm.matrix.checksum import Seal, crc32_joined, row_checksums
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import rows_of
@@ -27,6 +27,10 @@ from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.url import StoreURL
 
 __all__ = ["ArrayRegion", "OpenedStore", "already_exists", "check_commit", "check_range", "check_region_name", "refuse_extras"]
+
+
+#: Bytes of columns that ``verify`` reads at a time, at least one column.
+_VERIFIED_BYTES = 8 << 20
 
 
 class OpenedStore(FeatureStore):
@@ -69,8 +73,8 @@ class OpenedStore(FeatureStore):
     ids: Sequence[str] | None
     provenance: Mapping[str, Any]
 
-    #: Whether the first sweep of the tier compares it with its checksums (opening does not): only where CRC-32 is fast.
-    _seals_tier = QUICK
+    #: Why columns of this medium are not compared with checksums; empty where they are, when they are first read.
+    _unchecked = ""
 
     def __init__(
         self, url: str, traits: MediumTraits, matrix: AnyArray | Rows, sidecars: Sidecars, codes: AnyArray | Rows | None = None
@@ -82,6 +86,7 @@ class OpenedStore(FeatureStore):
         self.targets = MappingProxyType(dict(sidecars.targets))
         self.encoding, self.ids = sidecars.encoding, sidecars.ids
         self.tier = None
+        self._tier_loaded = False
         layout, statistics, kept = sidecars.layout, sidecars.statistics, sidecars.tier
         arrays = [layout.offsets, layout.blocks, sidecars.checksums, *statistics.grams]
         arrays += [statistics.mean, statistics.norm, statistics.minimum, statistics.maximum]
@@ -89,10 +94,14 @@ class OpenedStore(FeatureStore):
             arrays.append(target.values)
         if kept is not None and codes is not None:
             arrays += [kept.scale, kept.error, kept.norm, kept.checksums]
-            seal = None
-            if self._seals_tier:
-                seal = Seal(layout.blocks, kept.checksums, functools.partial(_damaged, url, layout, tier=True))
-            self.tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm, seal)
+            self.tier = Tier(codes, statistics.mean, kept.scale, kept.error, kept.norm)
+        self._seals: list[Seal | None] = [None, None]
+        if not self.unchecked:
+            sums = sidecars.column_checksums, None if kept is None else kept.column_checksums
+            self._seals = [
+                None if each is None else Seal(each, functools.partial(_damaged, url, self.column_names, tier=bool(tier)))
+                for tier, each in enumerate(sums)
+            ]
         for array in arrays:
             array.flags.writeable = False
 
@@ -103,6 +112,19 @@ class OpenedStore(FeatureStore):
             raise StoreError(f"the store {self.url} is closed: open it again")
         return self._matrix  # type: ignore[return-value]
 
+    @property
+    def seals(self) -> tuple[Seal | None, Seal | None]:
+        """Checksums of the columns of ``matrix`` and of ``tier``."""
+        matrix, tier = self._seals
+        return matrix, None if self._tier_loaded else tier
+
+    @property
+    def unchecked(self) -> str:
+        """Why columns are not compared with checksums when they are read; empty where they are."""
+        if self._unchecked or self.sidecars.column_checksums is not None:
+            return self._unchecked
+        return "an older release wrote it, without a checksum per column: 'fastomp verify STORE --add-checksums' adds them"
+
     def load_tier(self) -> None:
         """Copy the tier into memory, compare it with its checksums, and use the copy from then on."""
         tier, kept = self.tier, self.sidecars.tier
@@ -110,34 +132,60 @@ class OpenedStore(FeatureStore):
             super().load_tier()
             return
         refuse_beyond_memory(tier.codes.nbytes, "a copy of the tier", "leave --tier-load out")
-        seal = Seal(self.layout.blocks, kept.checksums, functools.partial(_damaged, self.url, self.layout, tier=True))
-        codes = rows_of(tier.codes, self.files()).in_memory(seal)
-        self.tier = dataclasses.replace(tier, codes=codes[:], seal=None)
+        codes = rows_of(tier.codes, self.files(), seal=self.seals[1]).in_memory()[:]
+        if self._seals[1] is None:
+            self._compare_blocks(row_checksums(codes), kept.checksums, tier=True)
+        self.tier, self._tier_loaded = dataclasses.replace(tier, codes=codes), True
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Recompute every block's checksum, the tier's too; raise ``StoreError`` naming the first block that differs."""
-        blocks, kept = self.layout.blocks, self.sidecars.tier
-        done, total = 0, self.matrix.nbytes + (0 if self.tier is None else self.tier.codes.nbytes)
-        for tier, checksums in ((False, self.sidecars.checksums), (True, () if kept is None else kept.checksums)):
-            row_bytes = self.layout.n_obs * (1 if tier else self.matrix.dtype.itemsize)
-            for block, expected in enumerate(checksums):
-                first, last = int(blocks[block]), int(blocks[block + 1])
-                if self._checksum(first, last, tier=tier) != expected:
-                    raise _damaged(self.url, self.layout, block, tier=tier)
-                done += (last - first) * row_bytes
+        """Recompute all checksums, the tier's too; raise ``StoreError`` naming the first column, or block, that differs."""
+        self._verified(progress)
+
+    def _verified(self, progress: Callable[[int, int], None] | None) -> list[UInt32Array]:
+        """Verify; return the checksum of each column of the matrix and, where there is one, of the tier."""
+        layout, kept = self.layout, self.sidecars.tier
+        sums = [(self.sidecars.checksums, self.sidecars.column_checksums, layout.n_obs * np.dtype(layout.dtype).itemsize)]
+        if kept is not None:
+            sums.append((kept.checksums, kept.column_checksums, layout.n_obs))
+        done, total = 0, layout.n_columns * sum(width for *_, width in sums)
+        verified = []
+        for tier, (blocks, columns, width) in zip((False, True), sums, strict=False):
+            found = np.empty(layout.n_columns, dtype=np.uint32)
+            step = max(_VERIFIED_BYTES // width, 1)
+            for first in range(0, layout.n_columns, step):
+                here = slice(first, min(first + step, layout.n_columns))
+                found[here] = row_checksums(self._columns(here.start, here.stop, tier=tier))
+                if columns is not None and (found[here] != columns[here]).any():
+                    raise _damaged(self.url, self.column_names, first + int(np.argmax(found[here] != columns[here])), tier=tier)
+                done += (here.stop - first) * width
                 if progress is not None:
                     progress(done, total)
-        if self.tier is not None and self.tier.seal is not None:
-            self.tier.seal.intact = True
+            self._compare_blocks(found, blocks, tier=tier)
+            seal = self._seals[tier]
+            if seal is not None:
+                seal.accept(np.ones(layout.n_columns, dtype=np.bool_))
+            verified.append(found)
+        return verified
 
     def close(self) -> None:
         """Release matrix and tier; existing views keep their memory alive."""
         self._matrix = self.tier = None
 
-    def _checksum(self, first: int, last: int, *, tier: bool) -> int:
-        """Return the CRC-32 of columns ``first:last`` of the matrix or of the tier's codes, as the medium holds them now."""
-        rows = self.tier.codes if tier and self.tier is not None else self.matrix
-        return crc32(rows[first:last].reshape(-1).view(np.uint8).data)
+    def _columns(self, first: int, last: int, *, tier: bool) -> AnyArray:
+        """Return columns ``first:last`` of the matrix or of the tier's codes, as the medium holds them now."""
+        return self.tier.codes[first:last] if tier and self.tier is not None else self.matrix[first:last]
+
+    def _compare_blocks(self, columns: UInt32Array, expected: IndexArray, *, tier: bool) -> None:
+        """Compare the checksums that those of the columns make up with those of the blocks; raise where one differs."""
+        width = self.layout.n_obs * (1 if tier else np.dtype(self.layout.dtype).itemsize)
+        wrong = np.flatnonzero(crc32_joined(columns, self.layout.blocks, width) != expected)
+        if wrong.size:
+            block, what = int(wrong[0]), " of the int8 tier" if tier else ""
+            first, last = self.layout.blocks[block : block + 2].tolist()
+            raise StoreError(
+                f"the store {self.url} is damaged: block {block}{what} (columns {first} to {last - 1}) does not match its "
+                "checksum; build the store again"
+            )
 
     def _check_region(self, name: str, size: int, found: int | None) -> None:
         """Check a request for ``size`` bytes (0: an existing region of any size) against the region's size (None: absent)."""
@@ -199,12 +247,11 @@ class ArrayRegion(DurableRegion):
         return self._array[offset : offset + length]
 
 
-def _damaged(url: str, layout: StoreLayout, block: int, *, tier: bool) -> StoreError:
-    """Return the error that names a block which does not match its checksum."""
-    first, last = int(layout.blocks[block]), int(layout.blocks[block + 1])
+def _damaged(url: str, names: Sequence[str], column: int, *, tier: bool) -> StoreError:
+    """Return the error that names a column which does not match its checksum."""
+    what = " of the int8 tier" if tier else ""
     return StoreError(
-        f"the store {url} is damaged: block {block}{' of the int8 tier' if tier else ''} (columns {first} to {last - 1}) does not "
-        "match its checksum; build the store again"
+        f"the store {url} is damaged: column {column}{what} ({names[column]!r}) does not match its checksum; build the store again"
     )
 
 

@@ -140,7 +140,7 @@ def test_a_selection_loads_only_the_modules_it_needs() -> None:
     assert "fastomp_nvm.objectives.linear" in loaded
     needless = "algorithms.certificate algorithms.repair constraints.extendable constraints.graphic constraints.oracle matrix.gram "
     needless += "objectives.glm stores.reports selection.display selection.model selection.plots"
-    assert not {"multiprocessing", "scipy.sparse", "isal", "html", *(f"fastomp_nvm.{name}" for name in needless.split())} & loaded
+    assert not {"multiprocessing", "scipy.sparse", "html", *(f"fastomp_nvm.{name}" for name in needless.split())} & loaded
 
 
 def test_the_keyword_arguments_are_the_fields_of_a_request() -> None:

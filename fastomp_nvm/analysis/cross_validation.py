@@ -18,6 +18,7 @@ from fastomp_nvm.analysis.splits import checked_request, draw_folds
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
@@ -141,6 +142,7 @@ def cross_validate(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
     **request: Unpack[RequestFields],
 ) -> CrossValidation:
     """Choose k by cross-validation, all folds and all k in shared sweeps.
@@ -151,7 +153,7 @@ def cross_validate(
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
         As for ``select``.
     folds : int or (n_obs,) int64
         How many, drawn by the request's ``seed`` with classes spread evenly; or the fold of each observation, from 0.
@@ -174,7 +176,7 @@ def cross_validate(
     if request.get("k") is not None:
         raise RequestError("cross-validation chooses k itself: give ks or k_max instead")
     common = checked_request(request)
-    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+    with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
         response = resolve_response(dataset, common, y)
         fold_of = draw_folds(folds, common, response)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights

@@ -18,6 +18,7 @@ from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request, named_file
@@ -138,13 +139,14 @@ def grid(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
     **request: Unpack[RequestFields],
 ) -> Grid:
     """Answer every combination of parameters in shared sweeps.
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
         As for ``select``.
     over : mapping of str to sequence
         Fields of ``SelectionRequest`` and the values each takes: ``{"tau": [0.3, 0.5], "k": [5, 10]}``. ``lambda`` replaces the
@@ -159,7 +161,7 @@ def grid(
     for field, values in over.items():
         if isinstance(values, str) or not len(values):
             raise RequestError(f"the grid over {field!r} is {values!r}: expected a list of at least one value")
-    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+    with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
         limits = {}
         if "lambda" in over:
             given = named_file(request.get("constraint"))

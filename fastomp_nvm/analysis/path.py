@@ -16,6 +16,7 @@ from fastomp_nvm.constraints.bounds import Bounds
 from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.criteria import CRITERIA, OPTIMISTIC, PathPoint
 from fastomp_nvm.selection.display import frame, html_table, listed
 from fastomp_nvm.selection.plots import plot_every_k
@@ -149,6 +150,7 @@ def path(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
     **request: Unpack[RequestFields],
 ) -> SelectionPath:
     """Select for every number of features up to k.
@@ -160,7 +162,7 @@ def path(
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
         As for ``select``.
     **request
         The fields of ``SelectionRequest``; ``k`` is the largest size.
@@ -169,7 +171,7 @@ def path(
     -------
     SelectionPath
     """
-    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+    with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
         common = make_request(request)
         if "algorithm" not in request and "quality" not in request:
             objective = resolve_response(dataset, common, y).objective

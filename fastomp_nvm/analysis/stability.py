@@ -17,6 +17,7 @@ from fastomp_nvm.analysis.splits import checked_request, draw_blocks, draw_subsa
 from fastomp_nvm.arrays import Float64Array, IndexArray, JSONObject
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.display import frame, html_table, listed
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
@@ -141,13 +142,14 @@ def stability(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
     **request: Unpack[RequestFields],
 ) -> Stability:
     """Select on random subsamples of the observations, all in shared sweeps, and count how often each feature is selected.
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
         As for ``select``.
     subsamples : int
         How many, drawn by the request's ``seed`` without replacement, classes in proportion. Of many observations they are unions
@@ -170,7 +172,7 @@ def stability(
     if not 0 < threshold <= 1:
         raise RequestError(f"threshold is {threshold!r}: expected a number above 0 and at most 1")
     common = checked_request(request)
-    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+    with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
         response = resolve_response(dataset, common, y)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights
         block_of = draw_blocks(fraction, common, response)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.cli.output import add_progress_argument
 from fastomp_nvm.errors import InputError, RequestError
+from fastomp_nvm.matrix.checksum import CHECKS, Check
 from fastomp_nvm.matrix.reader import WAYS
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.remote.address import is_remote
@@ -61,6 +62,7 @@ class Reading(TypedDict):
     verify: bool
     load: Load | None
     io: Way | None
+    check: Check | None
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +82,12 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
         "--io",
         choices=WAYS,
         help="way to read files outside the page cache: direct (bypassing it), mmap, or auto (default); the answer is the same",
+    )
+    group.add_argument(
+        "--check",
+        choices=CHECKS,
+        help="when to compare columns with their checksums: when they are first read since the store was changed (default first), "
+        "always, or never",
     )
     group.add_argument("--verify", action="store_true", help="check every block against its checksum first")
     add_ray_argument(group)
@@ -265,10 +273,16 @@ class LocalRequest:
 @contextmanager
 def opened_request(arguments: argparse.Namespace) -> Iterator[LocalRequest]:
     """Open the store of this machine that a command names and yield the request on it."""
-    if arguments.threads is not None or arguments.io is not None:
+    if arguments.threads is not None or arguments.io is not None or arguments.check is not None:
         refuse_sweep_settings(arguments.store, arguments)
     load: Load | None = arguments.load or ("tier" if arguments.tier_load == "dram" else None)
-    reading: Reading = {"threads": arguments.threads, "verify": arguments.verify, "load": load, "io": arguments.io}
+    reading: Reading = {
+        "threads": arguments.threads,
+        "verify": arguments.verify,
+        "load": load,
+        "io": arguments.io,
+        "check": arguments.check,
+    }
     with open_local(arguments.store, None if arguments.tier_load == "dram" else arguments.tier_load) as store:
         fields, response = request_fields(
             arguments, lambda name: name in store.targets or name in store.names, lambda: store.layout.n_obs
@@ -279,7 +293,7 @@ def opened_request(arguments: argparse.Namespace) -> Iterator[LocalRequest]:
 def refuse_sweep_settings(store: str, arguments: argparse.Namespace) -> None:
     """Refuse settings of this machine's sweeps for a ``cluster://`` store, whose shards sweep on their own machines."""
     if StoreURL.parse(store).scheme == "cluster":
-        for option in ("threads", "io"):
+        for option in ("threads", "io", "check"):
             if getattr(arguments, option, None) is not None:
                 raise RequestError(
                     f"--{option} is for sweeps of this machine, and the shards of {store} are swept by their own: leave it out"

@@ -32,7 +32,6 @@ from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexAr
 from fastomp_nvm.cluster.candidate_sets import Bits, ShardedCandidates, Slot, packed
 from fastomp_nvm.cluster.shard import Answer, ForgottenError, ShardAddress, SweepRequest, View
 from fastomp_nvm.errors import RequestError
-from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.gradients import Ask, ExactColumns, Gradients, Sweep, first_places, largest
 from fastomp_nvm.matrix.rows import Network, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation, Whitener, column_index
@@ -133,7 +132,7 @@ class ShardedRows(Rows):
             found.append(Standardisation(plain.offsets, mean, scale, plain.wide, self._whiteners(plain, parts, place)))
         return found
 
-    def in_memory(self, seal: Seal | None = None) -> NoReturn:
+    def in_memory(self) -> NoReturn:
         """Refuse: the matrix may be larger than one machine."""
         raise RequestError("the matrix of a cluster stays with its shards and is not copied to one machine: leave --load out")
 

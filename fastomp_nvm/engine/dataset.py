@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
-from fastomp_nvm.errors import DataError
+from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.checksum import CHECKS, Check
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import rows_of
@@ -93,7 +94,7 @@ class Dataset:
         object.__setattr__(self, "resident", resident)
 
     @classmethod
-    def of_store(cls, store: FeatureStore, io: str = "auto") -> Dataset:
+    def of_store(cls, store: FeatureStore, io: str = "auto", check: Check | None = None) -> Dataset:
         """Return the data set of an opened store; nothing is read.
 
         Parameters
@@ -101,10 +102,20 @@ class Dataset:
         store : FeatureStore
         io : {"auto", "mmap", "direct"}
             How sweeps and gathers read its files; see :mod:`fastomp_nvm.matrix.reader`. The answer does not depend on it.
+        check : {"first", "always", "never"}, optional
+            When columns are compared with their checksums; by default as the store was opened.
         """
+        check = store.check if check is None else check
+        if check not in CHECKS:
+            raise RequestError(f"check is {check!r}: expected one of {', '.join(CHECKS)}")
+        if check != "first" and store.shards:
+            raise RequestError(f"the shards of {store.url} compare columns when they first read them: leave check {check} out")
         files, tier = store.files(), store.tier
+        seals = [
+            None if seal is None or check == "never" else seal.renewed() if check == "always" else seal for seal in store.seals
+        ]
         return cls(
-            rows_of(store.matrix, files, io),
+            rows_of(store.matrix, files, io, seals[0]),
             store.layout.offsets,
             store.statistics,
             store.names,
@@ -112,7 +123,7 @@ class Dataset:
             store.targets,
             store.traits,
             store.layout.fingerprint,
-            None if tier is None else replace(tier, codes=rows_of(tier.codes, files, io)),
+            None if tier is None else replace(tier, codes=rows_of(tier.codes, files, io, seals[1])),
             store.encoding,
         )
 

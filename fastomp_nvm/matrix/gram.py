@@ -156,6 +156,7 @@ class BlockGrams:
         self._ranges[0], self._ranges[1] = np.inf, -np.inf
         step = max(TILE_BYTES // (8 * size), 1)
         buffer = np.empty((size, min(step, n_obs)))
+        self.rows.check(slice(None))
         for first in range(0, n_obs, step):
             last = min(first + step, n_obs)
             here = first + np.argsort(self.block_of[first:last], kind="stable")

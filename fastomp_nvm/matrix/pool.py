@@ -282,6 +282,7 @@ class ColumnPool:
         columns = column_index(self._offsets, features)
         if self._held is None:
             assert self.design.matrix.array is not None, "a resident matrix is one array"
+            self.design.matrix.check(columns)
             return self.design.matrix.array, columns
         return self._held.array, self._held.places(columns)
 

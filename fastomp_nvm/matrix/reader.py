@@ -18,6 +18,7 @@ Every way delivers the same bytes, so the answer has the same bits.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import errno
 import mmap
@@ -32,6 +33,7 @@ from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, IndexArray
 from fastomp_nvm.errors import MediumError, RequestError
 from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.pacing import DeviceProfile, Pace
@@ -242,9 +244,7 @@ class FileRows(ArrayRows):
         self._executor: ThreadPoolExecutor | None = None  # its threads end with this object
         self._buffers: dict[int, list[mmap.mmap]] = {}  # by size
 
-    def visit(
-        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
-    ) -> None:
+    def visit(self, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Call ``use`` for blocks of the file, read directly or through the mapping."""
         file, pace = self.file, self._pace if again else None  # copies into memory are not paced
 
@@ -255,10 +255,11 @@ class FileRows(ArrayRows):
 
         self._room = None
         if self.way(again=again) != "direct":
-            super().visit(sweeper, use if pace is None else paced, products, edges=edges)
+            super().visit(sweeper, use if pace is None else paced, products)
             return
+        use = self._compared(use)
         step = max(BLOCK_BYTES // file.column_bytes, 1)
-        waiting = ranges(len(self), step, edges)
+        waiting = ranges(len(self), step)
 
         def work() -> None:
             with self._buffer(file.room(step)) as buffer:
@@ -285,6 +286,8 @@ class FileRows(ArrayRows):
                 with self._buffer(file.room(step) + _PAGE) as buffer:
                     for first, last in waiting:
                         file.gather(wanted[first:last], order[first:last], out, buffer, keep=keep)
+                        if self.seal is not None:
+                            self.seal.look(out, wanted[first:last], order[first:last])
 
             # Without the extension, threads would wait for the interpreter lock and not for the device.
             threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
@@ -347,12 +350,19 @@ class FileRows(ArrayRows):
         waiting.append(buffer)
 
 
-def rows_of(matrix: AnyArray | Rows, files: Sequence[MatrixFile] = (), io: str = "auto") -> Rows:
-    """Return the rows of a matrix that a store hands out, read from the one of ``files`` that holds it, if any."""
+def rows_of(matrix: AnyArray | Rows, files: Sequence[MatrixFile] = (), io: str = "auto", seal: Seal | None = None) -> Rows:
+    """Return the rows of a matrix that a store hands out, read from the one of ``files`` that holds it, if any.
+
+    With ``seal`` they are compared with these checksums when they are first read.
+    """
     if isinstance(matrix, Rows):
-        return matrix
-    file = next((each for each in files if each.array is matrix), None)
-    return ArrayRows(matrix) if file is None else FileRows(file, io)
+        rows = matrix if seal is None else copy.copy(matrix)  # a seal may belong to one selection alone
+    else:
+        file = next((each for each in files if each.array is matrix), None)
+        rows = ArrayRows(matrix) if file is None else FileRows(file, io)
+    if seal is not None:
+        rows.seal = seal
+    return rows
 
 
 def _pieces(columns: IndexArray, most: int, near: int) -> list[tuple[int, int]]:

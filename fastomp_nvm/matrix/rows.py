@@ -18,7 +18,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray, RowIndex
 from fastomp_nvm.matrix import lost_pages
-from fastomp_nvm.matrix.checksum import Seal, SealCheck
+from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.gradients import CertifiedSweep, ExactSweep, Sweep
 from fastomp_nvm.matrix.memory import aligned_empty
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows", "rows_of_array"]
 
-#: Rows copied at a time: their checksum is computed while they are in the cache.
-_COPIED_ROWS = 64
+#: Bytes of rows that are compared with their checksums and then used, while they are in the cache.
+COMPARED_BYTES = 1 << 20
 
 #: Interleaved rows are visited this many at a time, or a multiple of the second value where there are fewer for a thread: long runs
 #: of adjacent entries are prefetched best.
@@ -101,6 +101,8 @@ class Rows(ABC):
         Whether reading the rows counts as traffic with the medium.
     choice : Choice, optional
         How the first sweep or gather read the rows, where there is a choice.
+    seal : Seal, optional
+        Checksums that rows are compared with when they are first read.
     """
 
     array: AnyArray | None = None
@@ -110,6 +112,7 @@ class Rows(ABC):
     counted = True
     network: Network | None = None
     choice: Choice | None = None
+    seal: Seal | None = None
 
     def __init__(self, shape: tuple[int, int], dtype: DType) -> None:
         self.shape = shape
@@ -140,8 +143,8 @@ class Rows(ABC):
         """Return the standardisation under each of ``weights``, in one pass; ``plain`` is the unweighted one."""
 
     @abstractmethod
-    def in_memory(self, seal: Seal | None = None) -> ArrayRows:
-        """Return a copy in memory, compared with the checksums of ``seal`` where there is one."""
+    def in_memory(self) -> ArrayRows:
+        """Return a copy in memory."""
 
     @abstractmethod
     def __getitem__(self, index: RowIndex) -> AnyArray:
@@ -158,6 +161,9 @@ class Rows(ABC):
         """Tell whether the rows are a mapped file that is in memory, so that copies of rows only cost time."""
         return False
 
+    def check(self, index: RowIndex) -> None:  # noqa: B027
+        """Compare rows with their checksums where they lie, unless they were compared before."""
+
     def pace(self, nbytes: int) -> None:  # noqa: B027
         """Wait as long as an emulated device takes for ``nbytes``, where there is one."""
 
@@ -171,9 +177,7 @@ class LocalRows(Rows):
     _ahead: ExactSweep  # products with one vector for the next sweep, while there are some
 
     @abstractmethod
-    def visit(
-        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
-    ) -> None:
+    def visit(self, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Call ``use(block, first, last)`` for blocks that make up all rows, on the calling thread and the workers.
 
         Parameters
@@ -182,13 +186,34 @@ class LocalRows(Rows):
         use : callable
         products : int
             Multiply-adds per entry: decides whether other threads are worth waking.
-        edges : sequence of int, optional
-            Ascending, from 0 to n_columns: rows between two edges are visited in order and on one thread.
         again : bool
             Whether there will be more visits, for which pages of a file are worth keeping in memory.
         """
 
+    def _numbers(self, index: RowIndex) -> IndexArray:
+        """Return the numbers of rows given as NumPy takes them."""
+        if isinstance(index, np.ndarray) and index.dtype.kind == "i":
+            return np.asarray(index % len(self), dtype=np.int64)
+        return np.atleast_1d(np.arange(len(self))[index])
+
+    def _compared(self, use: Use) -> Use:
+        """Return ``use`` such that rows are compared with their checksums first, unless all of them were before."""
+        seal = self.seal
+        if seal is None or seal.settle():
+            return use
+        step = max(COMPARED_BYTES // max(self.shape[1] * self.itemsize, 1), 1)
+
+        def compared(block: AnyArray, first: int, last: int) -> None:
+            for start in range(first, last, step):
+                end = min(start + step, last)
+                part = block[start - first : end - first]
+                seal.look(part, np.arange(start, end))
+                use(part, start, end)
+
+        return compared
+
     def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> AnyArray:
+        self.check(slice(None))
         whole: AnyArray = self.arrays[0] if len(self.arrays) == 1 else np.concatenate(self.arrays)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
@@ -250,21 +275,16 @@ class LocalRows(Rows):
             lost_pages.check(array)
         return found
 
-    def in_memory(self, seal: Seal | None = None) -> ArrayRows:
-        """Return a copy in memory, compared with the checksums of ``seal`` where there is one."""
+    def in_memory(self) -> ArrayRows:
+        """Return a copy in memory."""
         from fastomp_nvm.matrix.sweeper import Sweeper
 
         copy = aligned_empty(self.shape, self.dtype)
-        check = None if seal is None else SealCheck(seal)
 
         def fill(block: AnyArray, first: int, last: int) -> None:
-            for start in range(first, last, _COPIED_ROWS):
-                copied = copy[start : min(start + _COPIED_ROWS, last)]
-                copied[...] = block[start - first :][: len(copied)]
-                if check is not None:
-                    check.look(copied, start)
+            copy[first:last] = block
 
-        self.visit(Sweeper(), fill, edges=None if check is None else check.edges, again=False)
+        self.visit(Sweeper(), fill, again=False)
         copy.setflags(write=False)
         return ArrayRows(copy)
 
@@ -289,16 +309,14 @@ class ArrayRows(LocalRows):
         self._contiguous = array.shape[1] < 2 or array.strides[1] == array.itemsize
         self.in_place = self._contiguous and self.dtype == array.dtype
 
-    def visit(
-        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
-    ) -> None:
+    def visit(self, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Call ``use`` for blocks of the array."""
-        width = self.shape[1]
+        width, use = self.shape[1], self._compared(use)
         try:
             if self._contiguous:
-                sweeper.share(self.array, width * self.itemsize, width * products, use, edges)
+                sweeper.share(self.array, width * self.itemsize, width * products, use)
             else:
-                sweeper.share(self.array, 0, width * products, use, edges, (_FEWEST_BESIDE, _BESIDE))
+                sweeper.share(self.array, 0, width * products, use, (_FEWEST_BESIDE, _BESIDE))
         finally:
             lost_pages.check(self.array)  # before anyone reports that the rows do not match their checksums
 
@@ -308,11 +326,25 @@ class ArrayRows(LocalRows):
 
         def copy(some: AnyArray, first: int, last: int) -> None:
             sweeper.kernel.gather(self.array, some, out[first:last])
+            if self.seal is not None:
+                self.seal.look(out[first:last], some)
 
-        sweeper.share(columns, self.shape[1] * self.itemsize, products, copy)
-        lost_pages.check(self.array)
+        try:
+            sweeper.share(columns, self.shape[1] * self.itemsize, products, copy)
+        finally:
+            lost_pages.check(self.array)
+
+    def check(self, index: RowIndex) -> None:
+        """Compare rows with their checksums where they lie, unless they were compared before."""
+        if self.seal is not None and not self.seal.intact:
+            columns = self._numbers(index)
+            try:
+                self.seal.look(self.array, columns, columns)
+            finally:
+                lost_pages.check(self.array)
 
     def __getitem__(self, index: RowIndex) -> AnyArray:
+        self.check(index)
         found: AnyArray = self.array[index]
         return found.astype(self.dtype, copy=False)
 
@@ -352,18 +384,16 @@ class PiecedRows(LocalRows):
         shape = (int(self._starts[-1]), self.arrays[0].shape[1])
         super().__init__(shape, self.arrays[0].dtype if dtype is None else dtype)
 
-    def visit(
-        self, sweeper: Sweeper, use: Use, products: int = 1, *, edges: Sequence[int] | None = None, again: bool = True
-    ) -> None:
+    def visit(self, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Call ``use`` for blocks of the pieces; those of a few rows are copied into common blocks."""
-        width = self.shape[1]
+        width, use = self.shape[1], self._compared(use)
 
         def each(_: AnyArray, first: int, last: int) -> None:
             for block, begin in self._blocks(first, last):
                 use(block, begin, begin + len(block))
 
         try:
-            sweeper.share(np.arange(len(self)), width * self.itemsize, width * products, each, edges)
+            sweeper.share(np.arange(len(self)), width * self.itemsize, width * products, each)
         finally:
             for array in self.arrays:
                 lost_pages.check(array)
@@ -390,11 +420,20 @@ class PiecedRows(LocalRows):
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Copy the rows ``columns`` into ``out``, piece by piece."""
+        self.check(columns)
         for here, piece, local in self._located(columns):
             out[here] = piece[local]
             lost_pages.check(piece)
 
+    def check(self, index: RowIndex) -> None:
+        """Compare rows with their checksums where they lie, unless they were compared before."""
+        if self.seal is not None and not self.seal.intact:
+            columns = self._numbers(index)
+            for here, piece, local in self._located(columns):
+                self.seal.look(piece, columns[here], local)
+
     def __getitem__(self, index: RowIndex) -> AnyArray:
+        self.check(index)
         columns = np.arange(len(self))[index]
         if columns.ndim == 0:
             row: AnyArray = self[int(columns) : int(columns) + 1][0]

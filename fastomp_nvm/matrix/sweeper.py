@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray
-from fastomp_nvm.matrix.checksum import Seal, SealCheck
 from fastomp_nvm.matrix.kernels import Kernel, kernel
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.rows import ArrayRows, LocalRows, Rows, Use, local_rows
@@ -121,23 +120,14 @@ class Sweeper:
         self.share(index, rows.shape[1] * rows.itemsize, rows.shape[1] * out.shape[1], fill)
         return out
 
-    def dots_int8(self, rows: AnyArray | Rows, vectors: AnyArray, seal: Seal | None = None) -> IndexArray:
-        """Return (n_columns, m) int64: exact products of int8 ``rows`` (n_columns, n_obs) and int16 ``vectors`` (m, n_obs).
-
-        Rows under a ``seal`` that is not known to be intact are compared with their checksums as they are read.
-        """
+    def dots_int8(self, rows: AnyArray | Rows, vectors: AnyArray) -> IndexArray:
+        """Return (n_columns, m) int64: exact products of int8 ``rows`` (n_columns, n_obs) and int16 ``vectors`` (m, n_obs)."""
         out = np.empty((len(rows), len(vectors)), dtype=np.int64)
-        check = SealCheck(seal) if seal is not None and not seal.intact else None
 
         def fill(block: AnyArray, first: int, last: int) -> None:
-            if check is not None:
-                check.look(block, first)
             self.kernel.dots_int8(block, vectors, out[first:last])
 
-        use = self._reported(fill, len(rows))
-        local_rows(rows).visit(self, use, out.shape[1], edges=None if check is None else check.edges)
-        if seal is not None:
-            seal.intact = True
+        local_rows(rows).visit(self, self._reported(fill, len(rows)), out.shape[1])
         return out
 
     def gather(self, rows: AnyArray | Rows, columns: IndexArray, out: AnyArray | None = None) -> AnyArray:
@@ -174,7 +164,6 @@ class Sweeper:
         item_bytes: int,
         item_products: int,
         use: Use,
-        edges: Sequence[int] | None = None,
         sizes: tuple[int, int] | None = None,
     ) -> None:
         """Call ``use(items[first:last], first, last)`` for ranges that make up ``items``, on the calling thread and the workers.
@@ -188,7 +177,7 @@ class Sweeper:
         fewest, most = sizes or (1, TASK_BYTES // max(item_bytes, 1))
         step = max(min(most, -(-count // (2 * self.threads))), 8)
         step = -(-step // fewest) * fewest
-        waiting = ranges(count, step, edges)
+        waiting = ranges(count, step)
 
         def work() -> None:
             for begin, end in waiting:

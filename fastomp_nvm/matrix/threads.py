@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future
@@ -111,14 +110,9 @@ def _keep_off(helpers: Sequence[_Helper]) -> None:
         helper.keep_to(elsewhere or allowed)
 
 
-def ranges(count: int, step: int, edges: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Return an iterator of ranges that make up ``range(count)``, from which several threads take.
-
-    They have ``step`` entries each; with ``edges`` (ascending, from 0 to ``count``) they begin and end at edges and may be longer.
-    """
-    starts = list(range(0, count, step))
-    if edges is not None:
-        starts = sorted({edges[bisect_right(edges, start) - 1] for start in starts})
+def ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
+    """Return an iterator of ranges of ``step`` entries that make up ``range(count)``, from which several threads take."""
+    starts = range(0, count, step)
     return iter(list(pairwise([*starts, count])))  # next() of a list iterator is atomic under the interpreter lock
 
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastomp_nvm import native
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
-from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, UInt32Array
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT
 from fastomp_nvm.matrix.moments import ColumnStatistics
@@ -95,6 +94,8 @@ class TierSidecar:
         CRC-32 of the codes, per block of the matrix's grid.
     fingerprint : str
         Fingerprint of the exact matrix that was quantised.
+    column_checksums : (n_columns,) uint32, optional
+        CRC-32 of the codes, per column; stores of older releases have none.
     """
 
     scale: Float64Array
@@ -102,14 +103,14 @@ class TierSidecar:
     norm: Float64Array
     checksums: IndexArray
     fingerprint: str
+    column_checksums: UInt32Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tier:
     """The int8 tier of an opened store: read-only codes (n_columns, n_obs) and the bounds of each column.
 
-    ``mean`` (n_columns,) is the mean that was subtracted from each column; ``seal`` holds the checksums that the first sweep
-    compares, where they have not been compared yet; the others are those of ``TierSidecar``.
+    ``mean`` (n_columns,) is the mean that was subtracted from each column; the others are those of ``TierSidecar``.
     """
 
     codes: AnyArray | Rows
@@ -117,7 +118,6 @@ class Tier:
     scale: Float64Array
     error: Float64Array
     norm: Float64Array
-    seal: Seal | None = None
 
     @property
     def coarse(self) -> bool:
@@ -249,7 +249,7 @@ class TierSweep:
         self._tier = tier
         self._vectors = vectors
         self._codes, self._scale = quantise_vectors(vectors.fast)
-        self._dots = sweeper.dots_int8(tier.codes, self._codes, tier.seal)
+        self._dots = sweeper.dots_int8(tier.codes, self._codes)
 
     def scores(self, place: int, standardisation: Standardisation) -> tuple[Float64Array, Float64Array]:
         """Return bounds (n_features,), below and above, of the scores that the exact sweep would find with the vector at ``place``.

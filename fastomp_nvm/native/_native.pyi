@@ -1,6 +1,7 @@
 from _typeshed import WriteableBuffer
+from typing_extensions import Buffer
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float32Array, Float64Array, IndexArray, UInt32Array
 from fastomp_nvm.objectives.compiled import ColumnArrays, FitArrays, Rounds
 
 # sweep.c
@@ -22,6 +23,10 @@ def read_columns(
     buffer: WriteableBuffer,
     /,
 ) -> None: ...
+
+# checksums.c
+def crc32(data: Buffer, start: int, way: int, /) -> int: ...
+def row_checksums(rows: AnyArray, places: IndexArray, out: UInt32Array, /) -> None: ...
 
 # moments.c
 def moments(

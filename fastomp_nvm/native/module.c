@@ -27,6 +27,7 @@ static PyMethodDef METHODS[] = {FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
 
 static int prepare(PyObject *module)
 {
+    prepare_checksums();
     return find_blas() < 0 ? -1 : prepare_sweeps(module);
 }
 

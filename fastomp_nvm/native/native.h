@@ -11,6 +11,7 @@
 /* Functions of the module, with their parameters. */
 #define FUNCTIONS(X)                                                                                                               \
     X(best, "gradient, pivot, smallest, open, /")                                                                                  \
+    X(crc32, "data, start, way, /")                                                                                                \
     X(curvature, "design, roots, scaled, units, out, factor, above, /")                                                            \
     X(dots, "rows, index, residuals, out, plain, /")                                                                               \
     X(follow, "gram, directions, size, column, gradient, pivot, /")                                                                \
@@ -30,6 +31,7 @@
     X(read_columns, "descriptor, offset, column_bytes, near_bytes, columns, places, out, buffer, /")                               \
     X(read_strip, "descriptor, offset, stride, out, /")                                                                            \
     X(roots, "family, eta, weights, out, /")                                                                                       \
+    X(row_checksums, "rows, places, out, /")                                                                                       \
     X(standardise, "products, mean, scale, wide, sums, wide_sums, /")                                                              \
     X(transpose, "values, out, /")                                                                                                 \
     X(unguard, "address, /")
@@ -81,6 +83,9 @@ int prepare_sweeps(PyObject *module);
 
 /* Returns 1 where sweeps use AVX2, else 0; after prepare_sweeps. */
 int has_avx2(void);
+
+/* Chooses how checksums are computed. */
+void prepare_checksums(void);
 
 /* Finds the routines of BLAS and LAPACK. Returns 0, or -1 with ImportError set. */
 int find_blas(void);

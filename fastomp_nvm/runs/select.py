@@ -10,6 +10,7 @@ from typing import Unpack, cast
 
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
@@ -37,6 +38,7 @@ def select(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
     run: str | None = None,
     protected: object = None,
     keep_protected: bool = False,
@@ -68,6 +70,9 @@ def select(
         Copy the store, or its int8 tier alone, into memory first.
     io : {"auto", "mmap", "direct"}, optional
         How to read files that are not in the page cache: ``direct`` bypasses it. The answer does not depend on it.
+    check : {"first", "always", "never"}, optional
+        When columns are compared with their checksums: when they are first read since the store's files were changed (by default),
+        in any case, or never. A column that does not match is an error that names it.
     run : str, optional
         Name of a durable run: registered before the first sweep, continued with ``resume`` after a crash. Needs a store.
     protected : (n_obs,) array, or str, optional
@@ -96,7 +101,7 @@ def select(
             raise RequestError("a durable run cannot report on groups: leave protected out, and call fairness_report on its result")
         from fastomp_nvm.selection.group_fairness import check_protected, fairness_report
 
-        with open_dataset(data, names, verify=verify, load=load, io=io) as dataset:
+        with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
             notes: list[str] = []
             if check_protected(protected, dataset) and not keep_protected:
                 request["exclude"] = [*request.get("exclude", ()), str(protected)]
@@ -117,10 +122,13 @@ def select(
                 verify=verify,
                 load=load,
                 io=io,
+                check=check,
             )
         return selection
     if io is not None:
         raise RequestError(f"a durable run reads as io auto does, so that it can be resumed anywhere: leave io {io} out")
+    if check is not None:
+        raise RequestError(f"a durable run compares columns as check first does: leave check {check} out, or ask for verify")
     from fastomp_nvm.runs.drive import start
 
     file = named_file(request.get("constraint"))

@@ -24,6 +24,7 @@ from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.pool import BUDGET_REASON, LARGEST_BUDGET, ColumnPool, automatic_budget
 from fastomp_nvm.matrix.standardisation import column_index
@@ -65,6 +66,7 @@ def select_many(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
 ) -> list[Selection]:
     """Answer several requests over the same data in shared sweeps.
 
@@ -73,7 +75,7 @@ def select_many(
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
         As for ``select``.
     requests : sequence of SelectionRequest or dict
 
@@ -93,6 +95,7 @@ def select_many(
             verify=verify,
             load=load,
             io=io,
+            check=check,
         )[0]
 
 
@@ -108,6 +111,7 @@ def select_shared(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
     journals: Sequence[Journal | None] = (),
     dropped: Callable[[int], bool] | None = None,
     ended: Callable[[int, Selection | None], None] | None = None,
@@ -128,7 +132,7 @@ def select_shared(
     started = time.perf_counter()
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
         raise RequestError(f"threads is {threads!r}: expected a whole number of at least 1")
-    with open_dataset(data, names, verify=verify, load=load, io=io) as dataset, one_blas_thread():
+    with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset, one_blas_thread():
         if dataset.matrix.network is not None:
             dataset.matrix.network.restart()
         sweeper = Sweeper(threads)

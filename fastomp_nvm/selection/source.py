@@ -12,6 +12,7 @@ import numpy as np
 
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.table_columns import rows_of_table
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.media import Medium, medium_of
@@ -36,6 +37,7 @@ def open_dataset(
     verify: bool = False,
     load: Load | None = None,
     io: Way | None = None,
+    check: Check | None = None,
 ) -> Iterator[Dataset]:
     """Yield the data set of a store, a URL, an array or a table; a store opened here is closed afterwards.
 
@@ -46,7 +48,7 @@ def open_dataset(
         becomes a feature with a column per category, as in ``create_store``.
     names : sequence of str, optional
         Feature names of an array.
-    verify, load, io
+    verify, load, io, check
         As for ``fastomp_nvm.select``; for stores only.
     """
     if load not in (None, "dram", "tier"):
@@ -55,8 +57,8 @@ def open_dataset(
         if isinstance(data, str):
             data = stack.enter_context(open_store(data))
         if not isinstance(data, FeatureStore):
-            if verify or load is not None or io is not None:
-                raise RequestError("verify, load and io are for stores, and the data is in memory: leave them out")
+            if verify or load is not None or io is not None or check is not None:
+                raise RequestError("verify, load, io and check are for stores, and the data is in memory: leave them out")
             if isinstance(data, Dataset):
                 yield data
             elif names is None and has_text(data):
@@ -69,7 +71,7 @@ def open_dataset(
             data.verify()
         if load == "tier" or (load == "dram" and data.tier is not None):
             data.load_tier()
-        dataset = replace(Dataset.of_store(data, io or "auto"), verified=verify)
+        dataset = replace(Dataset.of_store(data, io or "auto", check), verified=verify)
         yield dataset.loaded(data.url) if load == "dram" else dataset
 
 

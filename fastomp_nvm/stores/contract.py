@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, UInt32Array
 from fastomp_nvm.errors import StoreError
+from fastomp_nvm.matrix.checksum import Check, Seal
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.matrix.tier import Tier, TierSidecar
@@ -195,6 +196,23 @@ class FeatureStore(ABC):
         """The int8 tier, or None."""
         return None
 
+    #: When columns are compared with their checksums, unless a selection says otherwise.
+    check: Check = "first"
+
+    @property
+    def seals(self) -> tuple[Seal | None, Seal | None]:
+        """Checksums of the columns of ``matrix`` and of ``tier``; None where columns are not compared with any."""
+        return None, None
+
+    @property
+    def unchecked(self) -> str:
+        """Why columns are not compared with checksums when they are read; empty where they are."""
+        return "this medium keeps no checksums of columns"
+
+    def add_checksums(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Verify a store of an older release and add the checksum of each column to it; ``progress`` as for ``verify``."""
+        raise StoreError(f"checksums are added to stores in files alone, and {self.url} is none: build it again")
+
     def files(self) -> Sequence[MatrixFile]:
         """Open the files behind ``matrix`` and the codes of ``tier``; empty when both are in memory."""
         return ()
@@ -307,7 +325,7 @@ class StoreDraft(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sidecars:
-    """All data of a store except the matrix."""
+    """All data of a store except the matrix; ``column_checksums`` are missing in stores of older releases."""
 
     layout: StoreLayout
     statistics: ColumnStatistics
@@ -319,3 +337,4 @@ class Sidecars:
     tier: TierSidecar | None = None
     encoding: TableEncoding | None = None
     ids: Sequence[str] | None = None  # of the observations, (n_obs,)
+    column_checksums: UInt32Array | None = None  # CRC-32 per column, (n_columns,)

@@ -50,6 +50,7 @@ def describe(store: FeatureStore, columns: str | None = None) -> dict[str, Any]:
         "tier": "none" if store.tier is None else "int8",
         "tier_bytes": 0 if store.tier is None else int(store.tier.codes.nbytes),
         "fingerprint": layout.fingerprint,
+        "unchecked": store.unchecked,
         "constant_columns": int((store.statistics.norm == 0).sum()),
         "targets": {name: {"classes": list(target.classes)} for name, target in store.targets.items()},
         "identifiers": _identifiers(store),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix.checksum import CHECKS, Check
 from fastomp_nvm.stores.builders import BUILD_FROM_ARRAYS
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.media import medium_of
@@ -13,7 +15,7 @@ from fastomp_nvm.stores.url import StoreURL
 __all__ = ["create_store", "open_store"]
 
 
-def open_store(url: str) -> FeatureStore:
+def open_store(url: str, *, check: Check = "first") -> FeatureStore:
     """Open the store at ``url``.
 
     Parameters
@@ -23,13 +25,20 @@ def open_store(url: str) -> FeatureStore:
         the int8 tier, not the exact matrix, into memory; ``?tier=/folder`` copies it to a file in that folder (for example on
         persistent memory), which is reused next time. ``?profile=optane`` slows emulated persistent memory down to the speed of a
         published device (see :mod:`fastomp_nvm.matrix.pacing`).
+    check : {"first", "always", "never"}
+        When columns are compared with their checksums: when they are first read since a file was changed, whenever they are first
+        read by a selection, or never. A column that does not match raises ``StoreError``.
 
     Returns
     -------
     FeatureStore
     """
+    if check not in CHECKS:
+        raise RequestError(f"check is {check!r}: expected one of {', '.join(CHECKS)}")
     parsed = StoreURL.parse(url)
-    return medium_of(parsed).open(parsed)
+    store = medium_of(parsed).open(parsed)
+    store.check = check
+    return store
 
 
 def create_store(

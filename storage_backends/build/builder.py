@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm import native
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
+from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.checksum import crc32_joined
 from fastomp_nvm.matrix.memory import fillable_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram
 from fastomp_nvm.matrix.threads import together, unless_others_fail
@@ -98,7 +99,7 @@ class StoreBuilder:
         self._done = 0
         run_bytes = int(min(_RUN_BYTES, fillable_memory() / 16))
         self._run = max(1, run_bytes // (schema.n_obs * self._dtype.itemsize))  # columns sealed and written at a time
-        self._sealer = Sealer(column_grid(schema.offsets), schema.n_obs)
+        self._sealer = Sealer(schema.n_columns, schema.n_obs)
 
     def __enter__(self) -> StoreBuilder:
         return self
@@ -274,7 +275,8 @@ class StoreBuilder:
         blocks = column_grid(kept.offsets)
         imputed: dict[str, int] = {}
         medians = np.empty(kept.n_columns) if self._missing == "median" and kept.encoding is not None else None
-        statistics, checksums, tier = self._seal(kept, blocks, imputed, medians)
+        statistics, sealer = self._seal(kept, imputed, medians)
+        checksums = crc32_joined(sealer.values, blocks, kept.n_obs * self._dtype.itemsize)
         layout = StoreLayout(
             kept.n_obs,
             self._dtype.name,
@@ -282,8 +284,10 @@ class StoreBuilder:
             blocks,
             fingerprint(kept.n_obs, self._dtype.name, kept.offsets, blocks, checksums),
         )
-        if tier is not None:
-            tier = dataclasses.replace(tier, fingerprint=layout.fingerprint)
+        tier = None
+        if self._draft.tier is not None:
+            codes = crc32_joined(sealer.codes, blocks, kept.n_obs)
+            tier = TierSidecar(sealer.scale, sealer.error, sealer.size, codes, layout.fingerprint, sealer.codes)
         constant = tuple(kept.columns[int(column)] for column in np.flatnonzero(statistics.norm == 0))
         report = BuildReport(
             self._url, kept.n_obs, kept.n_features, kept.n_columns, layout.dtype, layout.fingerprint, imputed, dropped, constant
@@ -291,7 +295,7 @@ class StoreBuilder:
         if announce is not None:
             announce(report)
         labels = (kept.features, kept.columns, targets, dict(provenance or {}))
-        self._draft.commit(Sidecars(layout, statistics, checksums, *labels, tier, _completed(kept, medians), ids))
+        self._draft.commit(Sidecars(layout, statistics, checksums, *labels, tier, _completed(kept, medians), ids, sealer.values))
         return report
 
     def _check_cells(self, piece: AnyArray, stored: AnyArray, row: int, column: int) -> None:
@@ -337,11 +341,9 @@ class StoreBuilder:
         encoding = schema.encoding and schema.encoding.restricted(names)
         return TableSchema(schema.n_obs, names, features, offsets, encoding), dropped
 
-    def _seal(
-        self, kept: TableSchema, blocks: IndexArray, imputed: dict[str, int], medians: Float64Array | None
-    ) -> tuple[ColumnStatistics, IndexArray, TierSidecar | None]:
+    def _seal(self, kept: TableSchema, imputed: dict[str, int], medians: Float64Array | None) -> tuple[ColumnStatistics, Sealer]:
         """Fill missing values and seal the columns that are not sealed yet; write ``medians`` if given."""
-        sealer = self._sealer if kept is self._schema else Sealer(blocks, kept.n_obs)
+        sealer = self._sealer if kept is self._schema else Sealer(kept.n_columns, kept.n_obs)
         matrix, codes = self._draft.matrix, self._draft.tier
         for first, last in list(sealer.open_runs(self._run)):
             for column in (np.flatnonzero(self._gaps[first:last]) + first).tolist():
@@ -361,10 +363,7 @@ class StoreBuilder:
             first, last = int(kept.offsets[feature]), int(kept.offsets[feature + 1])
             grams.append(gram(matrix[first:last], sealer.mean[first:last]))
             self._touch(last - first, kept.n_obs)
-        statistics = ColumnStatistics(sealer.mean, sealer.norm, sealer.minimum, sealer.maximum, tuple(grams))
-        checksums, tier_checksums = sealer.checksums()
-        tier = None if codes is None else TierSidecar(sealer.scale, sealer.error, sealer.size, tier_checksums, "")
-        return statistics, checksums, tier
+        return ColumnStatistics(sealer.mean, sealer.norm, sealer.minimum, sealer.maximum, tuple(grams)), sealer
 
     def _fill(self, kept: TableSchema, values: AnyArray, column: int, imputed: dict[str, int]) -> None:
         """Fill the missing entries of one column in place and count them."""

@@ -159,6 +159,7 @@ def merged(parts: Sequence[Sidecars]) -> Sidecars:
             np.concatenate([getattr(each, field) for each in tiers]) for field in ("scale", "error", "norm", "checksums")
         )
         tier = TierSidecar(scale, error, norm, codes, mark)
+    columns = [part.column_checksums for part in parts if part.column_checksums is not None]
     return Sidecars(
         StoreLayout(first.layout.n_obs, first.layout.dtype, offsets, blocks, mark),
         ColumnStatistics(**moments, grams=tuple(gram for part in parts for gram in part.statistics.grams)),
@@ -170,6 +171,7 @@ def merged(parts: Sequence[Sidecars]) -> Sidecars:
         tier,
         _encoding(parts),
         first.ids,
+        np.concatenate(columns) if len(columns) == len(parts) else None,
     )
 
 

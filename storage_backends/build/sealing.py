@@ -1,20 +1,19 @@
 """Moments, checksums and codes of whole columns, a few columns at a time while they are in the cache, on all processors.
 
-Invariant: the results depend on the columns and the block grid only, not on which columns are sealed together or in which order.
+Invariant: the results depend on the columns only, not on which columns are sealed together or in which order.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, IndexArray
-from fastomp_nvm.matrix.checksum import crc32, crc32_joined
+from fastomp_nvm.arrays import AnyArray
+from fastomp_nvm.matrix.checksum import row_checksums
 from fastomp_nvm.matrix.moments import moments
-from fastomp_nvm.matrix.threads import together, unless_others_fail
+from fastomp_nvm.matrix.threads import ranges, together, unless_others_fail
 from fastomp_nvm.matrix.tier import quantise
 
 __all__ = ["Sealer"]
@@ -30,9 +29,7 @@ class Sealer:
 
     Parameters
     ----------
-    blocks : (n_blocks + 1,) int64
-        Edges of the blocks that have checksums.
-    n_obs : int
+    n_columns, n_obs : int
 
     Attributes
     ----------
@@ -40,14 +37,16 @@ class Sealer:
         As in ``ColumnStatistics``.
     scale, error, size : (n_columns,) float64
         Scale, error and norm as in ``TierSidecar``.
+    values, codes : (n_columns,) uint32
+        CRC-32 of each column, and of its codes.
     """
 
-    def __init__(self, blocks: IndexArray, n_obs: int) -> None:
-        self._edges: list[int] = blocks.tolist()
-        self._n_obs = n_obs
-        self.mean, self.norm, self.minimum, self.maximum, self.scale, self.error, self.size = np.empty((7, self._edges[-1]))
-        #: First column of a run of sealed columns -> end of the run, CRC-32 and length of its values, and of its codes.
-        self._runs: dict[int, tuple[int, tuple[int, int], tuple[int, int]]] = {}
+    def __init__(self, n_columns: int, n_obs: int) -> None:
+        self._n_columns = n_columns
+        self._unit = max(_UNIT_COLUMNS, _UNIT_CELLS // n_obs)
+        self.mean, self.norm, self.minimum, self.maximum, self.scale, self.error, self.size = np.empty((7, n_columns))
+        self.values, self.codes = np.empty((2, n_columns), dtype=np.uint32)
+        self._runs: dict[int, int] = {}  # first column of a run of sealed columns -> end of the run
 
     def seal(
         self,
@@ -77,48 +76,30 @@ class Sealer:
         list of (int, int)
             Runs of columns that were left out, ascending, as columns of the store.
         """
-        units = list(self._units(first, first + len(columns)))
-        waiting, left = iter(units), []
+        waiting, left = ranges(len(columns), self._unit), []
 
         def work() -> None:
             for start, end in waiting:
-                part = slice(start - first, end - first)
+                part = slice(start, end)
                 if load is not None:
                     load(part)
-                if not self._seal_unit(start, columns[part], None if codes is None else codes[part], only_finite):
-                    left.append((start, end))
+                if not self._seal_unit(first + start, columns[part], None if codes is None else codes[part], only_finite):
+                    left.append((first + start, first + end))
 
         processors = len(os.sched_getaffinity(0))
-        together(unless_others_fail(work, waiting), min(processors, len(units)) - 1)
+        together(unless_others_fail(work, waiting), min(processors, -(-len(columns) // self._unit)) - 1)
         return sorted(left)
 
     def open_runs(self, limit: int) -> Iterator[tuple[int, int]]:
         """Yield the runs of columns that are not sealed, of at most ``limit`` columns each."""
         position = 0
-        for start, end in (*sorted((first, run[0]) for first, run in self._runs.items()), (self._edges[-1],) * 2):
+        for start, end in (*sorted(self._runs.items()), (self._n_columns,) * 2):
             for first in range(position, start, limit):
                 yield first, min(first + limit, start)
             position = end
 
-    def checksums(self) -> tuple[IndexArray, IndexArray]:
-        """Return the CRC-32 of the values and of the codes of each block (n_blocks,); all columns must be sealed."""
-        found = np.zeros((2, len(self._edges) - 1), dtype=np.int64)
-        for first in sorted(self._runs):
-            block = bisect_right(self._edges, first) - 1
-            for kind, (checksum, length) in enumerate(self._runs[first][1:]):
-                found[kind, block] = crc32_joined(int(found[kind, block]), checksum, length)
-        return found[0], found[1]
-
-    def _units(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield runs of columns that share the cache and do not cross the edge of a block."""
-        width = max(_UNIT_COLUMNS, _UNIT_CELLS // self._n_obs)
-        while first < last:
-            end = min(first + width, last, self._edges[bisect_right(self._edges, first)])
-            yield first, end
-            first = end
-
     def _seal_unit(self, first: int, columns: AnyArray, codes: AnyArray | None, only_finite: bool) -> bool:
-        """Seal a run inside a block; return whether it was not left out."""
+        """Seal a run; return whether it was not left out."""
         found, last = moments(columns), first + len(columns)
         if only_finite and not np.isfinite(found.mean).all():
             return False
@@ -127,10 +108,7 @@ class Sealer:
         if codes is not None:
             tier = quantise(columns, found, codes)
             self.scale[first:last], self.error[first:last], self.size[first:last] = tier.scale, tier.error, tier.norm
-        self._runs[first] = last, _checksum(columns), (0, 0) if codes is None else _checksum(codes)
+            self.codes[first:last] = row_checksums(codes)
+        self.values[first:last] = row_checksums(columns)
+        self._runs[first] = last
         return True
-
-
-def _checksum(array: AnyArray) -> tuple[int, int]:
-    """Return the CRC-32 of an array and the number of its bytes."""
-    return crc32(array.reshape(-1).view(np.uint8).data), array.nbytes

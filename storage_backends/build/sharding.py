@@ -155,7 +155,8 @@ def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any
     mark = fingerprint(layout.n_obs, layout.dtype, offsets, blocks, checksums)
     tier = sidecars.tier
     if tier is not None:
-        tier = TierSidecar(tier.scale[columns], tier.error[columns], tier.norm[columns], tier.checksums[first:last], mark)
+        codes = None if tier.column_checksums is None else tier.column_checksums[columns]
+        tier = TierSidecar(tier.scale[columns], tier.error[columns], tier.norm[columns], tier.checksums[first:last], mark, codes)
     return Sidecars(
         StoreLayout(layout.n_obs, layout.dtype, offsets, blocks, mark),
         ColumnStatistics(
@@ -173,6 +174,7 @@ def part_of(sidecars: Sidecars, first: int, last: int, provenance: dict[str, Any
         tier,
         sidecars.encoding and sidecars.encoding.restricted(sidecars.column_names[columns]),
         sidecars.ids,
+        None if sidecars.column_checksums is None else sidecars.column_checksums[columns],
     )
 
 

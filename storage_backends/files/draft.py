@@ -95,13 +95,13 @@ class DraftMatrix:
         if self._mapping is not None and end > start:
             self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
-    def seal(self, n_columns: int) -> None:
-        """Truncate the file to ``n_columns`` and write it to the device."""
+    def seal(self, n_columns: int, fingerprint: str) -> None:
+        """Truncate the file to ``n_columns``, name the store it belongs to, and write it to the device."""
         assert self._mapping is not None, "a file is sealed once"
         self._mapping.flush()
         self._mapping = None  # before the file shrinks: reading a lost page would raise a signal
         shape = (n_columns, *self._shape[1:])
-        os.pwrite(self._file, store_format.matrix_header(*shape), 0)
+        os.pwrite(self._file, store_format.matrix_header(*shape, fingerprint), 0)
         os.ftruncate(self._file, store_format.matrix_length(*shape))
         os.fsync(self._file)
 
@@ -223,7 +223,7 @@ class FileDraft(StoreDraft):
         header = store_format.encode_header(sidecars, files)
         with device_errors(f"write the store at {self._path}"):
             for file in self._files.values():
-                file.seal(sidecars.layout.n_columns)
+                file.seal(sidecars.layout.n_columns, sidecars.layout.fingerprint)
             for name, data in files.items():
                 write_file(self._directory, name, data)
             write_file(self._directory, store_format.HEADER, header)

@@ -3,15 +3,17 @@
 ::
 
     header.json      format, version, layout, fingerprint, length (and CRC-32) of each file below, provenance, its own CRC-32
-    matrix.npy       the exact matrix, n_columns x n_obs, C order; its data begin at byte 4096
+    matrix.npy       the exact matrix, n_columns x n_obs, C order; its data begin at byte 4096, after the fingerprint
     tier.npy         int8 codes of the tier, if there is one, in the same layout
     tier.npz         bounds of the tier: scale, error, norm, checksums, fingerprint of the exact matrix
     statistics.npz   mean, norm, minimum, maximum; concatenated Gram matrices of features with several columns;
                      offsets, blocks, checksums
     targets.npz      values, n_targets x n_obs
+    checksums.npz    CRC-32 of each column of the matrix and of the tier; not in version 1
     names.json       names of features, columns and targets; classes of targets; encoding of the source, if it is known
     ids.json         identifiers of the observations, if the source has them
     regions/         durable regions, one file NAME.bin each
+    checked.json     columns that were compared with their checksums (:mod:`storage_backends.files.checked`); may be removed
 
 Decoders raise ``StoreError`` with the reason; the caller adds the path.
 """
@@ -28,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, Float64Array
+from fastomp_nvm.arrays import AnyArray, Float64Array, UInt32Array
 from fastomp_nvm.errors import InputError, StoreError
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.tier import TierSidecar
@@ -37,6 +39,7 @@ from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
 
 __all__ = [
+    "CHECKSUMS",
     "DATA_OFFSET",
     "FORMAT",
     "HEADER",
@@ -50,14 +53,19 @@ __all__ = [
     "decode_header",
     "decode_sidecars",
     "element_type",
+    "encode_checksums",
     "encode_header",
     "encode_sidecars",
     "matrix_header",
     "matrix_length",
+    "owner_of",
+    "with_checksums",
 ]
 
 FORMAT = "fastomp-store"
-VERSION = 1
+VERSION = 2
+#: Without checksums of columns, and perhaps without fingerprints in matrix.npy and tier.npy.
+OLDER_VERSION = 1
 HEADER = "header.json"
 MATRIX = "matrix.npy"
 STATISTICS = "statistics.npz"
@@ -65,6 +73,7 @@ TARGETS = "targets.npz"
 NAMES = "names.json"
 SIDECARS = (STATISTICS, TARGETS, NAMES)
 IDS = "ids.json"
+CHECKSUMS = "checksums.npz"
 TIER = "tier.npy"
 TIER_STATISTICS = "tier.npz"
 
@@ -72,6 +81,9 @@ TIER_STATISTICS = "tier.npz"
 #: length of the NPY header does not depend on the shape, so that a draft can shrink in place.
 DATA_OFFSET = 4096
 
+
+#: Begins the fingerprint in the header of a matrix file.
+_OWNER = "  # fastomp-store "
 
 #: Columns, observations and element type of a matrix file.
 Shape = tuple[int, int, str]
@@ -89,6 +101,8 @@ class Header:
     tier : Shape, optional
         Of tier.npy; None in a store without a tier.
     fingerprint : str
+    older : bool
+        Whether the store has the older version.
     files : mapping of str to (int, int)
         Length and CRC-32 of each sidecar file.
     provenance : mapping
@@ -98,6 +112,7 @@ class Header:
     matrix: Shape
     tier: Shape | None
     fingerprint: str
+    older: bool
     files: Mapping[str, tuple[int, int]]
     provenance: Mapping[str, Any]
 
@@ -107,12 +122,23 @@ def element_type(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
-def matrix_header(n_columns: int, n_obs: int, dtype: str) -> bytes:
-    """Return the ``DATA_OFFSET`` bytes that precede the data of matrix.npy (NPY format, version 1.0)."""
+def matrix_header(n_columns: int, n_obs: int, dtype: str, fingerprint: str = "") -> bytes:
+    """Return the ``DATA_OFFSET`` bytes that precede the data of matrix.npy (NPY format, version 1.0).
+
+    The fingerprint of the store follows as a comment, which NumPy ignores; a matrix that is being built has none.
+    """
     description = f"{{'descr': '{element_type(dtype).str}', 'fortran_order': False, 'shape': ({n_columns}, {n_obs}), }}"
+    if fingerprint:
+        description += _OWNER + fingerprint
     magic = b"\x93NUMPY\x01\x00"
     room = DATA_OFFSET - len(magic) - 2
     return magic + struct.pack("<H", room) + description.encode("ascii").ljust(room - 1) + b"\n"
+
+
+def owner_of(header: bytes) -> str:
+    """Return the fingerprint in the first bytes of a matrix file; empty where there is none."""
+    _, found, rest = header.partition(_OWNER.encode("ascii"))
+    return rest.strip().decode("ascii", "replace")[:32] if found else ""
 
 
 def matrix_length(n_columns: int, n_obs: int, dtype: str) -> int:
@@ -146,6 +172,10 @@ def encode_sidecars(sidecars: Sidecars) -> dict[str, bytes]:
         TARGETS: _encode_arrays(values=values),
         NAMES: json.dumps(names, separators=(",", ":")).encode("ascii"),
     }
+    if sidecars.column_checksums is not None:
+        files[CHECKSUMS] = encode_checksums(
+            sidecars.column_checksums, None if sidecars.tier is None else sidecars.tier.column_checksums
+        )
     if sidecars.ids is not None:
         files[IDS] = json.dumps(list(sidecars.ids), separators=(",", ":")).encode("ascii")
     if (tier := sidecars.tier) is not None:
@@ -156,6 +186,19 @@ def encode_sidecars(sidecars: Sidecars) -> dict[str, bytes]:
     return files
 
 
+def encode_checksums(matrix: UInt32Array, tier: UInt32Array | None = None) -> bytes:
+    """Return checksums.npz."""
+    return _encode_arrays(matrix=matrix, **({} if tier is None else {"tier": tier}))
+
+
+def with_checksums(header: bytes, checksums: bytes) -> bytes:
+    """Return header.json of the older version with the file ``checksums`` added."""
+    content = json.loads(header)
+    del content["crc32"]
+    content["files"][CHECKSUMS] = _describe(checksums)
+    return _canonical({**content, "version": VERSION})
+
+
 def encode_header(sidecars: Sidecars, files: Mapping[str, bytes]) -> bytes:
     """Return header.json for these sidecars and the encoded ``files`` that hold them."""
     layout = sidecars.layout
@@ -163,14 +206,14 @@ def encode_header(sidecars: Sidecars, files: Mapping[str, bytes]) -> bytes:
         provenance = json.loads(json.dumps(dict(sidecars.provenance), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InputError(f"the provenance of a store must be plain JSON: {error}") from error
-    lengths: dict[str, dict[str, int]] = {name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()}
+    lengths: dict[str, dict[str, int]] = {name: _describe(data) for name, data in files.items()}
     lengths[MATRIX] = {"bytes": matrix_length(layout.n_columns, layout.n_obs, layout.dtype)}
     if sidecars.tier is not None:
         lengths[TIER] = {"bytes": matrix_length(layout.n_columns, layout.n_obs, "int8")}
     return _canonical(
         {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if CHECKSUMS in files else OLDER_VERSION,
             "n_obs": layout.n_obs,
             "n_features": layout.n_features,
             "n_columns": layout.n_columns,
@@ -188,9 +231,10 @@ def decode_header(raw: bytes) -> Header:
         found = json.loads(raw)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise StoreError(f"{HEADER} is not the header of a fastomp store")
-        if found.get("version") != VERSION:
+        version = found.get("version")
+        if version not in (OLDER_VERSION, VERSION):
             raise StoreError(
-                f"its format version is {found.get('version')!r} and this release reads {VERSION}: ingest the data again"
+                f"its format version is {version!r} and this release reads {OLDER_VERSION} and {VERSION}: ingest the data again"
             )
         found.pop("crc32", None)
         if _canonical(found) != raw:
@@ -207,13 +251,14 @@ def decode_header(raw: bytes) -> Header:
         sound = sound and (tier is None or files[TIER]["bytes"] == matrix_length(*tier))
         sidecars = {}
         optional = [*([] if tier is None else [TIER_STATISTICS]), *([IDS] if IDS in files else [])]
+        optional += [] if version == OLDER_VERSION else [CHECKSUMS]
         for name in (*SIDECARS, *optional):
             sidecars[name] = files[name]["bytes"], files[name]["crc32"]
     except (KeyError, TypeError):
         sound = False
     if not sound:
         raise StoreError(f"{HEADER} lacks a field or holds one that is out of its domain")
-    return Header(n_features, matrix, tier, fingerprint, sidecars, provenance)
+    return Header(n_features, matrix, tier, fingerprint, version == OLDER_VERSION, sidecars, provenance)
 
 
 def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sidecars:
@@ -237,6 +282,7 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
             raise StoreError(f"{name} is not a readable {'JSON' if plain else 'NPZ'} file") from error
     arrays, values, tier = content[STATISTICS], content[TARGETS], content.get(TIER_STATISTICS)
     n_columns, n_obs, dtype = header.matrix
+    sums: Mapping[str, AnyArray] = content.get(CHECKSUMS, {})
     targets: dict[str, Target] = {}
     grams: list[Float64Array] = []
     try:
@@ -247,6 +293,8 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
         _check_arrays(arrays, offsets=(np.int64, (header.n_features + 1,)), blocks=(np.int64, (len(blocks),)), checksums=of_blocks)
         _check_arrays(arrays, mean=of_columns, norm=of_columns, minimum=of_columns, maximum=of_columns)
         _check_arrays(values, values=(np.float64, (len(content[NAMES]["targets"]), n_obs)))
+        for name in [] if header.older else ["matrix"] if tier is None else ["matrix", "tier"]:
+            _check_arrays(sums, **{name: (np.uint32, (n_columns,))})
         if tier is not None:
             _check_arrays(tier, scale=of_columns, error=of_columns, norm=of_columns, checksums=of_blocks)
         for edges, largest in ((offsets, n_columns), (blocks, BLOCK_COLUMNS)):
@@ -286,9 +334,10 @@ def decode_sidecars(header: Header, read: Callable[[str, int], bytes]) -> Sideca
         columns,
         targets,
         header.provenance,
-        tier and TierSidecar(tier["scale"], tier["error"], tier["norm"], tier["checksums"], header.fingerprint),
+        tier and TierSidecar(tier["scale"], tier["error"], tier["norm"], tier["checksums"], header.fingerprint, sums.get("tier")),
         encoding,
         ids,
+        sums.get("matrix"),
     )
 
 
@@ -297,6 +346,11 @@ def _check_arrays(arrays: Mapping[str, AnyArray], **expected: tuple[type[np.gene
     for name, (dtype, shape) in expected.items():
         if arrays[name].dtype != dtype or arrays[name].shape != shape:
             raise ValueError(f"{name} should be of type {dtype.__name__} and shape {shape}")
+
+
+def _describe(data: bytes) -> dict[str, int]:
+    """Return the entry of a file in header.json."""
+    return {"bytes": len(data), "crc32": zlib.crc32(data)}
 
 
 def _canonical(header: dict[str, Any]) -> bytes:

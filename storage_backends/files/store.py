@@ -15,17 +15,21 @@ import stat
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.durable_files import device_errors, opened_directory
+from fastomp_nvm.durable_files import device_errors, opened_directory, write_atomically
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
-from fastomp_nvm.matrix.checksum import crc32
+from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.pacing import DeviceProfile
 from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files import format as store_format
+from storage_backends.files.checked import Identity, identity_of, recall, record
 from storage_backends.files.draft import LARGEST_HEADER, FileDraft, check_destination, is_leftover, occupant
 from storage_backends.files.durable import copy_file, new_file
 from storage_backends.files.mapped import Access, MappedRegion, map_file, matrix_view
@@ -36,7 +40,6 @@ __all__ = ["FileMedium", "FileStore", "MappedMatrix"]
 
 _REGIONS = "regions"
 _OPEN_ATTEMPTS = 4
-_READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +154,9 @@ class FileMedium:
         try:
             header = store_format.decode_header(_read(directory, store_format.HEADER))
             sidecars = store_format.decode_sidecars(header, functools.partial(_read, directory))
-            matrix = self._map(directory, path, store_format.MATRIX, header.matrix, descriptors)
-            tier = header.tier and self._map(directory, path, store_format.TIER, header.tier, descriptors)
+            owner = header.fingerprint, header.older
+            matrix = self._map(directory, path, store_format.MATRIX, header.matrix, owner, descriptors)
+            tier = header.tier and self._map(directory, path, store_format.TIER, header.tier, owner, descriptors)
         except StoreError as error:
             raise StoreError(f"the store at {path} cannot be used: {error}") from error
         except OSError as error:
@@ -160,13 +164,30 @@ class FileMedium:
         return FileStore(f"{scheme}://{urllib.parse.quote(path)}", descriptors, sidecars, matrix, tier)
 
     def _map(
-        self, directory: int, path: str, name: str, shape: store_format.Shape, descriptors: contextlib.ExitStack
+        self,
+        directory: int,
+        path: str,
+        name: str,
+        shape: store_format.Shape,
+        owner: tuple[str, bool],
+        descriptors: contextlib.ExitStack,
     ) -> MappedMatrix:
-        """Map a matrix file in an open directory; ``descriptors`` closes the file."""
+        """Map a matrix file in an open directory; ``descriptors`` closes the file.
+
+        ``owner`` is the fingerprint of the store, and whether its files may lack it.
+        """
         length = store_format.matrix_length(*shape)
+        fingerprint, older = owner
         with _opened(directory, name, length) as descriptor:
-            if os.pread(descriptor, store_format.DATA_OFFSET, 0) != store_format.matrix_header(*shape):
-                raise StoreError(f"{name} is not the matrix that {store_format.HEADER} describes")
+            found = os.pread(descriptor, store_format.DATA_OFFSET, 0)
+            if found != store_format.matrix_header(*shape, fingerprint):
+                whose = store_format.owner_of(found)
+                if whose not in ("", fingerprint):
+                    raise StoreError(
+                        f"{name} belongs to another store, {whose}, and this is {fingerprint}: put the right file back"
+                    )
+                if not (older and found == store_format.matrix_header(*shape)):
+                    raise StoreError(f"{name} is not the matrix that {store_format.HEADER} describes")
             access = self._choose_access(descriptor, path)
             mapping = map_file(descriptor, length, access.flags, writable=False, path=path)
             descriptors.callback(os.close, file := os.dup(descriptor))
@@ -179,7 +200,8 @@ class FileMedium:
         with contextlib.ExitStack() as descriptors:
             descriptors.callback(os.close, directory := _open_folder(folder))
             name = store.provide_tier_copy(directory, folder)
-            copy = self._map(directory, folder, name, (*store.matrix.shape, "int8"), descriptors)
+            owner = store.layout.fingerprint, store.sidecars.column_checksums is None
+            copy = self._map(directory, folder, name, (*store.matrix.shape, "int8"), owner, descriptors)
             store.read_tier_from(copy, descriptors)
 
 
@@ -204,7 +226,11 @@ class FileStore(OpenedStore):
         super().__init__(url, matrix.access.traits, matrix.array, sidecars, None if tier is None else tier.array)
         self._descriptors = descriptors.pop_all()
         self._profile: DeviceProfile | None = None
-        self._tier_loaded = False
+        self._path = StoreURL.parse(url).path
+        self._identities: list[Identity] = [identity_of(each.file) for each in self._mapped]
+        self._recorded = [0, 0]  # columns of matrix and tier that an earlier process compared
+        for place in range(len(self._mapped)):
+            self._recall(place)
 
     def imitate(self, name: str, profile: DeviceProfile) -> None:
         """Slow reads of an emulated medium down to the speed of a device, and add that to ``url``."""
@@ -237,12 +263,39 @@ class FileStore(OpenedStore):
     def read_tier_from(self, copy: MappedMatrix, descriptors: contextlib.ExitStack) -> None:
         """Read the tier from a mapped copy of it; the store takes over its descriptors."""
         assert self.tier is not None, "only a store with a tier has a copy of it"
-        if self.tier.seal is not None:
-            advice = f"the copy of the tier of {self.url} does not match its checksums: remove {copy.name} there"
-            self.tier.seal.damaged = lambda block: StoreError(f"{advice} (block {block})")
         self.tier = replace(self.tier, codes=copy.array)
-        self._mapped[1] = copy
+        self._mapped[1], self._identities[1] = copy, identity_of(copy.file)
+        if (seal := self._seals[1]) is not None:
+            advice = f"the copy of the tier of {self.url} does not match its checksums: remove {copy.name} there"
+            self._seals[1] = Seal(seal.checksums, lambda column: StoreError(f"{advice} (column {column})"))
+            self._recall(1)
         self._descriptors.callback(descriptors.pop_all().close)
+
+    @property
+    def seals(self) -> tuple[Seal | None, Seal | None]:
+        """Checksums of the columns; those of a file that was changed since it was opened are to be compared again."""
+        for place, mapped in enumerate(self._mapped):
+            seal, found = self._seals[place], identity_of(mapped.file)
+            if seal is not None and found != self._identities[place]:
+                self._seals[place], self._identities[place] = seal.renewed(), found
+        return super().seals
+
+    def _recall(self, place: int) -> None:
+        """Take over which columns of a file an earlier process compared."""
+        seal, name = self._seals[place], self._mapped[place].name
+        if seal is not None:
+            known = recall(self._descriptor(), self._path, name, self._identities[place], len(seal.checksums))
+            if known is not None:
+                seal.accept(known)
+                self._recorded[place] = int(known.sum())
+
+    def _record(self) -> None:
+        """Record which columns were compared, where these are more than before; not in a store that is being removed."""
+        files = zip(self._mapped, self._identities, self._seals, self._recorded, strict=False)
+        found = [(each.name, identity, seal.compared, before) for each, identity, seal, before in files if seal is not None]
+        more = any(int(compared.sum()) > before for _, _, compared, before in found)
+        if more and _same_directory(self._descriptor(), self._path):
+            record(self._descriptor(), self._path, {name: (identity, compared) for name, identity, compared, _ in found})
 
     def _add_to_url(self, parameter: str) -> None:
         """Add a query parameter to ``url``."""
@@ -292,6 +345,8 @@ class FileStore(OpenedStore):
 
     def close(self) -> None:
         """Release matrix and directory; existing views keep the mapping alive."""
+        if self._mapped and hasattr(self, "_recorded"):
+            self._record()
         super().close()
         self._mapped.clear()
         self._descriptors.close()
@@ -311,25 +366,43 @@ class FileStore(OpenedStore):
 
     def load_tier(self) -> None:
         """Copy the tier into memory, and add that to ``url``."""
+        loaded = self._tier_loaded
         super().load_tier()
-        if not self._tier_loaded:
-            self._tier_loaded = True
+        if not loaded:
             self._add_to_url("tier=dram")
 
-    def _checksum(self, first: int, last: int, *, tier: bool) -> int:
-        """Return the CRC-32 of columns ``first:last``, read with pread(2), which reports a bad sector as an error, not a signal."""
+    def _columns(self, first: int, last: int, *, tier: bool) -> AnyArray:
+        """Return the bytes of columns ``first:last``, read with pread(2), which reports a bad sector as an error, not a signal."""
         self._descriptor()
-        mapped, checksum = self._mapped[tier], 0
-        row = mapped.array.shape[1] * mapped.array.itemsize
-        position, end = store_format.DATA_OFFSET + first * row, store_format.DATA_OFFSET + last * row
+        mapped = self._mapped[tier]
+        width = mapped.array.shape[1] * mapped.array.itemsize
+        out = np.empty((last - first, width), dtype=np.uint8)
+        left, position = out.reshape(-1).data, store_format.DATA_OFFSET + first * width
         with device_errors(f"read {self.url}"):
-            while position < end:
-                data = os.pread(mapped.file, min(_READ_BYTES, end - position), position)
-                if not data:
+            while left:
+                count = os.preadv(mapped.file, [left], position)
+                if not count:
                     raise StoreError(f"the store {self.url} is damaged: {mapped.name} ends before column {last}")
-                checksum = crc32(data, checksum)
-                position += len(data)
-        return checksum
+                left, position = left[count:], position + count
+        return out
+
+    def add_checksums(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Verify the store, then add a checksum per column and the fingerprint in its files; open it again afterwards."""
+        if self.sidecars.column_checksums is not None:
+            raise StoreError(f"the store {self.url} has a checksum for each column already")
+        checksums = store_format.encode_checksums(*self._verified(progress))
+        directory = self._descriptor()
+        folder, header = Path(f"/proc/self/fd/{directory}"), _read(directory, store_format.HEADER)
+        # A crash in between leaves a store of the older version, whose files may name it or not.
+        with device_errors(f"add checksums to {self.url}"):
+            write_atomically(folder / store_format.CHECKSUMS, checksums, mode=0o666)
+            for mapped in self._mapped:
+                with _opened(directory, mapped.name, mode=os.O_WRONLY) as file:
+                    n_columns, n_obs = mapped.array.shape
+                    named = store_format.matrix_header(n_columns, n_obs, mapped.array.dtype.name, self.layout.fingerprint)
+                    os.pwrite(file, named, 0)
+                    os.fsync(file)
+            write_atomically(folder / store_format.HEADER, store_format.with_checksums(header, checksums), mode=0o666)
 
     def _create_region(self, name: str, size: int) -> None:
         """Create a zero-filled region atomically; if another process is faster, keep its region."""

@@ -94,7 +94,7 @@ class DramStore(OpenedStore):
         Shared by all stores opened under this name.
     """
 
-    _seals_tier = False  # memory is not checked for damage
+    _unchecked = "it is in the memory of this process"
 
     def __init__(self, url: str, content: _Content) -> None:
         super().__init__(url, _TRAITS, content.matrix, content.sidecars, content.codes)

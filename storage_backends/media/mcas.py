@@ -23,8 +23,9 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError, StoreURLError
-from fastomp_nvm.matrix.rows import PiecedRows
-from fastomp_nvm.stores.contract import DurableRegion, MediumTraits
+from fastomp_nvm.matrix.checksum import Seal
+from fastomp_nvm.matrix.rows import PiecedRows, Rows
+from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
 from storage_backends.files import format as store_format
 from storage_backends.opened import ArrayRegion, OpenedStore
 
@@ -36,15 +37,32 @@ FORMAT = 1
 #: Writing in place survives SIGKILL of the server (tested); nothing is flushed against a loss of power.
 TRAITS = MediumTraits("mcas", "process", False, "zero-copy views of an MCAS pool; survives its processes, not a loss of power")
 
+#: Seals of stores by prefix, and how many are kept: a store is opened for every slice of work, and its values never change.
+_known_seals: dict[str, list[Seal | None]] = {}
+_MOST_KNOWN = 16
+
 _MOST_GENERATIONS = 40  # each twice as large as its predecessor
 
 Load = Callable[[str], Any]
 
 
 class PoolStore(OpenedStore):
-    """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in ``RunRegions``."""
+    """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in ``RunRegions``.
 
-    _seals_tier = False  # the store is opened for every slice of work, and the checksums would dominate it
+    Parameters
+    ----------
+    url : str
+    prefix : str
+        Of the names of its values, which no other store of this process has.
+    matrix, sidecars, codes
+        As for ``OpenedStore``.
+    """
+
+    def __init__(self, url: str, prefix: str, matrix: AnyArray | Rows, sidecars: Sidecars, codes: AnyArray | Rows | None) -> None:
+        super().__init__(url, TRAITS, matrix, sidecars, codes)
+        while len(_known_seals) >= _MOST_KNOWN and prefix not in _known_seals:
+            _known_seals.pop(next(iter(_known_seals)))
+        self._seals = _known_seals.setdefault(prefix, self._seals)
 
     def region(self, name: str, size: int = 0) -> NoReturn:
         """Raise ``StoreError``: values cannot be created inside the server."""
@@ -98,7 +116,7 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
     def rows(kind: str, shape: store_format.Shape) -> Any:
         return _rows([view(f"{kind}/{number}") for number in range(len(pieces) - 1)], pieces, shape, key)
 
-    return PoolStore(key, TRAITS, rows("matrix", header.matrix), sidecars, header.tier and rows("tier", header.tier))
+    return PoolStore(key, prefix, rows("matrix", header.matrix), sidecars, header.tier and rows("tier", header.tier))
 
 
 class RoomNeededError(Exception):

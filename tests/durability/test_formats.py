@@ -74,9 +74,9 @@ def test_a_store_is_read(store: Path, tier: str) -> None:
 
 def test_a_store_of_a_later_format_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A header with a later version is refused in one sentence that names both versions, whatever else it may hold."""
-    header = {**json.loads((store / "header.json").read_text(encoding="utf-8")), "version": 2, "new": {}}
+    header = {**json.loads((store / "header.json").read_text(encoding="utf-8")), "version": 3, "new": {}}
     (store / "header.json").write_text(json.dumps(header), encoding="utf-8")
-    assert "version is 2 and this release reads 1" in refusal(capsys, "info", str(store))
+    assert "version is 3 and this release reads 1 and 2" in refusal(capsys, "info", str(store))
 
 
 def test_runs_are_listed(home_with_runs: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError
-from fastomp_nvm.matrix.checksum import Seal, crc32
+from fastomp_nvm.matrix.checksum import Seal, row_checksums
 from fastomp_nvm.matrix.gradients import Ask
 from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.pacing import DeviceProfile
@@ -148,18 +147,36 @@ def test_standardisations_are_those_of_the_array(rows: LocalRows) -> None:
         assert [group.matrices.tobytes() for group in one.whiteners] == [group.matrices.tobytes() for group in other.whiteners]
 
 
-@pytest.mark.parametrize("damaged", [None, 0, 2])
-def test_a_copy_in_memory_is_compared_with_its_checksums(rows: LocalRows, damaged: int | None) -> None:
-    """The copy has the bits of the matrix; a block that does not match its checksum is an error that names it."""
-    whole = matrix()
-    checksums = np.array([crc32(whole[first:last].tobytes()) for first, last in pairwise(EDGES)])
+@pytest.mark.parametrize("damaged", [None, 0, 65])
+def test_rows_are_compared_with_their_checksums(rows: LocalRows, damaged: int | None) -> None:
+    """Copies, sweeps, gathers and single rows that match are read; a column that does not match is an error that names it."""
+    whole, everything = matrix(), np.arange(N_COLUMNS)
+    checksums = row_checksums(whole)
     if damaged is not None:
         checksums[damaged] ^= 1
-    seal = Seal(EDGES, checksums, lambda block: StoreError(f"block {block}"))
-    if damaged is None:
-        copy = rows.in_memory(seal)
-        assert np.array_equal(copy.array, whole)
-        assert not copy.array.flags.writeable
-    else:
-        with pytest.raises(StoreError, match=f"block {damaged}"):
-            rows.in_memory(seal)
+    if rows.arrays[0].strides[1] != rows.itemsize:
+        return  # no store has such rows
+    vectors = Vectors(np.ones((N_OBS, 1)), rows.dtype)
+    out = np.empty_like(whole)
+    reads: list[Callable[[], object]] = [
+        rows.in_memory,
+        lambda: Sweeper(2).dots(rows, vectors, np.zeros(N_COLUMNS, np.bool_)),
+        lambda: Sweeper(2).gather(rows, everything, out),
+        lambda: rows[slice(None)],
+        lambda: rows[65],
+        lambda: np.asarray(rows),
+    ]
+    for read in reads:
+        rows.seal = Seal(checksums, lambda column: StoreError(f"column {column}"))
+        if damaged is None or (damaged == 0 and read is reads[4]):
+            read()
+        else:
+            with pytest.raises(StoreError, match=f"column {damaged}"):
+                read()
+    rows.seal = Seal(row_checksums(whole), lambda column: StoreError(f"column {column}"))
+    copy = rows.in_memory()
+    assert np.array_equal(copy.array, whole)
+    assert not copy.array.flags.writeable
+    assert rows.seal.settle()
+    rows.seal.checksums = rows.seal.checksums ^ 1  # not looked at any more
+    rows.in_memory()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from fastomp_nvm import native
 from fastomp_nvm.errors import DataError, MediumError
-from fastomp_nvm.matrix.checksum import crc32_joined
 from fastomp_nvm.matrix.moments import moments
 from fastomp_nvm.matrix.tier import quantise
 from fastomp_nvm.stores.names import NumberedNames
@@ -49,7 +47,8 @@ def table(n_obs: int = 1237, n_columns: int = 600) -> np.ndarray:
 def digests(store: Path, fingerprint: str) -> tuple[str, ...]:
     """Return what ``BEFORE`` lists, of a store."""
     tier, statistics = np.load(store / "tier.npz"), np.load(store / "statistics.npz")
-    parts = [(store / name).read_bytes() for name in ("matrix.npy", "tier.npy")]
+    named = f"# fastomp-store {fingerprint}".encode()  # that release did not name the store there
+    parts = [(store / name).read_bytes().replace(named, b" " * len(named)) for name in ("matrix.npy", "tier.npy")]
     parts.append(tier["scale"].tobytes() + tier["norm"].tobytes())
     parts.append(b"".join(statistics[name].tobytes() for name in ("mean", "minimum", "maximum")))
     return (fingerprint, *(hashlib.sha256(part).hexdigest()[:32] for part in parts))
@@ -187,15 +186,6 @@ def test_progress_is_complete_and_never_more(tmp_path: Path) -> None:
         assert set(totals) == {2 * values.nbytes}
         assert list(done) == sorted(done)
         assert done[-1] == totals[-1]
-
-
-@given(parts=st.lists(st.binary(max_size=300), max_size=6))
-def test_checksums_of_parts_join(parts: list[bytes]) -> None:
-    """The checksum of a whole follows from those of its parts."""
-    joined = 0
-    for part in parts:
-        joined = crc32_joined(joined, zlib.crc32(part), len(part))
-    assert joined == zlib.crc32(b"".join(parts))
 
 
 @compiled

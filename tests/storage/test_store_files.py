@@ -118,14 +118,14 @@ def test_a_byte_of_the_matrix_header_counts(store: Path) -> None:
         open_store(str(store))
 
 
-def test_verify_names_the_block(store: Path) -> None:
-    """A byte changed in the matrix opens (reading all of it would take too long), and verify names its block."""
+def test_verify_names_the_column(store: Path) -> None:
+    """A byte changed in the matrix opens (reading all of it would take too long), and verify names its column."""
     with open(store / "matrix.npy", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
-    with open_store(str(store)) as opened, pytest.raises(StoreError, match=r"block 1 \(columns 256 to 299\)"):
+    with open_store(str(store)) as opened, pytest.raises(StoreError, match=r"column 299 \('f299'\) does not match"):
         opened.verify()
 
 
@@ -147,8 +147,8 @@ def test_verify_of_a_file_cut_off_while_open_is_an_error(store: Path) -> None:
 
 def test_another_version_is_refused(store: Path) -> None:
     """A store of a later format is refused by its version."""
-    rewrite_header(store, version=2)
-    with pytest.raises(StoreError, match="version is 2 and this release reads 1"):
+    rewrite_header(store, version=3)
+    with pytest.raises(StoreError, match="version is 3 and this release reads 1 and 2"):
         open_store(str(store))
 
 

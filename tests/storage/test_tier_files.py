@@ -123,7 +123,7 @@ def test_checksums_are_those_of_the_codes(store: Path) -> None:
 @given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_no_changed_byte_of_the_tier_goes_unnoticed(store: Path, where: float, flip: int) -> None:
     """A changed byte of the sidecar refuses to open; one of the codes fails ``verify`` and is never loaded into memory."""
-    refusal = r"cannot be used|is damaged: block \d of the int8 tier"
+    refusal = r"cannot be used|is damaged: column \d+ of the int8 tier"
     for name in TIER_FILES:
         sound = (store / name).read_bytes()
         broken = bytearray(sound)
@@ -133,7 +133,7 @@ def test_no_changed_byte_of_the_tier_goes_unnoticed(store: Path, where: float, f
             with pytest.raises(StoreError, match=refusal):
                 open_store(f"mmap://{store}?tier=dram")
             with (
-                pytest.raises(StoreError, match=r"cannot be used|is damaged: block \d of the int8 tier"),
+                pytest.raises(StoreError, match=r"cannot be used|is damaged: column \d+ of the int8 tier"),
                 open_store(str(store)) as opened,
             ):
                 opened.verify()
@@ -141,28 +141,23 @@ def test_no_changed_byte_of_the_tier_goes_unnoticed(store: Path, where: float, f
             (store / name).write_bytes(sound)
 
 
-needs_quick_checksums = pytest.mark.skipif(not checksum.QUICK, reason="without isal a sweep does not compare checksums")
-
-
-@needs_quick_checksums
 @pytest.mark.parametrize("algorithm", ["fast_omp", "sds_omp"])
 def test_a_damaged_tier_gives_no_answer(store: Path, algorithm: str) -> None:
-    """A selection over codes that changed on the device is an error that names the block, every time."""
+    """A selection over codes that changed on the device is an error that names the column, every time."""
     with (store / "tier.npy").open("r+b") as file:
         file.seek(-1000, os.SEEK_END)
         file.write(b"\x55")
     with open_store(str(store)) as opened:
         for _ in range(2):
-            with pytest.raises(StoreError, match=r"block 2 of the int8 tier .* does not match its checksum"):
+            with pytest.raises(StoreError, match=r"column 6\d\d of the int8 tier .* does not match its checksum"):
                 fo.select(opened, k=4, algorithm=algorithm, tier="int8")
         assert fo.select(opened, k=4, algorithm=algorithm, tier="exact").features
 
 
-@needs_quick_checksums
 @pytest.mark.parametrize("io", ["mmap", "direct"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("piece", [7, 100, 300, 10_000])
-def test_the_first_sweep_compares_every_block(
+def test_the_first_sweep_compares_every_column(
     store: Path, monkeypatch: pytest.MonkeyPatch, io: str, threads: int, piece: int
 ) -> None:
     """The first sweep compares the codes for every way of reading, number of threads and size of pieces; later sweeps do not."""
@@ -173,20 +168,18 @@ def test_the_first_sweep_compares_every_block(
     for place in (None, 0, 255 * 60, 256 * 60, 511 * 60, 690 * 60):
         with open_store(str(store)) as opened:
             assert opened.tier is not None
-            assert opened.tier.seal is not None
             expected = opened.tier.codes.sum(axis=1, dtype=np.int64)[:, None]
-            codes, seal = reader.rows_of(opened.tier.codes, opened.files(), io), opened.tier.seal
+            codes = reader.rows_of(opened.tier.codes, opened.files(), io, opened.seals[1])
             sweeper = sweep.Sweeper(threads)
             if place is not None:
                 _flip(store / "tier.npy", place)
-                block = np.searchsorted(opened.layout.blocks, place // 60, "right") - 1
-                with pytest.raises(StoreError, match=f"block {block} "):
-                    sweeper.dots_int8(codes, vectors, seal)
+                with pytest.raises(StoreError, match=f"column {place // 60} "):
+                    sweeper.dots_int8(codes, vectors)
                 _flip(store / "tier.npy", place)
-            assert np.array_equal(sweeper.dots_int8(codes, vectors, seal), expected)
+            assert np.array_equal(sweeper.dots_int8(codes, vectors), expected)
             with monkeypatch.context() as patch:
-                patch.setattr(checksum, "crc32", None)
-                assert np.array_equal(sweeper.dots_int8(codes, vectors, seal), expected)
+                patch.setattr(checksum, "row_checksums", None)
+                assert np.array_equal(sweeper.dots_int8(codes, vectors), expected)
 
 
 def _flip(path: Path, place: int) -> None:
@@ -404,9 +397,8 @@ def test_copies_of_tiers_that_are_not_to_be_had(store: Path, tmp_path: Path, val
     whole = bytearray(copy.read_bytes())
     whole[-1000] ^= 0x55
     copy.write_bytes(whole)
-    if checksum.QUICK:
-        with open_store(url) as opened, pytest.raises(StoreError, match=r"does not match its checksums: remove .*tier\.npy there"):
-            fo.select(opened, values[:, 0], k=4, tier="int8")
+    with open_store(url) as opened, pytest.raises(StoreError, match=r"does not match its checksums: remove .*tier\.npy there"):
+        fo.select(opened, values[:, 0], k=4, tier="int8")
     copy.write_bytes(whole[:-1])
     with pytest.raises(StoreError, match=r"bytes and a copy of the tier \d+: remove it"):
         open_store(url)

@@ -77,6 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         "first features": ", ".join(clean(name, 24) for name in facts["features"][:8])
         + (f" and {facts['n_features'] - 8:,} more (--columns lists all)" if facts["n_features"] > 8 else ""),
         "fingerprint": facts["fingerprint"],
+        "reads": f"unchecked: {clean(reason, None)}"
+        if (reason := facts.get("unchecked"))
+        else "columns are compared with their checksums when they are first read",
     }
     for place, shard in enumerate(facts.get("shards", ())):
         first, last = shard["features"]

@@ -38,6 +38,7 @@ __all__ = ["add_arguments", "run"]
 _LOCAL_ONLY = {
     "threads": "leave it out, and start the server with 'fastomp serve --threads N' where its own choice will not do",
     "load": "leave it out, and keep the server's pools on a tmpfs ('fastomp serve --pools') where they shall be in memory",
+    "check": "leave it out, the server compares columns when it first reads them",
     "tier_load": "leave it out, the server reads the tier through its own page cache",
     "io": "leave it out, the server chooses how it reads its own files",
     "protected": "leave it out, and report on the selection where the data is: run this command there on the store's path",

@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STORE|RUN",
         help="store URL or path: its checksums; a finished run, a file of 'select --json' or a saved model: its proof, in one pass",
     )
+    parser.add_argument(
+        "--add-checksums",
+        action="store_true",
+        help="add a checksum per column to a store of an older release, which selections then compare (default: only verify)",
+    )
     parser.add_argument("--store", dest="of", metavar="STORE", help="store of a selection in a file (default: that of the run)")
     add_threads_argument(parser)
     add_ray_argument(parser)
@@ -34,14 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.isfile(name) or name in names():
         if os.path.isdir(name):
             raise RequestError(f"{name!r} is a run and a store: write ./{name} for the store, or rename one of them")
+        if arguments.add_checksums:
+            raise RequestError(f"--add-checksums is for a store, and {name!r} is a run or a file: name the store")
         return _verify_proof(name, arguments)
     if arguments.of is not None:
         raise RequestError(f"--store is for a run or a file, and there is none called {name!r}: 'fastomp runs' lists the runs")
     with open_local(name) as store:
         with byte_progress("verify", arguments.progress) as progress:
-            store.verify(progress)
+            (store.add_checksums if arguments.add_checksums else store.verify)(progress)
         blocks, size = len(store.layout.blocks) - 1, store.matrix.nbytes
-    print(f"all {blocks:,} blocks ({human_bytes(size)}) match their checksums")
+        advice = "" if arguments.add_checksums or not store.unchecked else f"; selections do not compare them: {store.unchecked}"
+    done = "; added one per column" if arguments.add_checksums else advice
+    print(f"all {blocks:,} blocks ({human_bytes(size)}) match their checksums{clean(done, None)}")
     return 0
 
 
