@@ -76,6 +76,7 @@ def follow(
 ) -> float: ...
 def grow(
     gram: Float64Array,
+    at: IndexArray,
     directions: Float64Array,
     size: int,
     gradient: Float64Array,
@@ -85,6 +86,7 @@ def grow(
     value: float,
     count: int,
     least: float,
+    pursuit: bool,
     /,
 ) -> tuple[list[tuple[int, float]], int, float]: ...
 def glm_rounds(
