@@ -125,6 +125,8 @@ struct strips {
             UNROLL for (int l = 0; l < (count); l++)                                                                         \
                 load(totals[l], sum + l * apart);                                                                            \
             UNROLL for (int k = 0; k < (depth); k++) {                                                                       \
+                if ((depth) > 1 && (count) == 1 && v % 2 == 0) /* one prefetch per cache line */                             \
+                    __builtin_prefetch(entry + (k + DEPTH) * lanes * stride);                                                \
                 load(row, entry + k * lanes * stride);                                                                       \
                 UNROLL for (int l = 0; l < (count); l++)                                                                     \
                     multiply_add(totals[l], row, factor[l][k]);                                                              \
