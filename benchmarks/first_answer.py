@@ -3,6 +3,10 @@
 All defaults, library threads untouched. Contestants are ``OrthogonalMatchingPursuit(n_nonzero_coefs=k).fit(X, y)`` on the same
 data, of which the best run counts, and a selection from a store in memory that holds the same numbers; all are timed in turn.
 *Memory* is what a selection takes beyond the data: the most resident bytes while it runs, less those before.
+
+The *floor* is the time of the passes over the data that our selection makes, by themselves: the same vectors, kernel and threads,
+and nothing selected. No change outside the kernel makes the selection faster than that. Beside it stands the selection of one
+feature: a small problem is bound by what every selection costs.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -23,6 +29,8 @@ from benchmarks.harness.memory import PeakMemory, resident_bytes
 from benchmarks.harness.report import Report, argument_parser
 from benchmarks.harness.timing import in_turn, paired
 from fastomp_nvm.analysis.synthetic import sparse_design
+from fastomp_nvm.matrix.rows import LocalRows
+from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
 
 __all__ = ["main"]
 
@@ -90,6 +98,27 @@ def beyond(call: Callable[[], Any]) -> int:
     return max(memory.peak - before, 0)
 
 
+def passes(select: Callable[[], Any]) -> tuple[list[Callable[[], Any]], str]:
+    """Return the passes over the data that ``select`` makes, each to be repeated by itself, and the vectors of each as text."""
+    calls: list[Callable[[], Any]] = []
+    vectors: list[str] = []
+    measure, dots = LocalRows.measure, Sweeper.dots
+
+    def measured(rows: LocalRows, sweeper: Sweeper, given: Vectors) -> Any:
+        calls.append(partial(measure, rows, sweeper, given))
+        vectors.append(f"{len(given.wide)} and moments")
+        return measure(rows, sweeper, given)
+
+    def swept(sweeper: Sweeper, rows: LocalRows, given: Vectors, wide: Any) -> Any:
+        calls.append(partial(dots, sweeper, rows, given, wide))
+        vectors.append(str(len(given.wide)))
+        return dots(sweeper, rows, given, wide)
+
+    with mock.patch.object(LocalRows, "measure", measured), mock.patch.object(Sweeper, "dots", swept):
+        select()
+    return calls, ", ".join(vectors)
+
+
 def wait(report: Report, size: Size, repeats: int, folder: Path) -> None:
     """Time every form of one problem."""
     X, y = sparse_design(size.n_obs, size.n_features, 2 * size.k, 0.1)
@@ -102,6 +131,9 @@ def wait(report: Report, size: Size, repeats: int, folder: Path) -> None:
                 "store": lambda: fo.select(store, k=size.k).indices,
                 "scikit-learn": lambda data=data: _sklearn(data, y, size.k),  # type: ignore[misc]
             }
+            calls, vectors = passes(contestants["ours"])
+            contestants["floor"] = lambda calls=calls: [call() for call in calls] and None  # type: ignore[misc]
+            contestants["k = 1"] = lambda data=data: fo.select(data, y, k=1).indices  # type: ignore[misc]
             extra = beyond(contestants["ours"])
             seconds, chosen = in_turn(contestants, repeats, warm=1)
             best = min(seconds["scikit-learn"])
@@ -117,7 +149,14 @@ def wait(report: Report, size: Size, repeats: int, folder: Path) -> None:
                     "times the store's": str(over),
                     "R^2 above": better,
                     "MB beyond": extra / 1e6,
+                    "floor, ms": 1e3 * median(seconds["floor"]),
+                    "k = 1, ms": 1e3 * median(seconds["k = 1"]),
                 }
+            )
+            least, one = median(seconds["floor"]), median(seconds["k = 1"])
+            report.say(
+                f"{name}, {form}: floor: passes with {vectors} vectors take {1e3 * least:.1f} ms by themselves, so that "
+                f"{best / least:.1f} times faster is the most; with k = 1 a selection takes {1e3 * one:.1f} ms"
             )
             if form in JUDGED:
                 report.bar(f"{name}, {form}: times faster than scikit-learn", faster, size.faster)
@@ -126,7 +165,7 @@ def wait(report: Report, size: Size, repeats: int, folder: Path) -> None:
                     report.bar(f"{name}, {form}: times a prepared store's", over, size.over_store, at_most=True)
             allowed = SHARE * data.nbytes if isinstance(data, np.ndarray) else SHARE * X.nbytes
             report.bar(f"{name}, {form}: memory beyond the data over 10 % and 32 MB", extra / (allowed + BYTES), 1.0, at_most=True)
-            del data, contestants
+            del data, contestants, calls
     report.records(name, rows)
     report.figures(**{name: rows})
 

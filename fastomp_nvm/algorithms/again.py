@@ -94,5 +94,9 @@ def _query(problem: Problem, objective: Linear, selected: IndexArray) -> Query |
     problem.counters.independence_rounds += 1
     problem.counters.independence_calls += len(usable)
     blocked = problem.constraint.blocking(selected[:0], selected, usable)
-    prefixes = [Ask(residual, usable[blocked > end]) for residual, end in zip(residuals.T[:-1], ends[:-1].tolist(), strict=True)]
+    free = int(blocked.min())  # no feature is blocked after fewer additions
+    prefixes = [
+        Ask(residual, usable if end < free else usable[blocked > end])
+        for residual, end in zip(residuals.T[:-1], ends[:-1].tolist(), strict=True)
+    ]
     return Query(len(selected), value, [*(ask for ask in prefixes if ask.candidates.size), Ask(residuals.T[-1], usable)])

@@ -18,6 +18,7 @@ from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives.base import GainTracker
 from fastomp_nvm.objectives.linear import Linear
+from fastomp_nvm.objectives.linear_gains import LinearGains
 
 __all__ = ["best_of", "polish"]
 
@@ -46,9 +47,9 @@ def polish(
         rules.append(shares[pool])
     if pursuit:
         rules.append("score")
-    gram: dict[int, Float64Array] = {}
+    tracker: GainTracker | None = None
     for rule in rules:
-        chosen = _greedy(problem, pool, rule, gram)
+        chosen, tracker = _greedy(problem, pool, rule, tracker)
         full = problem.parameters.until == "paper" or len(chosen) == constraint.rank
         if not full and constraint.extensions(chosen, problem.usable).any():
             chosen = yield from complete(chosen)
@@ -79,11 +80,11 @@ def best_of(problem: Problem, sets: Sequence[IndexArray]) -> int:
 
 
 def _greedy(
-    problem: Problem, features: IndexArray, rule: Float64Array | Literal["score"] | None, gram: dict[int, Float64Array]
-) -> IndexArray:
-    """Return the greedy set over ``features``: by gain, by gain per price (f,), or by score.
+    problem: Problem, features: IndexArray, rule: Float64Array | Literal["score"] | None, earlier: GainTracker | None
+) -> tuple[IndexArray, GainTracker]:
+    """Return the greedy set over ``features``, by gain, by gain per price (f,), or by score, and the tracker of the gains.
 
-    ``gram`` keeps products of the columns for further greedies over the same ones.
+    ``earlier`` is the tracker of another greedy over the same columns: it knows products of them.
     """
     constraint, objective = problem.constraint, problem.objective
 
@@ -92,7 +93,8 @@ def _greedy(
 
     columns = problem.pool.columns(features)
     if isinstance(objective, Linear):
-        tracker: GainTracker = objective.gains(columns, extends, gram, pursuit=isinstance(rule, str))
+        known = earlier if isinstance(earlier, LinearGains) else None
+        tracker: GainTracker = objective.gains(columns, extends, known, pursuit=isinstance(rule, str))
     else:
         tracker = objective.gains(columns, extends)
     prices = None if isinstance(rule, str) else rule
@@ -121,4 +123,4 @@ def _greedy(
             positions = np.flatnonzero(open_)
             open_[positions] = constraint.extensions(room[:size], features[positions])
     tracker.settle()
-    return room[:size]
+    return room[:size], tracker

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from fastomp_nvm import native
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.matrix.tier import TierAccount, TierSweep
@@ -140,7 +141,16 @@ class ExactSweep(Sweep):
         """Return the answers, from the gradient of every column."""
         standardisation, vectors, here = pool.design.standardisation, self.vectors, slice(first, first + len(asks))
         products = standardisation.apply(np.ascontiguousarray(self.raw[:, here]), vectors.sums[here], vectors.wide_sums[here])
-        return list(map(ExactGradients, asks, np.ascontiguousarray(products.T), repeat(standardisation)))
+        return list(map(ExactGradients, asks, _transposed(products), repeat(standardisation)))
+
+
+def _transposed(products: Float64Array) -> Float64Array:
+    """Return a transposed C-contiguous copy, or the same numbers where there is one vector."""
+    if not native.extension or products.shape[1] == 1:
+        return np.ascontiguousarray(products.T)
+    out = np.empty(products.shape[::-1])
+    native.extension.transpose(products, out)
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

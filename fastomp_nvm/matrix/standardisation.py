@@ -240,7 +240,10 @@ class Standardisation:
             Factor of each observation.
         """
         wide = out if out.dtype == np.float64 else np.empty(out.shape)
-        wide[...] = rows[index]
+        if native.extension:
+            native.extension.gather(rows, index, wide)
+        else:
+            wide[...] = rows[index]
         ones = np.ones(rows.shape[1])  # entries are products with unit vectors
         self._standardise(wide, ones, ones)
         if factors is not None:

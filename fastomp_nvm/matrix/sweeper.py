@@ -28,7 +28,7 @@ __all__ = ["Sweeper", "Vectors"]
 TASK_BYTES = 4 << 20
 
 #: Below this many multiply-adds a sweep, or products by BLAS, are done by the calling thread: waking another costs more.
-INLINE_PRODUCTS, INLINE_BLAS_PRODUCTS = 1 << 23, 1 << 25
+INLINE_PRODUCTS, INLINE_BLAS_PRODUCTS = 1 << 23, 1 << 24
 
 #: Seconds between two reports of the share of a sweep.
 REPORT_SECONDS = 0.1

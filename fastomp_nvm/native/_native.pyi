@@ -81,6 +81,7 @@ def follow(
 ) -> float: ...
 def grow(
     gram: Float64Array,
+    at: IndexArray,
     directions: Float64Array,
     size: int,
     gradient: Float64Array,
@@ -90,6 +91,7 @@ def grow(
     value: float,
     count: int,
     least: float,
+    pursuit: bool,
     /,
 ) -> tuple[list[tuple[int, float]], int, float]: ...
 def glm_rounds(

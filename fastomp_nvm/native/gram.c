@@ -66,10 +66,19 @@ WIDE static void gains_of(int n, const double *restrict gradient, const double *
     }
 }
 
+WIDE static void scores_of(int n, const double *restrict gradient, double *restrict out)
+{
+    for (int j = 0; j < n; j++)
+        out[j] = gradient[j] * gradient[j];
+}
+
 int best_of(int n, const double *gradient, const double *pivots, const double *smallest, const char *open, double *gains)
 {
     int place = -1;
-    gains_of(n, gradient, pivots, smallest, gains);
+    if (pivots)
+        gains_of(n, gradient, pivots, smallest, gains);
+    else
+        scores_of(n, gradient, gains);
     for (int j = 0; j < n; j++)
         if (open[j] && (place < 0 || gains[j] > gains[place])) /* the first among equals */
             place = j;
@@ -234,32 +243,36 @@ PyObject *follow(struct arguments *a, PyObject *given)
     return a->failed ? NULL : PyFloat_FromDouble(follow_column(n, products, l, size, column, g, d));
 }
 
-/* Adds the best open column up to `count` times, while it gains more than `least`; returns the columns with their gains, the directions
- * in use, and `value` with the gains added. */
+/* Adds the best open column up to `count` times, while it gains more than `least` and its Gram column is row at[column] >= 0 of `gram`;
+ * returns the columns with their gains, the directions in use, and `value` with the gains added. `pursuit`: scores decide, not gains. */
 PyObject *grow(struct arguments *a, PyObject *given)
 {
-    PyObject *gram, *directions, *gradient, *pivot, *smallest, *open;
-    int size, count;
+    PyObject *gram, *at, *directions, *gradient, *pivot, *smallest, *open;
+    int size, count, pursuit;
     double value, least;
-    if (!PyArg_ParseTuple(given, "OOiOOOOdid", &gram, &directions, &size, &gradient, &pivot, &smallest, &open, &value, &count, &least))
+    if (!PyArg_ParseTuple(given, "OOOiOOOOdidp", &gram, &at, &directions, &size, &gradient, &pivot, &smallest, &open, &value, &count,
+                          &least, &pursuit))
         return NULL;
-    const int n = length_of(a, gradient), rows = length_of(a, directions);
-    const double *products = DOUBLES(a, gram, (Py_ssize_t)n * n, READ), *dependent = DOUBLES(a, smallest, n, READ);
+    const int n = length_of(a, gradient), rows = length_of(a, directions), known = length_of(a, gram);
+    const double *products = DOUBLES(a, gram, (Py_ssize_t)known * n, READ), *dependent = DOUBLES(a, smallest, n, READ);
+    const int64_t *row = WORDS(a, at, n, READ);
     double *l = DOUBLES(a, directions, (Py_ssize_t)rows * n, WRITE), *g = DOUBLES(a, gradient, n, WRITE);
     double *d = DOUBLES(a, pivot, n, WRITE), *gains = space(a, (size_t)n, sizeof(double));
     char *may = BOOLS(a, open, n, WRITE);
     require(a, size >= 0 && count >= 0 && size <= rows - count, "directions has no room for count more");
+    for (int j = 0; !a->failed && j < n; j++)
+        require(a, row[j] < known, "a row of gram is out of range");
     PyObject *taken = a->failed ? NULL : PyList_New(0);
     while (taken != NULL && count-- > 0) {
-        const int place = best_of(n, g, d, dependent, may, gains);
-        if (place < 0 || gains[place] <= least)
+        const int place = best_of(n, g, pursuit ? NULL : d, dependent, may, gains);
+        if (place < 0 || gains[place] <= least || row[place] < 0)
             break;
         PyObject *addition = Py_BuildValue("id", place, gains[place]);
         if (addition == NULL || PyList_Append(taken, addition) < 0)
             Py_CLEAR(taken);
         Py_XDECREF(addition);
         if (d[place] > dependent[place]) {
-            const double move = follow_column(n, products + (size_t)place * (size_t)n, l, size++, place, g, d);
+            const double move = follow_column(n, products + (size_t)row[place] * (size_t)n, l, size++, place, g, d);
             value += move * move;
         }
         may[place] = 0;

@@ -73,6 +73,9 @@ typedef Lanes Doubles;
         }                                                                                                                    \
     } while (0)
 
+/* Whether squares stay in the range of float64 without a scale, which changes no bit of a norm: of float32 without weights. */
+#define PLAINLY(type, weighted) (sizeof(type) == sizeof(Floats) && !(weighted))
+
 #define ADD_VALUE(x, weight, counted, half, least_of, most_of)                                                               \
     do {                                                                                                                     \
         const Lanes least = least_of(x, low[half]), most = most_of(x, high[half]);                                           \
@@ -83,7 +86,8 @@ typedef Lanes Doubles;
 
 #define ADD_SQUARE(x, weight, counted, half, least_of, most_of)                                                              \
     do {                                                                                                                     \
-        const Lanes scaled = ((x) - means) * scales, square = scaled * scaled;                                               \
+        const Lanes centred = (x) - means, scaled = PLAINLY(some, weighted) ? centred : centred * scales;                    \
+        const Lanes square = scaled * scaled;                                                                                \
         sums[half] += all ? square : CHOOSE(counted, weighted ? (weight) * square : square, zero);                           \
     } while (0)
 
@@ -93,12 +97,12 @@ struct centre {
     int exponent, constant;
 };
 
-static struct centre centre_of(double least, double most, double total, double weight_sum)
+static struct centre centre_of(double least, double most, double total, double weight_sum, int plainly)
 {
     struct centre c = {.least = least + 0.0, .most = most + 0.0}; /* no -0.0, which depends on the order of comparisons */
     c.constant = least == most && !isnan(total);
     c.mean = c.constant ? c.least : total / weight_sum;
-    if (isfinite(c.mean))
+    if (isfinite(c.mean) && !plainly)
         frexp(fmax(most - c.mean, c.mean - least), &c.exponent);
     c.exponent = c.exponent < -1000 ? -1000 : c.exponent > 1000 ? 1000 : c.exponent;
     c.scale = ldexp(1.0, -c.exponent);
@@ -133,7 +137,7 @@ static void report(const struct centre *c, double squares, double *found, Index 
             const double lowest = low[lane / LANES][lane % LANES], highest = high[lane / LANES][lane % LANES];               \
             least = lowest < least ? lowest : least, most = highest > most ? highest : most;                                 \
         }                                                                                                                    \
-        const struct centre c = centre_of(least, most, total, weight_sum);                                                   \
+        const struct centre c = centre_of(least, most, total, weight_sum, PLAINLY(type, weighted));                          \
         const Lanes means = zero + c.mean, scales = zero + c.scale;                                                          \
         for (Index begin = 0; begin < n && !c.constant; begin += CHUNK) {                                                    \
             const Index end = begin + CHUNK < n ? begin + CHUNK : n;                                                         \
@@ -170,7 +174,8 @@ typedef void Chunk(const char *entries, Index stride, Index vectors, Index lengt
 
 #define STRIP_SQUARE(x, weight, least, most)                                                                                 \
     do {                                                                                                                     \
-        const Lanes scaled = ((x) - strip->means[v]) * strip->scales[v], square = scaled * scaled;                           \
+        const Lanes centred = (x) - strip->means[v], scaled = PLAINLY(some, weighted) ? centred : centred * strip->scales[v]; \
+        const Lanes square = scaled * scaled;                                                                                \
         sum += weighted ? (weight) * square : square;                                                                        \
     } while (0)
 
@@ -279,12 +284,13 @@ static void moments_across(const struct kind *kind, const Py_buffer *matrix, Tak
         const int copied = take || width < LANES;
         Take *const widen = copied ? take_as(format_letter(matrix), 'd') : NULL;
         const struct kind *const used = copied ? &KINDS[has_avx2()][1] : kind;
+        const int plainly = !weights && !copied && format_letter(matrix) == 'f';
         for (Index v = 0; v < STRIP; v++)
             strip.low[v] = (Lanes){0} + INFINITY, strip.high[v] = (Lanes){0} - INFINITY;
         pass(used->values, matrix, first, width, widen, room, weights, &strip);
         for (Index c = 0; c < width; c++) {
             const Index v = c / LANES, lane = c % LANES;
-            centres[c] = centre_of(strip.low[v][lane], strip.high[v][lane], strip.totals[v][lane], weight_sum);
+            centres[c] = centre_of(strip.low[v][lane], strip.high[v][lane], strip.totals[v][lane], weight_sum, plainly);
             strip.means[v][lane] = centres[c].mean, strip.scales[v][lane] = centres[c].scale;
         }
         pass(used->squares, matrix, first, width, widen, room, weights, &strip);

@@ -20,7 +20,7 @@
     X(gradients, "columns, vectors, out, /")                                                                                       \
     X(gram_rounds, "gram, gradient, lengths, offsets, in_model, ridge, tolerance, rounds, /")                                      \
     X(greedy, "fit, has_factor, columns, open, taken, gains, tolerances, schedule, /")                                             \
-    X(grow, "gram, directions, size, gradient, pivot, smallest, open, value, count, least, /")                                     \
+    X(grow, "gram, at, directions, size, gradient, pivot, smallest, open, value, count, least, pursuit, /")                        \
     X(guard, "address, length, /")                                                                                                 \
     X(install_guard, "")                                                                                                           \
     X(likelihood, "family, eta, response, weights, coef, ridge, /")                                                                \

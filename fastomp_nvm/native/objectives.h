@@ -90,7 +90,7 @@ double likelihood_at(const struct problem *p, const double *eta, double length, 
 
 /* ---- Gains over a Gram matrix (gram.c) -------------------------------------------------------------------------------------- */
 
-/* Fills gains g^2 / d; returns the first open column with the largest, -1 where none is open. */
+/* Fills gains g^2 / d, or g^2 where pivots are NULL; returns the first open column with the largest, -1 where none is open. */
 int best_of(int n, const double *gradient, const double *pivots, const double *smallest, const char *open, double *gains);
 
 /* Updates gradient and pivots for a column that is added, whose Gram column is given; fills direction number `size`; returns the

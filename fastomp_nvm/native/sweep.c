@@ -125,6 +125,8 @@ struct strips {
             UNROLL for (int l = 0; l < (count); l++)                                                                         \
                 load(totals[l], sum + l * apart);                                                                            \
             UNROLL for (int k = 0; k < (depth); k++) {                                                                       \
+                if ((depth) > 1 && (count) == 1 && v % 2 == 0) /* one prefetch per cache line */                             \
+                    __builtin_prefetch(entry + (k + DEPTH) * lanes * stride);                                                \
                 load(row, entry + k * lanes * stride);                                                                       \
                 UNROLL for (int l = 0; l < (count); l++)                                                                     \
                     multiply_add(totals[l], row, factor[l][k]);                                                              \
@@ -143,9 +145,9 @@ struct strips {
         for (Index first = 0; first < whole; first += DEPTH * lanes)                                                         \
             for (Index i = first; i < first + lanes; i++) {                                                                  \
                 Index j = 0;                                                                                                 \
-                for (; j + 1 < n_residuals; j += 2)                                                                          \
-                    ADVANCE_LANE(number, vector, load, multiply_add, i, DEPTH, 2);                                           \
-                if (j < n_residuals)                                                                                         \
+                for (; j + 2 < n_residuals; j += 3)                                                                          \
+                    ADVANCE_LANE(number, vector, load, multiply_add, i, DEPTH, 3);                                           \
+                for (; j < n_residuals; j++)                                                                                 \
                     ADVANCE_LANE(number, vector, load, multiply_add, i, DEPTH, 1);                                           \
             }                                                                                                                \
         for (Index i = whole; i < length; i++)                                                                               \
@@ -398,7 +400,7 @@ static void sweep(const struct products *p, Index top, Index end)
  * the cache. */
 static Index strip_vectors(Index n_residuals)
 {
-    const Index few = 2 * STRIP_VECTORS / (n_residuals + 1);
+    const Index few = 4 * STRIP_VECTORS / (n_residuals + 3);
     return few < FEWEST_VECTORS ? FEWEST_VECTORS : smaller(few, STRIP_VECTORS);
 }
 
@@ -406,20 +408,18 @@ static Index strip_vectors(Index n_residuals)
 static void fold_lanes(const char *sums, Index vectors, Index width, Index n_residuals, int single, double *out)
 {
     const Index lanes = single ? 8 : 4, apart = vectors * lanes; /* from one lane to the next */
-    for (Index j = 0; j < n_residuals; j++, sums += lanes * vectors * VECTOR_BYTES)
-        for (Index c = 0; c < width; c++) {
-            if (single) {
-                float s[8];
-                for (int lane = 0; lane < 8; lane++)
-                    s[lane] = ((const float *)sums)[lane * apart + c];
-                out[c * n_residuals + j] += PLAIN_FOLD_F(s);
-            } else {
-                double s[4];
-                for (int lane = 0; lane < 4; lane++)
-                    s[lane] = ((const double *)sums)[lane * apart + c];
-                out[c * n_residuals + j] += PLAIN_FOLD_D(s);
-            }
-        }
+    double folded[STRIP_VECTORS * 8]; /* by itself, because entries of `out` are not adjacent: becomes vector code */
+    for (Index j = 0; j < n_residuals; j++, sums += lanes * vectors * VECTOR_BYTES) {
+        const float *f = (const float *)sums;
+        const double *d = (const double *)sums;
+        for (Index c = 0; single && c < width; c++, f++)
+            folded[c] = (((double)f[0] + f[4 * apart]) + ((double)f[2 * apart] + f[6 * apart])) +
+                        (((double)f[apart] + f[5 * apart]) + ((double)f[3 * apart] + f[7 * apart]));
+        for (Index c = 0; !single && c < width; c++, d++)
+            folded[c] = (d[0] + d[2 * apart]) + (d[apart] + d[3 * apart]);
+        for (Index c = 0; c < width; c++)
+            out[c * n_residuals + j] += folded[c];
+    }
 }
 
 /* Fills out with the dot products of the interleaved rows `top` to `end` and all residuals. */

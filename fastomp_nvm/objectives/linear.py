@@ -214,15 +214,15 @@ class Linear(Objective):
         self,
         columns: Columns,
         extends: Extends | None = None,
-        gram: dict[int, Float64Array] | None = None,
+        earlier: LinearGains | None = None,
         *,
         pursuit: bool = False,
     ) -> LinearGains:
         """Return a tracker of exact gains over ``columns``, or of their scores for matching ``pursuit``.
 
-        ``gram`` holds columns of their Gram matrix, by position, which trackers of the same columns share.
+        ``earlier`` is a tracker of the same columns, whose columns of their Gram matrix are used again.
         """
-        return LinearGains(self, columns, extends, {} if gram is None else gram, pursuit)
+        return LinearGains(self, columns, extends, earlier, pursuit)
 
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
         """Return the squared lengths and Gram matrices of features before any selection, the ridge included.

@@ -19,7 +19,7 @@ from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import Linear
 
-__all__ = ["SMALLEST_PIVOT", "FollowedGains", "LinearGains", "exact_gains"]
+__all__ = ["SMALLEST_PIVOT", "FollowedGains", "GramColumns", "LinearGains", "exact_gains"]
 
 #: A column whose squared remainder is below this share of its squared length gains nothing, where products are of float32.
 SMALLEST_PIVOT = DEPENDENT_IN_FLOAT32
@@ -64,6 +64,36 @@ def exact_gains(
         inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > least)
         per_feature[group.features] = (rotated**2 * inverse).sum(axis=1)
     return per_feature
+
+
+class GramColumns:
+    """Columns of a Gram matrix that are known, as rows.
+
+    Parameters
+    ----------
+    rows : (m, n_columns) float64
+        The products of the first columns with all columns.
+
+    Attributes
+    ----------
+    rows : (capacity, n_columns) float64
+    at : (n_columns,) int64
+        The row of each column; -1 where it is not known.
+    """
+
+    def __init__(self, rows: Float64Array) -> None:
+        self.rows, self._used = rows, len(rows)
+        self.at = np.where(np.arange(rows.shape[1]) < len(rows), np.arange(rows.shape[1]), -1)
+
+    def include(self, columns: IndexArray, products: Float64Array) -> None:
+        """Add the products of ``columns`` (c,) with all columns, (c, n_columns)."""
+        first, self._used = self._used, self._used + len(columns)
+        if self._used > len(self.rows):
+            grown = np.empty((2 * self._used, self.rows.shape[1]))
+            grown[:first] = self.rows[:first]
+            self.rows = grown
+        self.rows[first : self._used] = products
+        self.at[columns] = np.arange(first, self._used)
 
 
 class FollowedGains:
@@ -151,6 +181,16 @@ class FollowedGains:
         self.value += move * move
         self._size += 1
 
+    def grow_known(self, gram: GramColumns, open_: BoolArray, count: int, least: float) -> list[tuple[int, float]]:
+        """Add the best open column up to ``count`` times, compiled; stop where its products are not in ``gram``."""
+        assert native.extension, "the caller has checked"
+        self._make_room(count)
+        arrays = self._gradient, self._pivot, self._smallest, open_
+        taken, self._size, self.value = native.extension.grow(
+            gram.rows, gram.at, self._directions, self._size, *arrays, self.value, count, least, self.pursuit
+        )
+        return taken
+
     def _make_room(self, count: int) -> None:
         """Provide room for ``count`` more directions."""
         if self._size + count > len(self._directions):
@@ -180,50 +220,59 @@ class LinearGains(FollowedGains, GainTracker):
     """
 
     def __init__(
-        self, objective: Linear, columns: Columns, extends: Extends | None, gram: dict[int, Float64Array], pursuit: bool
+        self, objective: Linear, columns: Columns, extends: Extends | None, earlier: LinearGains | None, pursuit: bool
     ) -> None:
         self._objective, self._columns, self._extends, self.pursuit = objective, columns, extends, pursuit
         self._offsets = columns.standardisation.offsets
-        self._gram = gram  # column -> its products with all columns
-        self._whole: Float64Array | None = None  # Gram matrix of all columns, where known
         self._added: list[int] = []
         known, places = objective.known, objective.known.places(columns)
         if places is not None:
-            gradient, self._whole = known.moves[places], known.gram(places, places)
+            gradient, self._gram = known.moves[places], GramColumns(known.gram(places, places))
         else:
             gradient = columns.products(objective.weighted(objective.response)[:, None])[:, 0]
+            self._gram = GramColumns(np.empty((0, len(gradient)))) if earlier is None else earlier._gram
         pivot, groups = objective.remainders(columns.standardisation, columns)
-        exact = columns.exact or self._whole is not None
+        exact = columns.exact or places is not None
         super().__init__(columns.standardisation, gradient, pivot, groups, (DEPENDENT if exact else SMALLEST_PIVOT) * pivot)
 
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
-        """Add the best open candidate ``count`` times, in one compiled call where the Gram matrix is known."""
-        if self._whole is None or self._groups or self.pursuit or not native.extension:
+        """Add the best open candidate ``count`` times, in compiled calls that end where a Gram column is missing."""
+        if self._groups or not native.extension:
             return super().grow(open_, count, least, last)
-        self._make_room(count)
-        arrays = self._gradient, self._pivot, self._smallest, open_
-        taken, self._size, self.value = native.extension.grow(
-            self._whole, self._directions, self._size, *arrays, self.value, count, least
-        )
+        taken: list[tuple[int, float]] = []
+        while len(taken) < count:
+            some = self.grow_known(self._gram, open_, min(count - len(taken), len(self._gram.rows)), least)
+            taken += some
+            self._added += [place for place, _ in some]
+            if not some:
+                place, gain = self.best(open_)
+                if gain < 0.0 or gain <= least or self._gram.at[place] >= 0:
+                    break
+                self._compute(place, count - len(taken))
         return taken
 
     def add(self, position: int) -> None:
         """Add the feature at ``position``, one direction per column that is not dependent."""
         first, last = int(self._offsets[position]), int(self._offsets[position + 1])
-        if self._whole is not None:
-            for column in range(first, last):
-                self.follow(column, self._whole[column])
-            return
-        if first not in self._gram:
-            coming = [each for each in self._predicted(position) if int(self._offsets[each]) not in self._gram]
-            products = self._products(self._columns, np.array(coming))
-            self._gram.update(zip(column_index(self._offsets, np.array(coming)).tolist(), products, strict=True))
+        if self._gram.at[first] < 0:
+            self._compute(position)
         for column in range(first, last):
-            self.follow(column, self._gram[column])
+            self.follow(column, self._gram.rows[self._gram.at[column]])
         self._added.append(position)
 
-    def _predicted(self, position: int) -> list[int]:
+    def _compute(self, position: int, free: int = 0) -> None:
+        """Compute the Gram columns of the feature at ``position`` and of those that will probably be added after it.
+
+        ``free``: additions, this one included, that the constraint allows whatever they are.
+        """
+        coming = np.array(self._predicted(position, free))
+        coming = coming[self._gram.at[self._offsets[coming]] < 0]
+        self._gram.include(column_index(self._offsets, coming), self._products(self._columns, coming))
+
+    def _predicted(self, position: int, free: int) -> list[int]:
         """Return the features that will probably be added next, in order, beginning with ``position``."""
+        if free == 1:
+            return [position]
         count = GRAM_BLOCK if self._columns.held else READING_BLOCK
         gains = np.where(self.open_, self.gains(), -1.0)
         gains[position] = np.inf
@@ -242,6 +291,9 @@ class LinearGains(FollowedGains, GainTracker):
                 break
             for column in range(int(offsets[place]), int(offsets[place + 1])):
                 few.follow(column, gram[column])
+            if free:
+                taken = few.grow_known(GramColumns(gram), open_, min(count, free) - 1, least)
+                return coming + [int(near[place]) for place, _ in taken]
             place, gain = few.best(open_)
             while gain > least and not self._extended_by(coming, near[place : place + 1])[0]:
                 left = np.flatnonzero(open_)

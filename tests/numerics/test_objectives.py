@@ -20,6 +20,7 @@ from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives import newton
 from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.objectives.glm import GLM
+from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.logistic import Logistic
 from fastomp_nvm.objectives.newton import curvature_at
 from fastomp_nvm.objectives.table import OBJECTIVES
@@ -291,6 +292,30 @@ def test_growing_is_adding_the_best_again_and_again(name, grouped) -> None:
         assert open_.tolist() == left.tolist()
         assert quick.value == pytest.approx(slow.value, rel=1e-9, abs=1e-12)
     store.close()
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("pursuit", [False, True])
+def test_growing_computes_the_gram_columns_it_lacks(pursuit) -> None:
+    """Beyond the columns whose Gram matrix is kept, ``grow`` adds what ``best`` and ``add`` do, also with an earlier tracker's."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(90, 700)) + rng.normal(size=(90, 1))
+    y = X[:, :60] @ rng.normal(size=60) + rng.normal(size=90)
+    columns = ColumnPool(Dataset.of_array(X).design(), Sweeper(1), Traffic(), 1 << 30).columns(np.arange(700))
+    objective = Linear(y)
+    slow, left, wanted = objective.gains(columns, pursuit=pursuit), np.ones(700, dtype=np.bool_), []
+    for _ in range(60):
+        place, gain = slow.best(left)
+        slow.add(place)
+        left[place] = False
+        wanted.append((place, pytest.approx(gain, rel=1e-6)))
+    other = objective.gains(columns, pursuit=not pursuit)
+    other.grow(np.ones(700, dtype=np.bool_), 20, -1.0)
+    for earlier in (None, other):
+        quick, open_ = objective.gains(columns, None, earlier, pursuit=pursuit), np.ones(700, dtype=np.bool_)
+        assert quick.grow(open_, 50, -1.0) + quick.grow(open_, 10, -1.0) == wanted
+        assert open_.tolist() == left.tolist()
+        assert quick.value == pytest.approx(slow.value, rel=1e-9)
 
 
 @pytest.mark.parametrize("request_", [{}, {"standardize": False, "ridge": 0.1}, {"tau": "auto"}])
