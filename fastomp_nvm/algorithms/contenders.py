@@ -18,7 +18,7 @@ from fastomp_nvm.objectives.linear import Linear
 
 __all__ = ["Compared", "Contenders", "Window"]
 
-#: Share of all features that may be compared, and are not in memory: for more, exact passes cost less.
+#: Share of all features that may be compared besides those of the draft: for more, exact passes cost less.
 MOST_COMPARED = 0.25
 
 

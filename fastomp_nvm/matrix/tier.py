@@ -296,11 +296,11 @@ def quantise_vectors(vectors: AnyArray) -> tuple[AnyArray, Float64Array]:
 def kernel_error(n_obs: int, single: bool) -> float:
     """Return a bound of the rounding error of a kernel in ``a . v``, as a fraction of ``|a| |v|``.
 
-    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, in some
-    order, and the chunks in float64. A term thus meets at most 1 + 1024 roundings of unit ``u`` and then, with the lanes of a
-    chunk, at most 3 + ceil(n_obs / 512) of float64, so that the sum is off by at most
-    ``((1 + u)^1025 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, whatever the order (fused multiply-adds and lanes make it
-    less), and ``sum |a_i v_i| <= |a| |v|``.
+    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, and the
+    chunks in float64. Within a chunk the compiled kernels add at most 128 products to each of their lanes and fold these in a tree
+    of at most 3 levels; NumPy sums pairwise, which rounds a term less often. So a term meets at most 1 + 128 + 3 roundings of unit
+    ``u``, and at most 4 + ceil(n_obs / 512) of float64, and the sum is off by at most
+    ``((1 + u)^132 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, with ``sum |a_i v_i| <= |a| |v|``.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def kernel_error(n_obs: int, single: bool) -> float:
         True where the vector is float32.
     """
     unit = 2.0**-24 if single else 2.0**-53
-    exponent = 1025 * unit + (n_obs / 512 + 4) * 2.0**-53
+    exponent = 132 * unit + (n_obs / 512 + 5) * 2.0**-53
     return math.expm1(exponent) * (1.0 + ROUNDING)
 
 
