@@ -95,7 +95,7 @@ class LinearGains(Gains):
         Ascending; the usable features, or some of them.
     standardisation : Standardisation
         Of these features.
-    basis : (n_obs, m) float64
+    span : tuple of (n_obs,) float64
         The directions of the set.
     """
 
@@ -107,7 +107,7 @@ class LinearGains(Gains):
     pivot: Float64Array
     groups: tuple[Float64Array, ...]
     smallest: Float64Array  # (n_columns,): pivots up to this count as dependent
-    basis: Float64Array
+    span: tuple[Float64Array, ...]
     size: int
     value: float
 
@@ -125,8 +125,8 @@ class LinearGains(Gains):
         pivot, groups = objective.remainders(standardisation, columns)
         gradient = np.zeros_like(pivot)
         exact = problem.design.matrix.dtype == np.float64
-        basis, smallest = np.empty((len(objective.response), 0)), (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
-        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, basis, 0, 0.0)
+        smallest = (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
+        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, (), 0, 0.0)
 
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
         """Return ``g^2 / d``."""
@@ -169,12 +169,13 @@ class LinearGains(Gains):
 
     def directions(self, features: IndexArray) -> Directions:
         """Orthogonalise the columns of ``features``, one after the other, against the set and each other."""
-        objective, basis = self.objective, self.basis
+        objective, span = self.objective, Directions([], [], [])
         dense = objective.weighted(self.problem.pool.columns(features).dense(np.arange(len(features))))
         offsets = self.problem.design.standardisation.subset(features).offsets
-        span = Directions([], [], [])
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             for column in dense.T[first:last]:
+                rows = (*self.span, *span.vectors)
+                basis = np.stack(rows).T if rows else np.empty((len(column), 0))
                 overlaps = basis.T @ column
                 remainder = column - basis @ overlaps
                 squared = float(column @ column)
@@ -185,7 +186,6 @@ class LinearGains(Gains):
                     pivot = float(remainder @ remainder)
                 if pivot > DEPENDENT * squared:
                     vector = remainder / math.sqrt(pivot)
-                    basis = np.column_stack((basis, vector))
                     span.vectors.append(vector)
                     span.moves.append(float(vector @ objective.response))
             span.ends.append(len(span.vectors))
@@ -209,7 +209,7 @@ class LinearGains(Gains):
             gradient=self.gradient - coordinates * move,
             pivot=self.pivot - coordinates**2,
             groups=tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(self.groups, parts, strict=True)),
-            basis=np.column_stack((self.basis, vector)),
+            span=(*self.span, vector),
             value=self.value + move * move,
         )
 

@@ -17,6 +17,7 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.rows import Design
+from fastomp_nvm.matrix.tier import Tier
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.base import Objective
 
@@ -94,6 +95,8 @@ class Problem:
         Features that may be selected, ascending.
     pool : ColumnPool
         Columns gathered so far.
+    tier : Tier, optional
+        The tier that queries may be answered from: the errors of approximate gradients.
     """
 
     design: Design
@@ -103,6 +106,7 @@ class Problem:
     usable: IndexArray
     pool: ColumnPool
     counters: Counters
+    tier: Tier | None = None
 
     def ask(
         self,

@@ -33,6 +33,8 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
     """Run ``algorithm``, which is FAST_OMP, and improve its set; ``exchanges`` asks for the best set, not only a verified one."""
     outcome = yield from algorithm
     objective, first = problem.objective, outcome.selected
+    if exchanges:  # they begin among the columns gathered so far, which the tier must not change
+        problem = replace(problem, tier=None)
     parts: list[Callable[[Problem], Algorithm]] = [partial(matching_pursuit, near=first)]
     if isinstance(objective, Linear):
         parts.append(partial(exact_gain_greedy, near=first))

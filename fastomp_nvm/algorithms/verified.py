@@ -15,19 +15,21 @@ plain greedy: drafts without a step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from fastomp_nvm.algorithms.contenders import Compared, Contenders, Window
 from fastomp_nvm.algorithms.exact_gains import Directions, LinearGains
 from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Outcome, Problem, Query, Steps
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.trace import CLOSE, Trace
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.gradients import first_places
+from fastomp_nvm.matrix.joint import Move
 from fastomp_nvm.objectives.base import Model
 from fastomp_nvm.objectives.linear import Linear
 
@@ -285,6 +287,9 @@ class MatchingPursuit(Greedy):
 class ExactGainGreedy(Greedy):
     """SDS_MA for the linear model: the exact gain ``g^2 / d``.
 
+    With a tier, a pass gives upper bounds of all gains at every step, and only features that may be among the two best of a step
+    are compared, by exact gains from their columns. Where these are too many, passes over the matrix give all gains from then on.
+
     Parameters
     ----------
     problem : Problem
@@ -297,7 +302,11 @@ class ExactGainGreedy(Greedy):
 
     def __init__(self, problem: Problem, objective: Linear, recorded: Trace | None = None) -> None:
         super().__init__(problem, recorded)
-        self._gains, self._swept = LinearGains.unswept(problem, objective), False
+        self._start = self._gains = LinearGains.unswept(problem, objective)
+        self._null, self._swept = Move(objective.null().residual, -1.0, direction=False), False
+        self._contenders = Contenders.over_tier(self._start, self._null)
+        if self._contenders is not None:  # gains of few features are known then
+            self._gains = self._start.among(problem.usable[:0])
         self._last: int | None = None  # in the verified set, but not yet in ``_gains``
         self._places = np.zeros(problem.design.standardisation.n_features, dtype=np.int64)  # of features among the usable ones
         self._places[problem.usable] = np.arange(len(problem.usable))
@@ -305,6 +314,8 @@ class ExactGainGreedy(Greedy):
     def look_ahead(self, near: IndexArray) -> None:
         """Begin a draft."""
         self._columns = self.problem.pool.columns(near)
+        if self._contenders is not None:
+            self._gains, _ = self._contenders.exactly(self._gains, near, ())
         self._few, self._spans = self._gains.among(near), list[Directions]()
         if self._last is not None:
             self.step(self._last)
@@ -324,55 +335,80 @@ class ExactGainGreedy(Greedy):
         self, drafted: Sequence[int], feasible: Sequence[IndexArray], near: int
     ) -> Steps[tuple[int, int | None, IndexArray]]:
         """Sweep all drafted directions at once."""
-        gains, lost, winner, close = self._gains, len(drafted), None, [np.empty(0, dtype=np.int64)]
         known = self._last is None  # the gains before the first step
-        spans = self._spans[: len(feasible) - known]
-        vectors = [gains.objective.weighted(vector) for span in spans for vector in span.vectors]
-        if not self._swept:
-            vectors.insert(0, gains.objective.null().residual)
-        answers: Sequence[Gradients] = ()
-        if vectors:
-            answers = yield from self.problem.ask(self.size, gains.value, vectors, gains.features, exact=True)
-        if not self._swept:
-            gains, answers, self._swept = replace(gains, gradient=answers[0].of(gains.features)), answers[1:], True
+        window = Window(self._spans[: len(feasible) - known], feasible, known)
+        compared = yield from self._compared(window, near)
+        lost, winner, decided, close = len(drafted), None, 0, [np.empty(0, dtype=np.int64)]
         looked_at: Sequence[int] = ()
-        at = gains
-        for step, at in enumerate(_along(gains, spans, answers, known)):
+        for step, gains in enumerate(compared.steps):
             if winner is not None and step not in looked_at:
                 continue
-            candidates = feasible[step]
-            growth = at.all()[self._places[candidates]]
+            candidates = compared.feasible[step]
+            growth = gains.all()[compared.places[candidates]]
             if winner is None:
-                first = first_places(growth, 2)
+                self._gains, decided, first = gains, step, first_places(growth, 2)
                 best = self._decide(candidates[first], growth[first], candidates, partial(_among, candidates, growth))
                 if step < len(drafted) and best == drafted[step]:
                     continue
-                lost, winner, self._gains = step, best, at
+                lost, winner = step, best
                 looked_at = _looked_at(step, len(feasible) - 1) if near else ()
                 if not looked_at:
                     break
-            count = min(near, len(growth))
-            bar = np.partition(growth, len(growth) - count)[len(growth) - count]
-            close.append(candidates[np.flatnonzero(growth >= bar)[:near]])
-        if winner is None:
-            self._gains = at
+            close.append(compared.closest(step, candidates, growth))
+        compared.settle(decided)
         self._last = drafted[-1] if winner is None else winner
         return lost, winner, np.concatenate(close)
+
+    def _compared(self, window: Window, near: int) -> Steps[Compared]:
+        """Sweep the directions of ``window``; return the features to compare with the draft."""
+        usable, moves = self.problem.usable, window.moves(self._start.objective)
+        asked = moves if self._swept else [self._null, *moves]
+        if self._contenders is not None:
+            answers = yield from self._ask(asked, exact=False)
+            products = [answer.approximately(usable) for answer in answers]
+            certain = self._columns.features
+            if self._recorded is not None:
+                recorded = np.array([*self._recorded.winners, *self._recorded.runners_up], dtype=np.int64)
+                certain = np.union1d(certain, np.intersect1d(recorded, usable))
+            compared = self._contenders.compare(self._gains, window, asked, products, certain, near)
+            if compared is not None:
+                self._swept = True
+                return compared
+            yield from self._sweep_again(self._contenders.moves if self._swept else [])
+        gradients = (answer.of(usable) for answer in (yield from self._ask(asked, exact=True)))
+        if not self._swept:
+            self._gains, self._swept = replace(self._gains, gradient=next(gradients)), True
+        return Compared(window.along(self._gains, gradients), window.feasible, self._places, partial(_nearest, near))
+
+    def _sweep_again(self, moves: Sequence[Move]) -> Steps[None]:
+        """Sweep the matrix with the vectors up to the verified set, for the exact gains of all features."""
+        gradient, pivot, most = self._start.gradient, self._start.pivot, _most_steps(self.problem)
+        for first in range(0, len(moves), most):
+            some = moves[first : first + most]
+            for move, answer in zip(some, (yield from self._ask(some, exact=True)), strict=True):
+                products = answer.of(self.problem.usable)
+                gradient = gradient - products * move.coefficient if move.direction else products
+                pivot = pivot - products**2 if move.direction else pivot
+        at, self._contenders = self._gains, None
+        self._gains = replace(self._start, gradient=gradient, pivot=pivot, span=at.span, size=at.size, value=at.value)
+
+    def _ask(self, moves: Sequence[Move], *, exact: bool) -> Steps[Sequence[Gradients]]:
+        """Query the gradients of all features with ``moves``."""
+        if not moves:
+            return ()
+        vectors = [move.vector for move in moves]
+        return (yield from self.problem.ask(self.size, self._gains.value, vectors, self.problem.usable, exact=exact))
+
+
+def _nearest(near: int, _: int, candidates: IndexArray, growth: Float64Array) -> IndexArray:
+    """Return the ``near`` of ``candidates`` with the largest gains; the first ones where some are equal."""
+    count = min(near, len(growth))
+    return candidates[np.flatnonzero(growth >= np.partition(growth, len(growth) - count)[len(growth) - count])[:near]]
 
 
 def _among(features: IndexArray, numbers: Float64Array, feature: int) -> float:
     """Return the number of one of ``features`` (ascending)."""
     return float(numbers[int(np.searchsorted(features, feature))])
-
-
-def _along(gains: LinearGains, spans: Sequence[Directions], answers: Sequence[Gradients], known: bool) -> Iterator[LinearGains]:
-    """Yield ``gains`` (only where ``known``), and the gains after the first, the first two, ... of ``spans``."""
-    if known:
-        yield gains
-    following = (answer.of(gains.features) for answer in answers)
-    for span in spans:
-        gains = next(gains.walk(span, following))
-        yield gains
 
 
 def _costs(problem: Problem) -> tuple[float, float]:

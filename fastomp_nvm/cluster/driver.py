@@ -384,11 +384,19 @@ class _ShardedGradients(Gradients):
         """Return the gradient of the columns of ``features``, in their order."""
         if self._known is not None and np.array_equal(self._known[0], features):
             return self._known[1]
+        return self._gradient(features, "of")
+
+    def approximately(self, features: IndexArray) -> tuple[Float64Array, bool]:
+        """Return the gradient of ``features``, from the tiers where the shards swept these."""
+        return self._gradient(features, "approximately"), not self._request.stub.tiered
+
+    def _gradient(self, features: IndexArray, decision: str) -> Float64Array:
+        """Return the gradient of the columns of ``features``, in their order, as the shards decide ``of`` or ``approximately``."""
         ascending = np.unique(features)
         members = np.zeros(self._pool.design.standardisation.n_features, dtype=np.bool_)
         members[ascending] = True
         wanted = {shard: packed(part) for shard, part in enumerate(self._rows.masks(members)) if part.any()}
-        answers = self._rows.decide(self._request, self._place, self._candidates, "of", wanted, self._pool)
+        answers = self._rows.decide(self._request, self._place, self._candidates, decision, wanted, self._pool)
         gradient = np.concatenate([np.empty(0), *(found.numbers for found in answers.values())])
         if np.array_equal(ascending, features):
             return gradient

@@ -181,7 +181,7 @@ class Shard:
         view: View,
         place: int,
         candidates: CandidateSet,
-        decision: Literal["largest", "at_least", "leaders", "of"],
+        decision: Literal["largest", "at_least", "leaders", "of", "approximately"],
         argument: Any,
     ) -> Answer:
         """Return one decision about the vector at ``place``; the first decision of a request sweeps.
@@ -197,7 +197,8 @@ class Shard:
             ``largest``: the ``r`` largest scores, where ``argument`` is ``(r, share)``, and the answer of ``at_least`` for
             ``share`` times their mean, if it is short and needs no reading. ``at_least``: features whose score reaches
             ``argument``, and their gradients. ``leaders``: the ``argument`` best features and their scores. ``of``: gradients of
-            the features in ``argument``, see ``candidate_sets.packed``.
+            the features in ``argument``, see ``candidate_sets.packed``. ``approximately``: the same from the codes of the tier,
+            where ``request`` sweeps it.
         """
         with self._lock, one_blas_thread():
             gradients, pool = self._answers(request, view, place, candidates)
@@ -218,7 +219,8 @@ class Shard:
                 features, numbers = gradients.leaders(argument)
             else:
                 count = self._dataset.n_features
-                numbers = gradients.of(features_of(unpacked(argument, count), count))
+                wanted = features_of(unpacked(argument, count), count)
+                numbers = gradients.of(wanted) if decision == "of" else gradients.approximately(wanted)[0]
             return Answer(features, numbers, pool.settle(), largest, bar)
 
     def rows(self, columns: IndexArray) -> AnyArray:

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -84,6 +84,13 @@ class Gradients(ABC):
     @abstractmethod
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
+
+    @abstractmethod
+    def approximately(self, features: IndexArray) -> tuple[Float64Array, bool]:
+        """Return the gradient of ``features``, of one column each, and whether it is exact.
+
+        Otherwise it is that of the codes of the tier, within the errors of ``Tier.errors``; nothing is read for it.
+        """
 
 
 class ExactColumns(Protocol):
@@ -185,10 +192,7 @@ class CertifiedSweep(Sweep):
                 exact.extend(sweep.answer(asks, 0, pool))
             return exact[place] if exact else None
 
-        return [
-            TierGradients(ask, *self.swept.scores(first + place, standardisation), pool, partial(exactly, place))
-            for place, ask in enumerate(asks)
-        ]
+        return [TierGradients(ask, self.swept, first + place, pool, partial(exactly, place)) for place, ask in enumerate(asks)]
 
 
 class LocalGradients(Gradients):
@@ -210,8 +214,9 @@ class TierGradients(LocalGradients):
     Parameters
     ----------
     ask : Ask
-    below, above : (n_features,) float64
-        Bounds of the scores of the exact sweep.
+    swept : TierSweep
+    place : int
+        Of the vector of ``ask`` among those of the sweep.
     pool : ExactColumns
         Reads the columns that must be known exactly.
     exactly : callable, optional
@@ -221,35 +226,42 @@ class TierGradients(LocalGradients):
     def __init__(
         self,
         ask: Ask,
-        below: Float64Array,
-        above: Float64Array,
+        swept: TierSweep,
+        place: int,
         pool: ExactColumns,
         exactly: Callable[[int], Gradients | None] | None = None,
     ) -> None:
         self._candidates = ask.candidates
         self._vector = ask.vector[:, None]
-        self._below = below[ask.candidates]
-        self._above = above[ask.candidates]
+        self._swept, self._place = swept, place
         self._exact = np.zeros(len(ask.candidates), dtype=np.bool_)
         self._gradient = np.empty(int(pool.design.standardisation.offsets[-1]))  # of the columns of candidates known exactly
         self._pool = pool
         self._exactly = exactly
 
+    @cached_property
+    def _bounds(self) -> tuple[Float64Array, Float64Array]:
+        """Bounds of the candidates' scores, equal where they are known exactly; formed by the first decision that needs them."""
+        below, above = self._swept.scores(self._place, self._pool.design.standardisation)
+        return below[self._candidates], above[self._candidates]
+
     def largest(self, count: int) -> Float64Array:
         """Return the ``count`` largest scores (all, when there are fewer), in no order."""
         count = min(count, len(self._candidates))
-        return largest(self._below[self._leaders(count)], count) if count else np.empty(0)
+        return largest(self._bounds[0][self._leaders(count)], count) if count else np.empty(0)
 
     def at_least(self, threshold: float) -> IndexArray:
         """Return the candidates whose score reaches ``threshold``, ascending."""
-        self._read(np.flatnonzero(~(self._above < threshold) & ~(self._below >= threshold)))
-        return np.asarray(self._candidates[self._below >= threshold])
+        below, above = self._bounds
+        self._read(np.flatnonzero(~(above < threshold) & ~(below >= threshold)))
+        return np.asarray(self._candidates[below >= threshold])
 
     def leaders(self, count: int) -> tuple[IndexArray, Float64Array]:
         """Return the candidates with the ``count`` largest scores, best first, and their scores."""
         leaders = self._leaders(min(count, len(self._candidates)))
-        first = first_places(self._below[leaders], count)
-        return self._candidates[leaders[first]], self._below[leaders[first]]
+        scores = self._bounds[0][leaders]
+        first = first_places(scores, count)
+        return self._candidates[leaders[first]], scores[first]
 
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
@@ -260,12 +272,17 @@ class TierGradients(LocalGradients):
         self._read(np.sort(positions))
         return self._gradient[column_index(self._pool.design.standardisation.offsets, features)]
 
+    def approximately(self, features: IndexArray) -> tuple[Float64Array, bool]:
+        """Return the gradient of the codes."""
+        return self._swept.centres(self._place, self._pool.design.standardisation)[features], False
+
     def _leaders(self, count: int) -> IndexArray:
         """Return positions, ascending, of candidates that include the ``count`` largest scores, all now known exactly."""
         # Reading the likely leaders first raises the bar that others must reach to be read at all.
-        self._read(np.sort(_largest(self._below, count)))
-        bar = self._below[_largest(self._below, count)].min()
-        leaders = np.flatnonzero(~(self._above < bar))  # including ties with the last one
+        below, above = self._bounds
+        self._read(np.sort(first_places(below, count)))
+        bar = largest(below, count).min()
+        leaders = np.flatnonzero(~(above < bar))  # including ties with the last one
         self._read(leaders)
         return leaders
 
@@ -281,13 +298,9 @@ class TierGradients(LocalGradients):
         products = self._pool.products(features, self._vector) if exact is None else exact.of(features)[:, None]
         scores = standardisation.subset(features).scores(products)[:, 0]
         self._gradient[columns] = products[:, 0]
-        self._below[positions] = self._above[positions] = scores
+        below, above = self._bounds
+        below[positions] = above[positions] = scores
         self._exact[positions] = True
-
-
-def _largest(values: Float64Array, count: int) -> IndexArray:
-    """Return the positions of the ``count`` largest values, in no order."""
-    return np.argpartition(values, len(values) - count)[len(values) - count :]
 
 
 class ExactGradients(LocalGradients):
@@ -325,6 +338,10 @@ class ExactGradients(LocalGradients):
     def of(self, features: IndexArray) -> Float64Array:
         """Return the gradient of the columns of ``features``, in their order."""
         return self._products[column_index(self._standardisation.offsets, features)]
+
+    def approximately(self, features: IndexArray) -> tuple[Float64Array, bool]:
+        """Return the gradient of ``features``."""
+        return self.of(features), True
 
 
 def first_places(values: Float64Array, count: int) -> IndexArray:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Quantised",
+    "RoundedVector",
     "Tier",
     "TierAccount",
+    "TierErrors",
     "TierSidecar",
     "TierSweep",
     "kernel_error",
+    "norm_bound",
     "quantise",
     "quantise_vectors",
     "worthwhile",
@@ -56,6 +59,10 @@ ROUNDING = 2.0**-45
 #: Ranges of data and vectors in which products and norms of any length neither overflow nor underflow.
 COLUMN_RANGE = (2.0**-400, 2.0**400)
 VECTOR_RANGE = (2.0**-100, 2.0**100)
+
+#: Norms of columns and of vectors up to which no product overflows, in float32 and in float64.
+LARGEST_SIZE, LARGEST_LENGTH = 2.0**86, 2.0**40
+LARGEST_SIZE_IN_FLOAT64, LARGEST_LENGTH_IN_FLOAT64 = 2.0**500, 2.0**500
 
 #: Bytes of matrix from which sweeping the tier pays, for the algorithms that ask for decisions instead of every gradient: on a
 #: device, and in memory. Below, forming intervals costs more than a sweep; FAST_OMP in memory makes few passes, so the columns that
@@ -119,6 +126,23 @@ class Tier:
     error: Float64Array
     norm: Float64Array
 
+    def errors(self, standardisation: Standardisation, *, single: bool) -> TierErrors:
+        """Return the bounds of products under ``standardisation``; ``single`` says that vectors are swept as float32."""
+        n_obs = self.codes.shape[1]
+        scale, root = standardisation.scale, math.sqrt(n_obs)
+        centre = root * np.abs(self.mean) * (1.0 + ROUNDING)
+        size = self.norm + self.error + centre  # at least |a|
+        gamma = kernel_error(n_obs, False)
+        kernel = size * (np.where(standardisation.wide, gamma, kernel_error(n_obs, True)) if single else gamma)
+        # The sum of the vector, rounded in any order, times either mean; and the few operations that follow.
+        kernel += centre * ((n_obs + 1) * 2.0**-53) + 4.0 * ROUNDING * (size + root * np.abs(standardisation.mean))
+        largest = LARGEST_SIZE if single else LARGEST_SIZE_IN_FLOAT64
+        known = (size < largest) & (np.abs(standardisation.mean) < COLUMN_RANGE[1]) & (np.abs(self.mean) < COLUMN_RANGE[1])
+        with np.errstate(invalid="ignore"):
+            codes = np.where(known, scale * self.error, np.inf) * (1.0 + ROUNDING)
+        smallest = scale * (n_obs * (2.0**-126 if single else 2.0**-1022))
+        return TierErrors(codes, scale * self.norm * (1.0 + ROUNDING), scale * kernel * (1.0 + ROUNDING), smallest)
+
     @property
     def coarse(self) -> bool:
         """True where most errors exceed ``COARSE`` times the spread of products with noise, ``|a| |v| / sqrt(n_obs)``.
@@ -127,6 +151,61 @@ class Tier:
         """
         some = slice(None, None, max(len(self.error) // _SAMPLED, 1))
         return float(np.mean(self.error[some] * math.sqrt(self.codes.shape[1]) > COARSE * self.norm[some])) > 0.5
+
+
+class TierErrors(NamedTuple):
+    """Bounds (n_columns,) of the distance between the standardised product that the exact kernel returns and that of the tier.
+
+    With a vector of which the int16 codes leave ``rest``, it is at most ``(codes + kernel) |vector| + norm |rest| + smallest``.
+
+    Attributes
+    ----------
+    codes : (n_columns,) float64
+        At least the norm of what the int8 codes leave of each standardised column; infinite where nothing is known.
+    norm : (n_columns,) float64
+        At least the norm of each column of codes.
+    kernel : (n_columns,) float64
+        Rounding of the kernel and of the operations on its products.
+    smallest : (n_columns,) float64
+        Products below the normal range are off by an absolute amount.
+    """
+
+    codes: Float64Array
+    norm: Float64Array
+    kernel: Float64Array
+    smallest: Float64Array
+
+
+class RoundedVector(NamedTuple):
+    """A vector as the int8 sweep sees it.
+
+    Attributes
+    ----------
+    swept, rest : (n_obs,) float64
+        The vector as the exact sweep sees it, and what the int16 codes leave of it.
+    drift : float
+        Bound of the distance of ``swept`` from the vector in float64, with which some columns are swept.
+    length, lost : float
+        Bounds of the norms of the vector and of ``rest``, in either precision; infinite where the vector is out of range.
+    """
+
+    swept: Float64Array
+    rest: Float64Array
+    drift: float
+    length: float
+    lost: float
+
+    @classmethod
+    def of(cls, fast: AnyArray, wide: Float64Array, codes: AnyArray, scale: float) -> RoundedVector:
+        """Return the vector whose values are ``wide``, ``fast`` in the precision of the sweep, ``codes`` as int16."""
+        swept, kept = fast.astype(np.float64), codes * scale
+        rest, drift = swept - kept, 0.0 if fast.dtype == np.float64 else norm_bound(wide - swept)
+        length = norm_bound(swept) + drift
+        lost = norm_bound(rest) + drift + ROUNDING * (length + norm_bound(kept))
+        limit = LARGEST_LENGTH if fast.dtype == np.float32 else LARGEST_LENGTH_IN_FLOAT64
+        if not ((scale > 0.0 or length == 0.0) and length < limit):
+            length = lost = math.inf
+        return cls(swept, rest, drift, length, lost)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,11 +296,11 @@ def quantise_vectors(vectors: AnyArray) -> tuple[AnyArray, Float64Array]:
 def kernel_error(n_obs: int, single: bool) -> float:
     """Return a bound of the rounding error of a kernel in ``a . v``, as a fraction of ``|a| |v|``.
 
-    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, in some
-    order, and the chunks in float64. A term thus meets at most 1 + 1024 roundings of unit ``u`` and then, with the lanes of a
-    chunk, at most 3 + ceil(n_obs / 512) of float64, so that the sum is off by at most
-    ``((1 + u)^1025 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, whatever the order (fused multiply-adds and lanes make it
-    less), and ``sum |a_i v_i| <= |a| |v|``.
+    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, and the
+    chunks in float64. Within a chunk the compiled kernels add at most 128 products to each of their lanes and fold these in a tree
+    of at most 3 levels; NumPy sums pairwise, which rounds a term less often. So a term meets at most 1 + 128 + 3 roundings of unit
+    ``u``, and at most 4 + ceil(n_obs / 512) of float64, and the sum is off by at most
+    ``((1 + u)^132 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, with ``sum |a_i v_i| <= |a| |v|``.
 
     Parameters
     ----------
@@ -230,7 +309,7 @@ def kernel_error(n_obs: int, single: bool) -> float:
         True where the vector is float32.
     """
     unit = 2.0**-24 if single else 2.0**-53
-    exponent = 1025 * unit + (n_obs / 512 + 4) * 2.0**-53
+    exponent = 132 * unit + (n_obs / 512 + 5) * 2.0**-53
     return math.expm1(exponent) * (1.0 + ROUNDING)
 
 
@@ -250,6 +329,7 @@ class TierSweep:
         self._vectors = vectors
         self._codes, self._scale = quantise_vectors(vectors.fast)
         self._dots = sweeper.dots_int8(tier.codes, self._codes)
+        self._errors: tuple[Standardisation, TierErrors] | None = None  # of the standardisation last asked about
 
     def scores(self, place: int, standardisation: Standardisation) -> tuple[Float64Array, Float64Array]:
         """Return bounds (n_features,), below and above, of the scores that the exact sweep would find with the vector at ``place``.
@@ -275,20 +355,7 @@ class TierSweep:
 
         Where the radius is not finite, the product is unknown.
         """
-        tier, vectors = self._tier, self._vectors
-        centre = self._dots[:, place] * (tier.scale * self._scale[place])
-        shift = tier.mean - standardisation.mean
-        radius = self._radius(vectors.fast[place], float(vectors.sums[place]), place, standardisation.mean)
-        if vectors.fast is vectors.wide or not standardisation.wide.any():
-            centre += shift * vectors.sums[place]
-        else:
-            wide = standardisation.wide
-            centre += shift * np.where(wide, vectors.wide_sums[place], vectors.sums[place])
-            other = self._radius(vectors.wide[place], float(vectors.wide_sums[place]), place, standardisation.mean)
-            radius = np.where(wide, other, radius)
-        centre *= standardisation.scale
-        radius *= standardisation.scale
-        radius += ROUNDING * (np.abs(centre) + radius)
+        centre, radius = self.centres(place, standardisation), self._radius(place, standardisation)
         for group in standardisation.whiteners:
             white, around = np.zeros(group.columns.shape), np.zeros(group.columns.shape)
             inner, outer = centre[group.columns], radius[group.columns]
@@ -302,32 +369,32 @@ class TierSweep:
             centre[group.columns], radius[group.columns] = white, around * (1.0 + ROUNDING)
         return centre, radius
 
-    def _radius(self, vector: AnyArray, total: float, place: int, mean: Float64Array) -> Float64Array:
-        """Return the largest distance of the kernel's ``a . v - mean * total`` from the centre, unscaled."""
-        tier = self._tier
-        n_obs = len(vector)
-        exact = vector.astype(np.float64)
-        approximation = self._codes[place] * self._scale[place]
-        length, kept = _norm(exact), _norm(approximation)
-        rest = _norm(exact - approximation) + ROUNDING * (length + kept)
-        single = vector.dtype == np.float32
-        gamma = kernel_error(n_obs, single) + ROUNDING
-        lost_total = (n_obs + 1) * 2.0**-53 * math.sqrt(n_obs) * length  # rounding of the vector's sum, in any order
-        centre_size = math.sqrt(n_obs) * np.abs(tier.mean) * (1.0 + ROUNDING)
-        size = tier.norm + tier.error + centre_size  # at least |a|
-        radius = tier.error * length
-        radius += tier.norm * (rest + ROUNDING * kept)
-        radius += size * (gamma * length)
-        radius += np.abs(tier.mean) * (lost_total + ROUNDING * abs(total))
-        radius += np.abs(mean) * (ROUNDING * abs(total))
-        # Products below the normal range are off by an absolute amount.
-        smallest, largest = (2.0**-126, 2.0**126) if single else (2.0**-1022, 2.0**1000)
-        radius += n_obs * smallest
+    def centres(self, place: int, standardisation: Standardisation) -> Float64Array:
+        """Return the centre (n_columns,) of each standardised product, not whitened."""
+        tier, vectors = self._tier, self._vectors
+        centre: Float64Array = self._dots[:, place] * (tier.scale * self._scale[place])
+        shift = tier.mean - standardisation.mean
+        if vectors.fast is vectors.wide or not standardisation.wide.any():
+            centre += shift * vectors.sums[place]
+        else:
+            centre += shift * np.where(standardisation.wide, vectors.wide_sums[place], vectors.sums[place])
+        centre *= standardisation.scale
+        return centre
+
+    def _radius(self, place: int, standardisation: Standardisation) -> Float64Array:
+        """Return the largest distance of the standardised product of the kernel from the centre, not whitened."""
+        vectors = self._vectors
+        if self._errors is None or self._errors[0] is not standardisation:
+            self._errors = standardisation, self._tier.errors(standardisation, single=vectors.fast.dtype == np.float32)
+        errors = self._errors[1]
+        vector = RoundedVector.of(vectors.fast[place], vectors.wide[place], self._codes[place], float(self._scale[place]))
+        if vector.length == np.inf:
+            return np.full(len(errors.codes), np.inf)
+        radius = (errors.codes + errors.kernel) * vector.length
+        radius += errors.norm * vector.lost
+        radius += errors.smallest
         radius *= 1.0 + ROUNDING
-        clear = (self._scale[place] > 0.0 or length == 0.0) and length < np.inf
-        reaches = size * length < largest
-        reaches &= (np.abs(mean) < COLUMN_RANGE[1]) & (np.abs(tier.mean) < COLUMN_RANGE[1])
-        return np.where(reaches & clear, radius, np.inf)
+        return radius
 
 
 class TierAccount:
@@ -388,7 +455,7 @@ class TierAccount:
             self._pause = FIRST_PAUSE
 
 
-def _norm(vector: Float64Array) -> float:
+def norm_bound(vector: Float64Array) -> float:
     """Return an upper bound of the Euclidean norm of ``vector``; infinity where an entry is not finite."""
     largest = float(np.abs(vector).max(initial=0.0))
     if largest == 0.0 or not largest < np.inf:

@@ -47,8 +47,15 @@ _COST = struct.Struct(f"<{len(fields(Traffic))}q")  # the counts of a Traffic
 _counts = attrgetter(*(field.name for field in fields(Traffic)))
 _ASK = struct.Struct("<IQI")  # checksum of the vector; number and checksum of the candidates
 _DECISION = struct.Struct("<BQIQ")  # kind, ask, bytes of argument, bytes of answer
-_TOP_MEAN, _AT_LEAST, _ARGMAX, _OF, _LEADERS = range(1, 6)
-_NAMES = {_TOP_MEAN: "top_mean", _AT_LEAST: "at_least", _ARGMAX: "argmax", _OF: "of", _LEADERS: "leaders"}
+_TOP_MEAN, _AT_LEAST, _ARGMAX, _OF, _LEADERS, _APPROXIMATELY = range(1, 7)
+_NAMES = {
+    _TOP_MEAN: "top_mean",
+    _AT_LEAST: "at_least",
+    _ARGMAX: "argmax",
+    _OF: "of",
+    _LEADERS: "leaders",
+    _APPROXIMATELY: "approximately",
+}
 
 #: Candidates in the fingerprint of a round after the first.
 _STRETCH = 512
@@ -273,6 +280,12 @@ class _Noted(Gradients):
         self._journal.note(_OF, self._ask, _named(features), gradient.astype("<f8").tobytes())
         return gradient
 
+    def approximately(self, features: IndexArray) -> tuple[Float64Array, bool]:
+        """Return and note the approximate gradient of ``features``."""
+        gradient, exact = self._answers.approximately(features)
+        self._journal.note(_APPROXIMATELY, self._ask, _named(features), np.append(gradient, exact).astype("<f8").tobytes())
+        return gradient, exact
+
 
 class _Remembered(Gradients):
     """Answers from a record."""
@@ -301,6 +314,11 @@ class _Remembered(Gradients):
     def of(self, features: IndexArray) -> Float64Array:
         """Return the recorded gradient."""
         return _array(self._journal.recall(_OF, self._ask, _named(features)), "<f8")
+
+    def approximately(self, features: IndexArray) -> tuple[Float64Array, bool]:
+        """Return the recorded approximate gradient."""
+        answer = _array(self._journal.recall(_APPROXIMATELY, self._ask, _named(features)), "<f8", len(features) + 1)
+        return answer[:-1], bool(answer[-1])
 
 
 def _encode_round(

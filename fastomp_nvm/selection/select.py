@@ -303,8 +303,16 @@ def prepare(
         again=request.quality == "fast",
     )
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
-    problem = Problem(design, objective, constraint, parameters, candidates, pool, counters)
     request, choice = resolve_algorithm(dataset, request)
+    tier, account = dataset.tier if compression is None else None, None
+    if tier is None and request.tier == "int8":
+        raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
+    if tier is not None and request.tier != "int8":
+        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
+            tier = None
+        else:
+            account = dataset.account(tier)  # gives the tier up where it does not pay
+    problem = Problem(design, objective, constraint, parameters, candidates, pool, counters, tier)
     algorithm = ALGORITHMS.load(request.algorithm)(problem)
     if request.constraint is not None:
         from fastomp_nvm.algorithms.repair import repaired
@@ -318,14 +326,6 @@ def prepare(
         from fastomp_nvm.algorithms.certificate import certified  # imports every objective
 
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
-    tier, account = dataset.tier if compression is None else None, None
-    if tier is None and request.tier == "int8":
-        raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
-    if tier is not None and request.tier != "int8":
-        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
-            tier = None
-        else:
-            account = dataset.account(tier)  # gives the tier up where it does not pay
     split = split._replace(request=request)
     run = Run(problem, algorithm, tier=tier, account=account)
     return Prepared(split, response, run, constant, compression, choice, None if longer is None else longer.run)

@@ -38,6 +38,9 @@ class Known(Gradients):
     def of(self, features: np.ndarray) -> np.ndarray:
         return self._values[features]
 
+    def approximately(self, features: np.ndarray) -> tuple[np.ndarray, bool]:
+        return self._values[features], True
+
 
 def query(selected: int = 0, asks: int = 1, shift: float = 0.0, candidates: int = 4) -> Query:
     """Return a query about the first ``candidates`` features."""

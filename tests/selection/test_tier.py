@@ -66,7 +66,7 @@ class Bench:
         exact = ExactGradients(Ask(vector, self.usable), products, self.design.standardisation)
         pool = ColumnPool(self.design, self.sweeper, Traffic(), 1 << 24)
         swept = TierSweep(self.sweeper, self.tier, Vectors(vector[:, None], self.design.matrix.dtype))
-        tiered = TierGradients(Ask(vector, self.usable), *swept.scores(0, self.design.standardisation), pool)
+        tiered = TierGradients(Ask(vector, self.usable), swept, 0, pool)
         return exact, tiered, pool._probes
 
 

@@ -134,23 +134,27 @@ def test_verified_is_plain_over_the_tier(tmp_path: Any, wide: Any, algorithm: st
     check(plain, fo.select(X, y, k=25, algorithm=algorithm), "array")
 
 
+@pytest.mark.parametrize("tier", ["int8", "exact"])
 @pytest.mark.parametrize("algorithm", ["sds_omp", "sds_ma"])
-def test_verified_resumes_in_the_middle(tmp_path: Any, wide: Any, algorithm: str) -> None:
+def test_verified_resumes_in_the_middle(tmp_path: Any, wide: Any, algorithm: str, tier: str) -> None:
     """A durable run that was stopped after any pass goes on to the same answer."""
     X, y = wide
     store = str(tmp_path / "s")
-    create_store(store, X, {"y": y}).close()
-    request: dict[str, Any] = {"k": 20, "algorithm": algorithm, "target": "y"}
+    create_store(store, X, {"y": y}, tier="int8").close()
+    request: dict[str, Any] = {"k": 20, "algorithm": algorithm, "target": "y", "tier": tier}
     expected = fo.select(store, plain=True, **request)
-    whole = fo.select(store, run=f"{algorithm}-whole", **request)
+    whole = fo.select(store, run=f"{algorithm}-{tier}-whole", **request)
     check(expected, whole, "whole")
     for stop in range(1, whole.gradient_rounds):
         seen = iter(range(10_000))
         with pytest.raises(CancelledError):
             fo.select(
-                store, run=f"{algorithm}-stopped-{stop}", cancelled=lambda seen=seen, stop=stop: next(seen) >= stop, **request
+                store,
+                run=f"{algorithm}-{tier}-stopped-{stop}",
+                cancelled=lambda seen=seen, stop=stop: next(seen) >= stop,
+                **request,
             )
-        resumed = fo.resume(f"{algorithm}-stopped-{stop}")
+        resumed = fo.resume(f"{algorithm}-{tier}-stopped-{stop}")
         check(expected, resumed, stop)
         assert (resumed.vectors, resumed.gradient_calls) == (whole.vectors, whole.gradient_calls)
 
