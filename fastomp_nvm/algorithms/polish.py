@@ -20,41 +20,50 @@ from fastomp_nvm.objectives.base import GainTracker
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import LinearGains
 
-__all__ = ["best_of", "polish"]
+__all__ = ["best_of", "greedy_sets", "polish", "wants_more"]
 
 #: A gain below this share of f is rounding: the fit is perfect, and further features would be picked by noise.
 NOTHING = 1e-12
 
 
 def polish(
-    problem: Problem,
-    selected: IndexArray,
-    pool: IndexArray,
-    complete: Callable[[IndexArray], Steps[IndexArray]],
-    *,
-    pursuit: bool = False,
+    problem: Problem, selected: IndexArray, pool: IndexArray, complete: Callable[[IndexArray], Steps[IndexArray]]
 ) -> Steps[IndexArray]:
     """Return the best of ``selected`` and the greedy sets over the features of ``pool``.
 
     ``complete`` extends a set until it is maximal over all features; it is called where ``until="full"`` asks for that.
-    ``pursuit`` asks for a greedy by score beside the one by gain; for the linear model.
+    """
+    found = [selected, *greedy_sets(problem, pool)]
+    for place, chosen in enumerate(found[1:], 1):
+        if wants_more(problem, chosen):
+            found[place] = yield from complete(chosen)
+    return found[best_of(problem, found)]
+
+
+def greedy_sets(problem: Problem, pool: IndexArray, *, pursuit: bool = False) -> list[IndexArray]:
+    """Return the greedy sets over the features of ``pool``: by gain and, under a knapsack, by gain per cost.
+
+    ``pursuit`` asks for one by score too, as matching pursuit chooses; for the linear model.
     """
     if not pool.size:
-        return selected
-    constraint, found = problem.constraint, [selected]
+        return []
     rules: list[Float64Array | Literal["score"] | None] = [None]
-    if (shares := constraint.budget_shares) is not None:
+    if (shares := problem.constraint.budget_shares) is not None:
         rules.append(shares[pool])
     if pursuit:
         rules.append("score")
+    sets: list[IndexArray] = []
     tracker: GainTracker | None = None
     for rule in rules:
         chosen, tracker = _greedy(problem, pool, rule, tracker)
-        full = problem.parameters.until == "paper" or len(chosen) == constraint.rank
-        if not full and constraint.extensions(chosen, problem.usable).any():
-            chosen = yield from complete(chosen)
-        found.append(chosen)
-    return found[best_of(problem, found)]
+        sets.append(chosen)
+    return sets
+
+
+def wants_more(problem: Problem, selected: IndexArray) -> bool:
+    """Tell whether ``until="full"`` asks for further features beside ``selected``."""
+    full = problem.parameters.until == "paper" or len(selected) == problem.constraint.rank
+    return not full and bool(problem.constraint.extensions(selected, problem.usable).any())
 
 
 def best_of(problem: Problem, sets: Sequence[IndexArray]) -> int:

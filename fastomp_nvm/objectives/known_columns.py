@@ -50,7 +50,7 @@ class KnownColumns:
         self._factors, self._response = factors, response
         self._gram = np.empty((0, 0))
         self._first: dict[int, int] = {}  # feature -> row of its first column
-        self._used = 0
+        self._used, self._capacity = 0, min(MOST_COLUMNS, MOST_ENTRIES // len(response))
 
     def places(self, columns: Columns) -> IndexArray | None:
         """Return the rows of ``columns``, computing new ones; None when there would be too many."""
@@ -59,7 +59,7 @@ class KnownColumns:
         new = np.flatnonzero(first < 0)
         if new.size:
             widths, n_obs = offsets[new + 1] - offsets[new], self.rows.shape[1]
-            start, end, capacity = self._used, self._used + int(widths.sum()), min(MOST_COLUMNS, MOST_ENTRIES // n_obs)
+            start, end, capacity = self._used, self._used + int(widths.sum()), self._capacity
             if end > capacity:
                 return None
             if not len(self.rows):
@@ -77,6 +77,13 @@ class KnownColumns:
         if len(features) == offsets[-1]:  # one column each
             return first
         return np.asarray(np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1]), dtype=np.int64)
+
+    def make_room(self, columns: Columns) -> None:
+        """Empty the cache where ``columns`` fit in it, but not beside the others; rows returned before are invalid then."""
+        features, widths = columns.features.tolist(), np.diff(columns.standardisation.offsets)
+        new = np.fromiter((feature not in self._first for feature in features), dtype=np.bool_, count=len(features))
+        if self._used + int(widths[new].sum()) > self._capacity >= int(widths.sum()):
+            self._first, self._used = {}, 0
 
     def gram(self, rows: IndexArray, columns: IndexArray) -> Float64Array:
         """Return a copy of the Gram matrix of the columns in ``rows`` with the columns in ``columns``."""
