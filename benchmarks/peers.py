@@ -1,8 +1,8 @@
 """FAST_OMP against other packages: time, peak memory and refit score at equal k, on the same data.
 
 Every contestant runs in a process of its own, so that its peak memory is its own too. Contestants whose package is not installed
-are listed as skipped. All scores are R^2 of the same least-squares refit. Each contestant gets its data in the form that suits it
-best; neither that conversion nor ingest is timed.
+are listed as skipped. Of a path, the largest set of at most k features counts. All scores are R^2 of the same least-squares refit.
+Each contestant gets its data in the form that suits it best; neither that conversion nor ingest is timed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastomp_nvm.analysis.synthetic import sparse_design
 from fastomp_nvm.cli.termination import terminating_cleanly
 from fastomp_nvm.errors import RequestError
 
-__all__ = ["CONTESTANTS", "Contestant", "main"]
+__all__ = ["CONTESTANTS", "Contestant", "largest_on_path", "main"]
 
 #: Largest number of features for which a Gram matrix is computed.
 GRAM_FEATURES = 20_000
@@ -89,21 +89,15 @@ def _lasso_lars(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 
     data, centred = centred_fortran(X), y - y.mean()
     data /= np.linalg.norm(data, axis=0)
-    # Features may leave the path again: stop at the first step with k of them.
-    return lambda: _of_size(lars_path(data, centred, method="lasso", max_iter=2 * k)[2], k)
+    return lambda: largest_on_path(lars_path(data, centred, method="lasso", max_iter=2 * k)[2], k)
 
 
-def _of_size(path: np.ndarray, k: int) -> np.ndarray:
-    """Return the ``k`` features of largest coefficient at the first step of a path (n_features, steps) that has as many."""
+def largest_on_path(path: np.ndarray, k: int) -> np.ndarray:
+    """Return the largest set of at most ``k`` features on a path of coefficients (n_features, steps), the last among equals."""
     sizes = (path != 0).sum(axis=0)
-    reached = np.flatnonzero(sizes >= k)
-    return _largest(path[:, reached[0] if reached.size else -1], k)
-
-
-def _largest(coef: np.ndarray, k: int) -> np.ndarray:
-    """Return the features of the ``k`` largest coefficients that are not zero: equal k for all contestants."""
-    chosen = np.argsort(-np.abs(coef), kind="stable")[:k]
-    return np.sort(chosen[coef[chosen] != 0])
+    within = np.where(sizes <= k, sizes, 0)
+    last = len(within) - 1 - int(np.argmax(within[::-1]))
+    return np.flatnonzero(path[:, last]) if within[last] else np.empty(0, dtype=np.int64)
 
 
 def _celer(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
@@ -111,7 +105,7 @@ def _celer(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 
     data, centred = centred_fortran(X), y - y.mean()
     data /= data.std(axis=0)
-    return lambda: _of_size(celer_path(data, centred, pb="lasso", n_alphas=100, eps=1e-2)[1], k)
+    return lambda: largest_on_path(celer_path(data, centred, pb="lasso", n_alphas=100, eps=1e-2)[1], k)
 
 
 def _skglm(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
@@ -125,12 +119,13 @@ def _skglm(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 
     def fit() -> np.ndarray:
         solver, datafit = AndersonCD(warm_start=True, fit_intercept=False, tol=1e-4), Quadratic()
-        coef = np.zeros(data.shape[1])
+        coefs = [np.zeros(data.shape[1])]
         for alpha in largest * np.geomspace(0.95, 0.01, 100):
-            coef = solver.solve(data, centred, datafit, MCPenalty(alpha, 3.0), w_init=coef, Xw_init=data @ coef)[0]
-            if np.count_nonzero(coef) >= k:
+            coef = coefs[-1]
+            coefs.append(solver.solve(data, centred, datafit, MCPenalty(alpha, 3.0), w_init=coef.copy(), Xw_init=data @ coef)[0])
+            if np.count_nonzero(coefs[-1]) > k:
                 break
-        return _largest(coef, k)
+        return largest_on_path(np.stack(coefs, axis=1), k)
 
     return fit
 
@@ -150,7 +145,7 @@ def _adelie(X: np.ndarray, y: np.ndarray, k: int) -> Prepared:
 
     def fit() -> np.ndarray:
         state = adelie.grpnet(X=data, glm=adelie.glm.gaussian(y=y), max_active_size=k + 1, progress_bar=False, min_ratio=1e-3)
-        return _of_size(state.betas.toarray().T, k)
+        return largest_on_path(state.betas.toarray().T, k)
 
     return fit
 

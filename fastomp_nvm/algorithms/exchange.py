@@ -33,7 +33,18 @@ from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, FollowedGains, exact_gains
 from fastomp_nvm.random_keys import first_of
 
-__all__ = ["MOST_SURVEYS", "TOLERANCE", "Move", "Neighbourhood", "Point", "QuadraticObjective", "exchanged", "near", "survey"]
+__all__ = [
+    "MOST_SURVEYS",
+    "TOLERANCE",
+    "Move",
+    "Neighbourhood",
+    "Point",
+    "QuadraticObjective",
+    "affordable",
+    "exchanged",
+    "near",
+    "survey",
+]
 
 #: A move must improve f by more than this share of it.
 TOLERANCE = 1e-9
@@ -42,7 +53,7 @@ TOLERANCE = 1e-9
 SURVEYED = {4: -1e-6, 8: -1e-10}
 
 #: Surveys, at most.
-MOST_SURVEYS = 12
+MOST_SURVEYS = 10
 
 #: Members of which pairs are exchanged for one feature, at most.
 MOST_PAIRED = 24
@@ -52,7 +63,7 @@ MOST_TRIED = 256
 
 #: Times in a row that random members of a set are replaced in vain before the set is taken for the best among the columns in
 #: memory; the most members replaced; and the features of which each of the first two replacements is drawn.
-KICKS, MOST_KICKED, PROMISING = 64, 10, 8
+KICKS, MOST_KICKED, PROMISING = 128, 10, 8
 
 #: Sets of at most so many features are tried with exchanges of pairs after every kick, others where a kick led to a better set.
 FEW = 8
@@ -145,10 +156,13 @@ class Neighbourhood:
         chosen = self.features[np.array(members, dtype=np.int64)]
         return others[self.problem.extensions(chosen, self.features[others])]
 
-    def completed(self, members: Sequence[int], per_cost: Float64Array | None = None) -> list[int]:
-        """Return ``members`` grown by the feature with the largest gain (per cost), until nothing extends them."""
+    def completed(self, members: Sequence[int], per_cost: Float64Array | None = None, growing: Growing | None = None) -> list[int]:
+        """Return ``members`` grown by the feature with the largest gain (per cost), until nothing extends them.
+
+        ``growing`` are the gains at ``members``, where they are known.
+        """
         grown, open_ = list(members), np.arange(len(self.features))
-        growing = Growing(self, members)
+        growing = Growing(self, members) if growing is None else growing
         while (open_ := self.extends(grown, open_)).size:
             gains = growing.gains()[open_]
             grown.append(int(open_[int(np.argmax(gains if per_cost is None else gains / per_cost[open_]))]))
@@ -237,6 +251,21 @@ class Point:
         gradient = hood.moves - self.along @ self._coordinates
         self.remainders = Remainders(hood.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * hood.pivot)
 
+    def basis(self) -> Float64Array:
+        """Return (n_obs, m): an orthonormal basis of the set's span."""
+        columns = self.hood.dense[:, self.columns]
+        return np.asarray(lapack.dtrtrs(self.factor, columns.T, trans=1)[0].T) if len(self.columns) else columns
+
+    def residual(self) -> Float64Array:
+        """Return (n_obs,): what the set leaves of the response."""
+        return np.asarray(self.hood.objective.response - self.basis() @ self.along)
+
+    @property
+    def perfect(self) -> bool:
+        """True where no set can improve on this one, which explains the response."""
+        response = self.hood.objective.response
+        return float(response @ response) <= (1.0 + TOLERANCE) * self.value
+
     def directions(self, places: Sequence[int]) -> Float64Array:
         """Return (m, b): an orthonormal basis of the directions that only the members at ``places`` provide."""
         if not places:
@@ -273,7 +302,10 @@ class Point:
             yield places, left.gains() - float(moves @ moves)
 
     def single_exchanges(self) -> Iterator[tuple[Sequence[int], Float64Array]]:
-        """Yield as ``_exchanges(1)`` does, from one product for all members where features have one column each."""
+        """Yield as ``_exchanges(1)`` does, from one product for all members where features have one column each.
+
+        Members whose exchange for no feature improves f may be left out.
+        """
         left = self.remainders
         if left.groups or len(self.columns) < len(self.members):
             yield from self._exchanges(1)
@@ -284,8 +316,9 @@ class Point:
         pivot = left.pivot + along**2
         gains = np.zeros_like(pivot)
         np.divide((left.gradient + along * moves) ** 2, pivot, out=gains, where=pivot > left.smallest)
-        for place, gained in enumerate(gains - moves**2):
-            yield [place], gained
+        gains -= moves**2
+        for place in np.flatnonzero(gains.max(axis=1, initial=0.0) > TOLERANCE * self.value).tolist():
+            yield [place], gains[place]
 
     def one_for_two(self) -> Iterator[Move]:
         """Yield exchanges of one member for two features, the best second for each of the most promising first ones."""
@@ -303,7 +336,7 @@ class Point:
 
 def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray]) -> Steps[tuple[IndexArray, bool]]:
     """Return the best set that moves lead to from any of ``starts``, and whether no exchange for any feature improves it."""
-    most = min(MOST_NEAR, problem.pool.budget // (8 * problem.design.matrix.shape[1]))
+    most = affordable(problem, MOST_NEAR)
     hood = Neighbourhood(problem, objective, np.union1d(np.concatenate(starts), near(problem, starts[0], most)))
     found = [np.searchsorted(hood.features, start).tolist() for start in starts]
     costs = [part.costs for part in parts_of(problem.constraint) if isinstance(part, Knapsack)]
@@ -312,8 +345,8 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
     best = max(map(_settled, climbed.values()), key=lambda point: point.value)
     for _ in range(MOST_SURVEYS):
         members = hood.features[best.members]
-        if float(objective.response @ objective.response) <= (1.0 + TOLERANCE) * best.value:
-            return members, True  # no set explains more than the response
+        if best.perfect:
+            return members, True
         better, close = yield from survey(best)
         if np.isin(better, hood.features).all():
             return members, True
@@ -324,6 +357,11 @@ def exchanged(problem: Problem, objective: Linear, starts: Sequence[IndexArray])
         if len(better) <= most // 2 and set(best.members) == set(start):
             return members, True
     return hood.features[best.members], False
+
+
+def affordable(problem: Problem, most: int) -> int:
+    """Return how many columns the memory for gathered ones holds in float64, at most ``most``."""
+    return min(most, problem.pool.budget // (8 * problem.design.matrix.shape[1]))
 
 
 def near(problem: Problem, start: IndexArray, most: int) -> IndexArray:
@@ -352,13 +390,17 @@ def _kicked(point: Point, kick: int) -> list[int]:
     hood, members = point.hood, np.array(point.members, dtype=np.int64)
     name = (hood.problem.parameters.seed, kick)
     grown = members[first_of((*name, 0), members, len(members) - min(len(members) // 3 + 1, MOST_KICKED))].tolist()
-    others = np.setdiff1d(np.arange(len(hood.features)), members)
+    outside = np.ones(len(hood.features), dtype=np.bool_)
+    outside[members] = False
+    growing, others = Growing(hood, grown), np.flatnonzero(outside)
     for place in (1, 2):
         others = hood.extends(grown, others)
-        gains = Growing(hood, grown).gains()[others]
+        gains = growing.gains()[others]
         promising = others[np.argsort(-gains, kind="stable")[:PROMISING]]
-        grown += promising[first_of((*name, place), promising, min(len(promising), 1))].tolist()
-    return hood.completed(grown)
+        for added in promising[first_of((*name, place), promising, min(len(promising), 1))].tolist():
+            grown.append(added)
+            growing.add(added)
+    return hood.completed(grown, growing=growing)
 
 
 def survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
@@ -366,9 +408,7 @@ def survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
     hood, problem, objective = point.hood, point.hood.problem, point.hood.objective
     selected, usable = hood.features[point.members], problem.usable
     standardisation = problem.design.standardisation.subset(usable)
-    basis = hood.dense[:, point.columns]
-    if len(point.columns):
-        basis = lapack.dtrtrs(point.factor, basis.T, trans=1)[0].T
+    basis = point.basis()
     taken = [point.directions([place]) for place in range(len(point.members))]
     vectors = [objective.response - basis @ point.along, *basis.T, *(vector for each in taken for vector in (basis @ each).T)]
     products = _Products(problem, objective, vectors, len(selected), point.value)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastomp_nvm.algorithms.exchange import MOST_SURVEYS, TOLERANCE, Move, Neighbourhood, Point, near, survey
+from fastomp_nvm.algorithms.exchange import MOST_SURVEYS, TOLERANCE, Move, Neighbourhood, Point, affordable, near, survey
 from fastomp_nvm.algorithms.protocol import Problem, Round, Steps
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.pool import Columns
@@ -99,7 +99,7 @@ def exchanged_by_fits(problem: Problem, objective: GLM, starts: Sequence[IndexAr
     """Return the set that moves lead to from the best of ``starts``, and whether fits refuted every move to any feature."""
     fits = _Fits(problem, objective)
     selected = max((np.sort(start) for start in starts), key=fits.value)
-    most = min(MOST_NEAR, problem.pool.budget // (8 * problem.design.matrix.shape[1]))
+    most = affordable(problem, MOST_NEAR)
     joining, judged, proven = near(problem, selected, most), selected[:0], True
     for _ in range(MOST_SURVEYS):
         while True:

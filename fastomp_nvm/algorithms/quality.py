@@ -2,7 +2,8 @@
 
 ``verified`` runs, after FAST_OMP, full matching pursuit and for the linear model full exact-gain greedy in the same sweeps
 (:mod:`fastomp_nvm.algorithms.verified`), and keeps the best of the sets. ``best`` adds runs of FAST_OMP with other seeds and, on
-standardised columns, exchanges from these sets (:mod:`fastomp_nvm.algorithms.exchange`, for GLMs ``glm_exchange``).
+standardised columns, of splicing (:mod:`fastomp_nvm.algorithms.splicing`, for the linear model) and exchanges from these sets
+(:mod:`fastomp_nvm.algorithms.exchange`, for GLMs ``glm_exchange``).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from fastomp_nvm.algorithms.exchange import exchanged
+from fastomp_nvm.algorithms.exchange import exchanged, near
 from fastomp_nvm.algorithms.fast_omp import fast_omp
 from fastomp_nvm.algorithms.glm_exchange import exchanged_by_fits
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+from fastomp_nvm.algorithms.splicing import spliced
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.verified import exact_gain_greedy, matching_pursuit
 from fastomp_nvm.arrays import IndexArray
@@ -28,6 +30,12 @@ __all__ = ["improved", "shortened"]
 #: Further seeds of FAST_OMP that ``best`` tries.
 SEEDS = 2
 
+#: Features gathered by FAST_OMP that the drafts of full greedy consider, at most.
+NEAR = 1024
+
+#: Members that its runs of splicing exchange at once, at most: few as the package abess does, and many.
+SPLICED = (2, 64)
+
 
 def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algorithm:
     """Run ``algorithm``, which is FAST_OMP, and improve its set; ``exchanges`` asks for the best set, not only a verified one."""
@@ -35,14 +43,19 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
     objective, first = problem.objective, outcome.selected
     if exchanges:  # they begin among the columns gathered so far, which the tier must not change
         problem = replace(problem, tier=None)
-    parts: list[Callable[[Problem], Algorithm]] = [partial(matching_pursuit, near=first)]
+    considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
+    considered[first] = considered[near(problem, first, NEAR)] = True
+    parts: list[Callable[[Problem], Algorithm]] = [partial(matching_pursuit, considered=considered)]
     if isinstance(objective, Linear):
-        parts.append(partial(exact_gain_greedy, near=first))
+        parts.append(partial(exact_gain_greedy, considered=considered))
+    n_greedy = len(parts)
     if exchanges:
         parts += [partial(_reseeded, by=by) for by in range(1, SEEDS + 1)]
+        if isinstance(objective, Linear) and objective.centred:
+            parts += [partial(spliced, objective=objective, most=most) for most in SPLICED]
     runs = yield from together(problem, parts)
     found = [run.selected for run in runs]
-    greedy = found[: len(parts) - SEEDS * exchanges]
+    greedy = found[:n_greedy]
     selected, guarantee = _best(problem, [first, *found]), "greedy"
     if exchanges and isinstance(objective, (Linear, GLM)) and objective.centred and len(selected):
         starts = [each for each in (first, *found) if len(each)]

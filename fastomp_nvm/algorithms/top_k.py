@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
+from fastomp_nvm.arrays import IndexArray
 
-__all__ = ["top_k"]
+__all__ = ["taken_in_order", "top_k"]
 
 
 def top_k(problem: Problem) -> Algorithm:
@@ -17,12 +18,15 @@ def top_k(problem: Problem) -> Algorithm:
     answers = yield from problem.ask(0, 0.0, [problem.objective.null().residual], problem.usable, exact=True)
     gradient = answers[0].of(problem.usable)
     scores = problem.design.standardisation.subset(problem.usable).scores(gradient[:, None])[:, 0]
-    left = problem.usable[np.argsort(-scores, kind="stable")]
-    selected = np.empty(0, dtype=np.int64)
+    return Outcome(taken_in_order(problem, problem.usable[:0], problem.usable[np.argsort(-scores, kind="stable")]))
+
+
+def taken_in_order(problem: Problem, selected: IndexArray, left: IndexArray) -> IndexArray:
+    """Return ``selected`` and each feature of ``left``, in their order, that is feasible with those before it."""
     while left.size:
         # Infeasible features remain so: continue after the longest feasible prefix.
         left = left[problem.extensions(selected, left)]
         problem.counters.independence_calls += len(left)
         taken = problem.constraint.longest_prefix(selected, left)
         selected, left = np.concatenate((selected, left[:taken])), left[taken:]
-    return Outcome(selected)
+    return selected

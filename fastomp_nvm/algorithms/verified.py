@@ -27,7 +27,7 @@ from fastomp_nvm.algorithms.exact_gains import Directions, LinearGains
 from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Outcome, Problem, Query, Steps
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.trace import CLOSE, Trace
-from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.matrix.gradients import first_places
 from fastomp_nvm.matrix.joint import Move
 from fastomp_nvm.objectives.base import Model
@@ -35,14 +35,16 @@ from fastomp_nvm.objectives.linear import Linear
 
 __all__ = ["exact_gain_greedy", "matching_pursuit", "pays", "retraced"]
 
-#: Steps of a draft: at most, and of the first one.
-LONGEST, FIRST = 64, 16
+#: Steps of a draft: at most, and of the first one; and the drafts that many steps are divided among, at least: the longer drafts
+#: are, the more vectors they lose.
+LONGEST, FIRST, DRAFTS = 64, 16, 3
 
 #: Bytes of products that a verification may hold.
 PRODUCT_BYTES = 1 << 29
 
-#: Features near the lead that join the drafts: before the first, and per step looked at after a lost one.
-FIRST_NEAR, NEAR = 512, 256
+#: Features near the lead that join the drafts: before the first, more where their columns take fewer bytes than ``SMALL``, and per
+#: step looked at after a lost one.
+FIRST_NEAR, SMALL, NEAR = 512, 1 << 22, 256
 
 #: What the choice between plain and verified greedy assumes of a machine: bytes per second of a pass in memory, multiply-adds per
 #: second of a pass with many vectors, seconds per product of a column and a vector besides, and seconds of a drafted step besides
@@ -144,12 +146,13 @@ def _first(scores: dict[int, float], wanted: int) -> int:
     return wanted if wanted in scores and scores[wanted] >= (1.0 - CLOSE) * scores[best] else best
 
 
-def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None) -> Algorithm:
-    """Run a greedy algorithm; ``near`` (n,) are features that its drafts should consider."""
-    rank, longest = min(problem.constraint.rank, len(problem.usable)), min(LONGEST, _most_steps(problem))
-    considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
-    considered[problem.usable[:0] if near is None else near] = True
-    room = problem.pool.budget // max(problem.design.matrix.shape[1] * problem.design.matrix.itemsize, 1)
+def _greedy(problem: Problem, rules: Greedy, considered: BoolArray | None) -> Algorithm:
+    """Run a greedy algorithm; ``considered`` (n_features,) are features of its drafts, to which it adds others."""
+    rank = min(problem.constraint.rank, len(problem.usable))
+    longest = min(LONGEST, max(rank // DRAFTS, FIRST), _most_steps(problem))
+    considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_) if considered is None else considered
+    column = max(problem.design.matrix.shape[1] * problem.design.matrix.itemsize, 1)
+    room, first = problem.pool.budget // column, max(FIRST_NEAR, SMALL // column)
     selected, candidates, length, passes, spent = np.empty(0, dtype=np.int64), problem.usable, 0, 0, 0.0
     plainly, (vector, scan) = False, _costs(problem)
     while True:
@@ -160,7 +163,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None) -> Algorit
         drafted = _draft(problem, rules, selected, candidates[considered[candidates]], min(length, rank - len(selected)))
         feasible = _feasible(problem, selected, drafted, candidates)
         plainly = plainly or 4 * passes > rank or spent > (len(selected) + LOST) * (scan + vector)
-        agreed, winner, close = yield from rules.verify(drafted, feasible, 0 if plainly else NEAR if passes else FIRST_NEAR)
+        agreed, winner, close = yield from rules.verify(drafted, feasible, 0 if plainly else NEAR if passes else first)
         selected = np.concatenate((selected, np.array(drafted[:agreed], dtype=np.int64)))
         if winner is None:
             break
@@ -173,7 +176,7 @@ def _greedy(problem: Problem, rules: Greedy, near: IndexArray | None) -> Algorit
         elif not length:
             length = min(FIRST, longest)
         else:
-            length = min(2 * length if agreed == len(drafted) else 2 * agreed + 4, longest)
+            length = min(2 * length if agreed == len(drafted) else max(2 * agreed + 4, FIRST), longest)
     return Outcome(selected, guarantee="greedy", traces=(rules.trace,), greedy=[selected])
 
 
@@ -271,8 +274,10 @@ class MatchingPursuit(Greedy):
             if step == len(drafted) or best != drafted[step]:
                 agreed, winner = step, best
                 break
-        looked_at = [answers[step] for step in _looked_at(agreed, len(answers) - 1)] if near else []
-        close = [np.empty(0, dtype=np.int64), *(answer.at_least(answer.top_mean(near))[:near] for answer in looked_at)]
+        close = [np.empty(0, dtype=np.int64)]
+        for step in _looked_at(agreed, len(answers) - 1) if near else ():
+            few, answer = len(feasible[step]) <= near, answers[step]
+            close.append(feasible[step] if few else answer.at_least(answer.top_mean(3 * near))[: 2 * near])
         self._model = self._models[agreed]
         if winner is not None:
             self._model = self._grown(self._model, winner)
@@ -429,15 +434,15 @@ def pays(problem: Problem) -> bool:
     return verified < rank * (scan + vector)
 
 
-def matching_pursuit(problem: Problem, near: IndexArray | None = None) -> Algorithm:
-    """Run SDS_OMP; ``near`` (n,) are features that drafts should consider."""
-    return (yield from _greedy(problem, MatchingPursuit(problem), near))
+def matching_pursuit(problem: Problem, considered: BoolArray | None = None) -> Algorithm:
+    """Run SDS_OMP; ``considered`` (n_features,) are features of its drafts, which runs side by side may share."""
+    return (yield from _greedy(problem, MatchingPursuit(problem), considered))
 
 
-def exact_gain_greedy(problem: Problem, near: IndexArray | None = None) -> Algorithm:
-    """Run SDS_MA for the linear model; ``near`` (n,) are features that drafts should consider."""
+def exact_gain_greedy(problem: Problem, considered: BoolArray | None = None) -> Algorithm:
+    """Run SDS_MA for the linear model; ``considered`` is as in ``matching_pursuit``."""
     assert isinstance(problem.objective, Linear)
-    return (yield from _greedy(problem, ExactGainGreedy(problem, problem.objective), near))
+    return (yield from _greedy(problem, ExactGainGreedy(problem, problem.objective), considered))
 
 
 def retraced(problem: Problem, traces: Sequence[Trace]) -> Algorithm:

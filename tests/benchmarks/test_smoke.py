@@ -26,7 +26,7 @@ from benchmarks import (
 from benchmarks.harness import designs
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.report import Report, argument_parser
-from benchmarks.peers import Contestant
+from benchmarks.peers import Contestant, largest_on_path
 from fastomp_nvm.errors import RequestError
 
 
@@ -102,6 +102,13 @@ def test_quality_names_every_set_of_a_peer_that_is_better(
     printed = capsys.readouterr().out
     assert "skipped: absent." in printed
     assert re.findall(r"cheat beats best by .*: independent, seed (\d+)", printed) == ["1000", "1001"]
+
+
+def test_the_largest_set_within_k_on_a_path_counts() -> None:
+    """Of the steps of a path with at most k features the last of the largest is taken; a path beyond k from the start has none."""
+    path = np.array([[0, 1, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]])
+    assert [largest_on_path(path, k).tolist() for k in (3, 2, 1)] == [[0, 1, 2], [1, 2], [0]]
+    assert largest_on_path(path[:, 4:], 2).tolist() == []
 
 
 @pytest.mark.parametrize("design", list(designs.DESIGNS))

@@ -24,6 +24,7 @@ def verifying(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sds_omp, sds_ma):
         monkeypatch.setattr(module, "pays", lambda problem: True)
     monkeypatch.setattr(verified, "FIRST_NEAR", 12)
+    monkeypatch.setattr(verified, "SMALL", 0)
     monkeypatch.setattr(verified, "NEAR", 4)
     monkeypatch.setattr(verified, "FIRST", 4)
 
@@ -176,6 +177,17 @@ def test_hopeless_drafts_end_in_plain_greedy(wide: Any, monkeypatch: pytest.Monk
     check(plain, found, "hopeless")
     assert found.gradient_rounds <= 40
     assert found.vectors <= 40 + 10 * (verified.FIRST + 4)
+
+
+def test_drafts_among_all_of_a_few_features_never_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all features fit beside the draft, one pass finds the first feature and one verifies the others."""
+    monkeypatch.undo()
+    monkeypatch.setattr(sds_omp, "pays", lambda problem: True)
+    rng = np.random.default_rng(4)
+    X, y = rng.normal(size=(20, 80)), rng.normal(size=20)
+    plain, found = both(X, y, k=16, algorithm="sds_omp")
+    check(plain, found, "few")
+    assert found.gradient_rounds == 2
 
 
 def test_vectors_are_counted(wide: Any) -> None:
