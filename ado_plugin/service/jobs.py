@@ -3,9 +3,9 @@
 A job is durable before it is acknowledged. One worker takes the next job of the least recently served owner together with every
 waiting job on the same data, and answers all of them in shared sweeps, each as soon as it has all its selections. If that fails,
 each is run alone, so that one job's error does not fail the others. While a record cannot be written, as on a full disk, the worker
-pauses and tries again: no job is lost. A job that was running when the server died is run again, alone; after the third crash it is
-parked as failed. Ended jobs are kept for a while, up to a limit per owner, with digests in place of the long values of their
-requests. Knows nothing of how a job is executed.
+pauses and tries again: no job is lost. A job that was running when the server died is run again as a suspect of the crash, alone.
+Ended jobs are kept for a while, up to a limit per owner, with digests in place of the long values of their requests. Knows nothing
+of how a job is executed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from fastomp_nvm.selection.run_info import describe_job
 __all__ = ["Executor", "JobLimits", "Jobs"]
 
 _FINISHED = ("done", "failed", "cancelled")
-_MOST_CRASHES = 3
 #: Seconds between two reports of progress: rounds on small data take microseconds.
 _NOTICE_SECONDS = 0.1
 #: Seconds between two attempts of the worker to write a record.
@@ -136,6 +135,7 @@ class Jobs:
                 if existing.request.same_as(request):
                     return existing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
+            self._records.require_whole(name)
             self._admit()
             # A new session counts as just served: otherwise a client that opens one per job would always be next.
             self._served.setdefault((request.owner, request.session), self._turn)
@@ -150,6 +150,7 @@ class Jobs:
     def find(self, name: str, owner: str | None) -> Job:
         """Return a job of this owner (None: of any owner)."""
         job = self._jobs.get(name)
+        self._records.require_whole(name)
         if job is None or owner not in (None, job.request.owner):
             raise RequestError(f"there is no job {name!r}: it was never submitted here, or has been removed")
         return job
@@ -206,7 +207,6 @@ class Jobs:
             if job.state in ("failed", "cancelled"):
                 self._admit()
                 whole = JobRequest(**self._records.request(job.name))
-                job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
                 self._set_state(job, "queued")
                 job.request, job.progress = whole, []
 
@@ -272,14 +272,8 @@ class Jobs:
                 self._executor.forget(job)  # the server may have died after the job's end and before this
             if job.state != "running":
                 continue
-            job.crashes += 1
-            if job.crashes >= _MOST_CRASHES:
-                error = ServerError(
-                    f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
-                )
-                self._finish(job, "failed", error)
-            else:
-                self._set_state(job, "queued")
+            job.crashes += 1  # the executor runs it in a process of its own
+            self._set_state(job, "queued")
             _log.warning("job recovered", extra={"job": job.name, "crashes": job.crashes, "state": job.state})
 
     def _work(self) -> None:
