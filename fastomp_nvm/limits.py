@@ -20,6 +20,8 @@ __all__ = ["check_regular", "checkpoint", "limited"]
 
 #: Most bytes of one JSON message, in either direction.
 MESSAGE_BYTES = 64 << 20
+#: Most bytes of the command of an upload, and of the metadata of a tile.
+NOTE_BYTES = 4096
 #: Most bytes of a request without ``y``, weights, and the names, identifiers and targets of an upload.
 REQUEST_BYTES = 1 << 20
 #: Most lists and objects in a request, and most values; counted before parsing, as brackets and commas, inside of texts too.

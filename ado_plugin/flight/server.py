@@ -25,7 +25,7 @@ from ado_plugin.service.access import Access
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
 from ado_plugin.service.uploads import LARGEST_TILE, Tile, field_of
 from fastomp_nvm.errors import FastompError, RequestError, ServerError
-from fastomp_nvm.limits import MESSAGE_BYTES
+from fastomp_nvm.limits import MESSAGE_BYTES, NOTE_BYTES
 from fastomp_nvm.selection.codec import decode_message
 
 __all__ = ["FlightHost"]
@@ -33,8 +33,6 @@ __all__ = ["FlightHost"]
 _log = logging.getLogger(__name__)
 
 _TILE_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
-#: Most bytes of the command of an upload, and of the metadata of a tile.
-_LARGEST_NOTE = 4096
 #: Batches read ahead.
 _READ_AHEAD = 3
 #: Upload streams that one principal may have open. A stream whose client stalls keeps two threads until the client disconnects or
@@ -118,8 +116,8 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Write tiles of an upload; the reply is sent when the stream has ended."""
         caller = context.get_middleware("admission").caller
-        if len(descriptor.command or b"") > _LARGEST_NOTE:
-            raise flight.FlightServerError(f"the command of an upload has more than {_LARGEST_NOTE} bytes")
+        if len(descriptor.command or b"") > NOTE_BYTES:
+            raise flight.FlightServerError(f"the command of an upload has more than {NOTE_BYTES} bytes")
         try:
             upload = field_of(decode_message(descriptor.command or b""), "upload", str, "the name of an upload")
         except FastompError as error:
@@ -190,8 +188,8 @@ def _tile(chunk: Any) -> Tile:
     """Return the tile in a batch after checking its metadata."""
     if chunk.app_metadata is None or chunk.data is None:
         raise RequestError("a batch without metadata arrived")
-    if chunk.app_metadata.size > _LARGEST_NOTE:
-        raise RequestError(f"the metadata of a tile has more than {_LARGEST_NOTE} bytes")
+    if chunk.app_metadata.size > NOTE_BYTES:
+        raise RequestError(f"the metadata of a tile has more than {NOTE_BYTES} bytes")
     described = decode_message(chunk.app_metadata.to_pybytes())
     numbers = [described.get(name) for name in Tile.NUMBERS]
     if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**40 for number in numbers):

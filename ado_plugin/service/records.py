@@ -94,17 +94,19 @@ class _Records:
         self.require_whole(name)
         try:
             data = (self._folder / f"{name}.{kind}").read_bytes()
-            content = _of_older_release(data) or unseal(f"{name}.{kind}", data)["record"]
-            if not isinstance(content, dict):
-                raise StoreError("it is no object")
         except OSError as error:
             raise MediumError(f"cannot read the record {name}.{kind}: {error}") from error
+        content: Any
+        try:
+            content = unseal(f"{name}.{kind}", data)["record"]
         except StoreError as error:
+            if (content := _of_older_release(data)) is not None:
+                return dict(content)
             _log.error("a record is damaged and was set aside", extra={"record": f"{name}.{kind}", "reason": str(error)})
             self._set_aside(name)
             self.require_whole(name)
             raise
-        return content
+        return dict(content)
 
     def _set_aside(self, name: str) -> None:
         """Move all records of a name to the folder of damaged ones."""

@@ -5,6 +5,7 @@
 #include "native.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
@@ -71,6 +72,7 @@ PyObject *read_strip(struct arguments *a, PyObject *given)
     const Py_ssize_t batch = SIDE * (1 + SCRATCH / (SIDE * (bytes + 1)));
     char *scratch = space(a, (size_t)batch, (size_t)bytes);
     require(a, offset >= 0 && stride >= bytes, "rows overlap");
+    require(a, stride <= (LLONG_MAX - offset) / (rows + 1), "a row is beyond the largest offset");
     if (a->failed)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -124,6 +126,7 @@ typedef double Lanes __attribute__((vector_size(4 * sizeof(double))));
 typedef float float4 __attribute__((vector_size(4 * sizeof(float))));
 typedef Lanes double4;
 typedef int32_t Codes __attribute__((vector_size(4 * sizeof(int32_t))));
+typedef uint32_t Squares __attribute__((vector_size(4 * sizeof(uint32_t)))); /* wraps where codes are no codes */
 typedef int8_t Bytes __attribute__((vector_size(4)));
 
 /* Adding and subtracting it rounds a float64 below 2^51 to the nearest integer, ties to even. */
@@ -142,7 +145,7 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
             const Py_ssize_t end = begin + STEP < n ? begin + STEP : n;                                                      \
             Pair sum = {0.0, 0.0};                                                                                           \
             Py_ssize_t i = begin;                                                                                            \
-            Codes sizes = {0};                                                                                               \
+            Squares sizes = {0};                                                                                             \
             for (; i + 8 <= end; i += 8) {                                                                                   \
                 type##4 some[2];                                                                                             \
                 Lanes lost[2];                                                                                               \
@@ -153,7 +156,7 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
                     const Codes code = __builtin_convertvector(rounded, Codes);                                              \
                     const Bytes bytes = __builtin_convertvector(code, Bytes);                                                \
                     memcpy(codes + i + 4 * half, &bytes, sizeof bytes);                                                      \
-                    sizes += code * code;                                                                                    \
+                    sizes += (Squares)code * (Squares)code;                                                                  \
                     lost[half] = (quotient - rounded) * (quotient - rounded);                                                \
                 }                                                                                                            \
                 for (int half = 1; half >= 0; half--)                                                                        \
@@ -165,7 +168,7 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
                 const int code = (int)rounded;                                                                               \
                 sum[(i - begin) % 2] += (quotient - rounded) * (quotient - rounded);                                         \
                 codes[i] = (signed char)code;                                                                                \
-                squares += code * code;                                                                                      \
+                squares += (long long)code * code;                                                                           \
             }                                                                                                                \
             block += sum[0] + sum[1];                                                                                        \
             if (begin / STEP % 2 || end == n)                                                                                \
