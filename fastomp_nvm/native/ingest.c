@@ -71,8 +71,7 @@ PyObject *read_strip(struct arguments *a, PyObject *given)
     const Py_ssize_t bytes = columns * item, ahead = AHEAD / (bytes + 1) + 1;
     const Py_ssize_t batch = SIDE * (1 + SCRATCH / (SIDE * (bytes + 1)));
     char *scratch = space(a, (size_t)batch, (size_t)bytes);
-    require(a, offset >= 0 && stride >= bytes, "rows overlap");
-    require(a, stride <= (LLONG_MAX - offset) / (rows + 1), "a row is beyond the largest offset");
+    require(a, offset >= 0 && stride >= bytes && stride <= (LLONG_MAX - offset) / (rows + 1), "rows overlap, or are beyond any file");
     if (a->failed)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
