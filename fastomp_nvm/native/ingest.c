@@ -138,7 +138,7 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
                             double *rest)                                                                                    \
     {                                                                                                                        \
         const type *row = values;                                                                                            \
-        long long squares = 0;                                                                                               \
+        uint64_t squares = 0;                                                                                                \
         double remainder = 0.0, block = 0.0;                                                                                 \
         for (Py_ssize_t begin = 0; begin < n; begin += STEP) {                                                               \
             const Py_ssize_t end = begin + STEP < n ? begin + STEP : n;                                                      \
@@ -161,13 +161,13 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
                 for (int half = 1; half >= 0; half--)                                                                        \
                     sum = (sum + (Pair){lost[half][2], lost[half][3]}) + (Pair){lost[half][0], lost[half][1]};               \
             }                                                                                                                \
-            squares += (long long)sizes[0] + sizes[1] + sizes[2] + sizes[3];                                                 \
+            squares += (uint64_t)sizes[0] + sizes[1] + sizes[2] + sizes[3];                                                  \
             for (; i < end; i++) {                                                                                           \
                 const double quotient = ((double)row[i] - mean) * inverse, rounded = (quotient + ROUNDER) - ROUNDER;         \
                 const int code = (int)rounded;                                                                               \
                 sum[(i - begin) % 2] += (quotient - rounded) * (quotient - rounded);                                         \
                 codes[i] = (signed char)code;                                                                                \
-                squares += (long long)code * code;                                                                           \
+                squares += (uint32_t)code * (uint32_t)code;                                                                  \
             }                                                                                                                \
             block += sum[0] + sum[1];                                                                                        \
             if (begin / STEP % 2 || end == n)                                                                                \
