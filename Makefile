@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install tables demo test check test-fast test-oldest test-portable test-cluster crash soak bench wheel clean
+.PHONY: install tables demo test check test-fast test-oldest test-portable test-cluster crash sanitize hostile soak bench wheel clean
 
 install: $(STAMP)
 
@@ -58,6 +58,14 @@ test-cluster: install
 # Proof by fault injection: 10,000 simulated power cuts, 1,000 real SIGKILLs, 100,000 mutated files. Takes minutes; goes on where it was.
 crash: install
 	$(BIN)/python -m tests.harness.crash
+
+# The compiled extension under the sanitizers of addresses and undefined behaviour: its tests, and a fuzzer of its functions.
+sanitize: install
+	tests/harness/sanitize $(BIN)/python
+
+# Fuzzers of a real server on loopback: 100,000 requests, token files and damaged records.
+hostile: install
+	$(BIN)/python -m tests.harness.hostile
 
 # A server under steady load: killed, out of disk, out of descriptors, again and again. Takes 30 minutes.
 soak: install

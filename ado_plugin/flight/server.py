@@ -14,7 +14,7 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,7 +26,8 @@ from ado_plugin.service.access import Access
 from ado_plugin.service.operations import OPERATIONS, Caller, Operations
 from ado_plugin.service.uploads import LARGEST_TILE, Tile, field_of
 from fastomp_nvm.errors import FastompError, RequestError, ServerError
-from fastomp_nvm.selection.codec import LARGEST_MESSAGE, decode_message
+from fastomp_nvm.limits import MESSAGE_BYTES, NOTE_BYTES
+from fastomp_nvm.selection.codec import decode_message
 
 __all__ = ["FlightHost"]
 
@@ -122,13 +123,15 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
         """Carry out an operation."""
         body = action.body
         caller = self._caller(context)
-        if body.size > LARGEST_MESSAGE:
-            raise flight.FlightServerError(f"the request has {body.size} bytes, at most {LARGEST_MESSAGE} are possible")
-        return self._results(caller, action.type, body.to_pybytes())
+        if body.size > MESSAGE_BYTES:
+            raise flight.FlightServerError(f"the request has {body.size} bytes, at most {MESSAGE_BYTES} are possible")
+        return self._results(caller, action.type, body.to_pybytes(), context.is_cancelled)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Write tiles of an upload; the reply is sent when the stream has ended."""
         caller = self._caller(context)
+        if len(descriptor.command or b"") > NOTE_BYTES:
+            raise flight.FlightServerError(f"the command of an upload has more than {NOTE_BYTES} bytes")
         try:
             upload = field_of(decode_message(descriptor.command or b""), "upload", str, "the name of an upload")
         except FastompError as error:
@@ -173,10 +176,10 @@ class FlightHost(flight.FlightServerBase):  # type: ignore[misc]
             with self._counting:
                 self._streams[principal] -= 1
 
-    def _results(self, caller: Caller, operation: str, body: bytes) -> Iterator[bytes]:
+    def _results(self, caller: Caller, operation: str, body: bytes, gone: Callable[[], bool]) -> Iterator[bytes]:
         """Yield the results of an action, the first at once: a client that drops the call before its first result would hang."""
         yield b""
-        yield from self._operations.call(caller, operation, body)
+        yield from self._operations.call(caller, operation, body, gone)
 
 
 def _chunks(reader: Any) -> Iterator[Any]:
@@ -205,8 +208,8 @@ def _tile(chunk: Any) -> Tile:
     """Return the tile in a batch after checking its metadata."""
     if chunk.app_metadata is None or chunk.data is None:
         raise RequestError("a batch without metadata arrived")
-    if chunk.app_metadata.size > 4096:
-        raise RequestError("the metadata of a tile is too large")
+    if chunk.app_metadata.size > NOTE_BYTES:
+        raise RequestError(f"the metadata of a tile has more than {NOTE_BYTES} bytes")
     described = decode_message(chunk.app_metadata.to_pybytes())
     numbers = [described.get(name) for name in Tile.NUMBERS]
     if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**40 for number in numbers):

@@ -25,6 +25,7 @@ from fastomp_nvm.bounded_yaml import load_yaml
 from fastomp_nvm.durable_files import check_name, write_atomically
 from fastomp_nvm.errors import InputError, ServerError
 from fastomp_nvm.home import local_token_file
+from fastomp_nvm.limits import TOKEN_FILE_BYTES
 
 __all__ = ["ROLES", "Access", "Principal", "Role", "read_tokens", "token_digest"]
 
@@ -129,12 +130,15 @@ def _one_token(path: Path, text: str, remedy: str) -> str:
 def _secret(path: Path) -> str:
     """Return the content of a file that only its owner may read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # no wait for a pipe's writer
         with open(descriptor, encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            text = file.read(1 << 20)
+            status = os.fstat(descriptor)
+            mode, fits = stat.S_IMODE(status.st_mode), status.st_size <= TOKEN_FILE_BYTES
+            text = file.read() if stat.S_ISREG(status.st_mode) and fits else None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the token file {path} cannot be read ({error}): check its path and that it is no link") from error
+    if text is None:
+        raise InputError(f"the token file {path} is no regular file of at most {TOKEN_FILE_BYTES} bytes: name another")
     if mode & 0o077:
         raise InputError(f"the token file {path} has mode {mode:04o}, so others can read it: chmod 600 it")
     return text.strip()

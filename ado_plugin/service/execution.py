@@ -1,8 +1,8 @@
 """Execution of a server's jobs: with the same driver as local runs, next to the data, all jobs of a batch in shared sweeps.
 
 A job that reads much keeps a journal in the server's own folder, from which the next server continues after a crash;
-a small job is faster run again. A journal is bound to data, request and numeric build, and dropped when these differ. Knows neither
-queues nor clients.
+a small job is faster run again. A journal is bound to data, request and numeric build, and dropped when these differ. A job that
+was running when a server crashed runs in a process of its own. Knows neither queues nor clients.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from ado_plugin.service.isolation import run_isolated
 from ado_plugin.service.job import Job
-from ado_plugin.service.pools import Pools
 from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.algorithms.verified import LONGEST, PRODUCT_BYTES
 from fastomp_nvm.engine.dataset import Dataset
@@ -33,6 +33,7 @@ from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_se
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest
 from fastomp_nvm.selection.select import select_many
 from fastomp_nvm.stores.contract import StoreLayout
+from fastomp_nvm.stores.open import open_store
 from storage_backends.files.regions import DirectoryRegions
 
 __all__ = ["Execution", "estimate", "import_selectors"]
@@ -74,12 +75,20 @@ def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> tuple
     return min(request.gather_bytes or LARGEST_BUDGET, matrix) + products + factors, (rounds + 2) * matrix
 
 
+class Stores(Protocol):
+    """Where stores are found."""
+
+    def url(self, pool: str, key: str) -> str:
+        """Return the URL of a store."""
+        ...
+
+
 class Execution:
     """The executor over pools.
 
     Parameters
     ----------
-    pools : Pools
+    pools : Stores
     folder : Path
         Where journals are kept; created when absent.
     threads : int, optional
@@ -88,9 +97,10 @@ class Execution:
         Bytes of work from which a job keeps a journal; 4 GiB when None.
     """
 
-    def __init__(self, pools: Pools, folder: Path, threads: int | None = None, journal_from: int | None = None) -> None:
+    def __init__(self, pools: Stores, folder: Path, threads: int | None = None, journal_from: int | None = None) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._pools = pools
+        self._folder = folder
         self._threads = threads
         self._journal_from = _JOURNAL_FROM if journal_from is None else journal_from
         self._place: RegionPlace = DirectoryRegions(folder)
@@ -105,6 +115,10 @@ class Execution:
     ) -> None:
         """Answer jobs on the same data; hand over the selections of each, encoded, as soon as it has all of them."""
         asked = jobs[0].request
+        url = self._pools.url(asked.pool, asked.key)
+        if jobs[0].crashes:  # it is alone
+            settings = {"url": url, "folder": str(self._folder), "threads": self._threads, "journal_from": self._journal_from}
+            return run_isolated(jobs[0], settings, observer, stopped, dropped, ended)
         owners = [job for job in jobs for _ in job.request.requests]
         answers: dict[Job, dict[int, dict[str, Any] | None]] = {job: {} for job in jobs}
 
@@ -115,7 +129,7 @@ class Execution:
                 found = [each for _, each in sorted(answers[job].items()) if each is not None]
                 ended(job, found if len(found) == len(answers[job]) else None)
 
-        with self._pools.open(asked.pool, asked.key) as store:
+        with open_store(url) as store:
             if store.layout.fingerprint != asked.fingerprint:
                 raise StoreError(f"{asked.pool}/{asked.key} was replaced after the job was submitted: submit it again")
             verified = any(job.request.verify for job in jobs)

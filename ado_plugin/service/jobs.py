@@ -5,8 +5,8 @@ waiting job on the same data, and answers all of them in shared sweeps, each as 
 each is run alone, so that one job's error does not fail the others. Batches of different owners share the processor in turns, in
 the middle of sweeps too; an owner leads one batch at a time. Where a further one has no room, one that keeps journals leaves and is
 continued later. While a record cannot be written, as on a full disk, a worker pauses and tries again: no job is lost. A job that
-was running when the server died is run again, alone; after the third crash it is parked as failed. Ended jobs are kept for a while,
-up to a limit per owner. Only running jobs have the long values of their requests in memory. Knows nothing of how a job is executed.
+was running when the server died is run again as a suspect of the crash, alone. Ended jobs are kept for a while, up to a limit per
+owner. Only running jobs have the long values of their requests in memory. Knows nothing of how a job is executed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from fastomp_nvm.selection.run_info import describe_job
 __all__ = ["Executor", "Jobs"]
 
 _FINISHED = ("done", "failed", "cancelled")
-_MOST_CRASHES = 3
 #: Seconds between two reports of progress: rounds on small data take microseconds.
 _NOTICE_SECONDS = 0.1
 #: Seconds between two attempts of a worker to write a record.
@@ -126,6 +125,7 @@ class Jobs:
                 if (existing.short or existing.request).same_as(short):
                     return existing
                 raise RequestError(f"a job called {name!r} exists already: choose another name")
+            self._records.require_whole(name)
             self._admit(request.owner)
             self._schedule.arrive(request)
             self._order += 1
@@ -140,6 +140,7 @@ class Jobs:
     def find(self, name: str, owner: str | None) -> Job:
         """Return a job of this owner (None: of any owner)."""
         job = self._jobs.get(name)
+        self._records.require_whole(name)
         if job is None or owner not in (None, job.request.owner):
             raise RequestError(f"there is no job {name!r}: it was never submitted here, or has been removed")
         return job
@@ -196,7 +197,6 @@ class Jobs:
             job.cancelled = False  # a cancellation that has not taken effect yet is withdrawn
             if job.state in ("failed", "cancelled"):
                 self._admit(job.request.owner)
-                job.crashes = min(job.crashes, _MOST_CRASHES - 1)  # one more try
                 job.seconds = 0.0
                 self._set_state(job, "queued")
                 job.progress = []
@@ -285,15 +285,9 @@ class Jobs:
                 self._executor.forget(job)  # the server may have died after the job's end and before this
             if job.state != "running":
                 continue
-            job.crashes += 1
+            job.crashes += 1  # the executor runs it in a process of its own
             try:
-                if job.crashes >= _MOST_CRASHES:
-                    error = ServerError(
-                        f"the server crashed {job.crashes} times while this job ran, so it is parked: resume it to try once more"
-                    )
-                    self._finish(job, "failed", error)
-                else:
-                    self._set_state(job, "queued")
+                self._set_state(job, "queued")
             except MediumError as reason:  # a server starts on a full disk, too
                 job.state = "queued"
                 _log.error("a recovered job cannot be recorded", extra={"job": job.name, "reason": str(reason)})

@@ -13,11 +13,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ado_plugin.service.access import Principal, Role
+from ado_plugin.service.body import decode_body
 from ado_plugin.service.execution import estimate
 from ado_plugin.service.job import Job, JobRequest
 from ado_plugin.service.jobs import Jobs
@@ -27,9 +28,9 @@ from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, de
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, encode_error
+from fastomp_nvm.limits import REQUEST_SECONDS, checkpoint, limited
 from fastomp_nvm.selection.codec import (
     decode_linear_model,
-    decode_message,
     decode_request,
     decode_vector,
     encode_message,
@@ -78,7 +79,7 @@ class Caller:
 
     @property
     def sees(self) -> str | None:
-        """Owner of the jobs that the caller sees: itself, or None for all."""
+        """Owner of the jobs that the caller sees in its pools: itself, or None for all."""
         return None if self.principal.role == "admin" else self.principal.name
 
 
@@ -104,15 +105,25 @@ class Operations:
         self._waiters = 0
         self._counting = threading.Lock()
 
-    def call(self, caller: Caller, operation: str, body: bytes | memoryview) -> Iterator[bytes]:
-        """Carry out an operation; yield its replies, the last of which may be an error."""
+    def call(
+        self, caller: Caller, operation: str, body: bytes | memoryview, gone: Callable[[], bool] = lambda: False
+    ) -> Iterator[bytes]:
+        """Carry out an operation; yield its replies, the last of which may be an error.
+
+        The computation of each reply has a deadline, and ends when ``gone`` says that the client is.
+        """
         known = operation in OPERATIONS
         outcome = "ok"
         try:
             if not known:
                 raise RequestError(f"there is no operation {operation[:40]!r}: expected one of {', '.join(OPERATIONS)}")
             caller.principal.require(OPERATIONS[operation])
-            for reply in getattr(self, f"_{operation}")(caller, decode_message(body)):
+            replies = getattr(self, f"_{operation}")(caller, decode_body(operation, body))
+            while True:
+                with limited(REQUEST_SECONDS, gone):
+                    reply = next(replies, None)
+                if reply is None:
+                    break
                 yield encode_message(reply)
         except Exception as error:
             outcome = "error"
@@ -125,6 +136,7 @@ class Operations:
         """Write tiles of an upload; the reply holds the number of the next tile."""
         try:
             caller.principal.require("write")
+            self._require_pool_of(caller, upload)
             return encode_message(self._uploads.write(caller.principal.name, upload, tiles))
         except Exception as error:
             return encode_message({"error": self.explain(error, caller, "write")})
@@ -201,13 +213,16 @@ class Operations:
             decode_targets(body),
             {**provenance, "uploaded_by": caller.principal.name},
         )
+        self._require_pool_of(caller, arguments[0])
         with self._waiting(body) as wait:
             reply = self._uploads.commit(caller.principal.name, *arguments, wait, decode_ids(body))
         yield reply
 
     def _abort(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Remove an upload."""
-        yield self._uploads.abort(caller.principal.name, field_of(body, "upload", str, "the name of an upload"))
+        upload = field_of(body, "upload", str, "the name of an upload")
+        self._require_pool_of(caller, upload)
+        yield self._uploads.abort(caller.principal.name, upload)
 
     def _select(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Check one request, or several to be answered in shared sweeps, against the data; queue them and return their state."""
@@ -258,6 +273,7 @@ class Operations:
                     f"the model needs about {memory} bytes of memory, {self._limits.memory} are allowed: select fewer"
                 )
             with self._predicting:  # one at a time: the limit is for each
+                checkpoint()
                 rows = columns.of(store)
                 values = rows.values @ coef + intercept
                 rows = replace(rows, values=rows.values[:, :0])
@@ -268,9 +284,10 @@ class Operations:
             yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """List the caller's jobs, or those on a pool or key, each with the progress of its first request."""
+        """List the jobs that the caller sees, or those on a pool or key, each with the progress of its first request."""
         place = {name: check_name(body[name], name) for name in ("pool", "key") if body.get(name) is not None}
-        found = [job for job in self._queue.standings(caller.sees) if all(job[name] == value for name, value in place.items())]
+        seen = [job for job in self._queue.standings(caller.sees) if caller.principal.reaches(job["pool"])]
+        found = [job for job in seen if all(job[name] == value for name, value in place.items())]
         yield {"jobs": [{**job, "progress": job["progress"][:1]} for job in found]}
 
     def _progress(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -318,8 +335,15 @@ class Operations:
         return pool
 
     def _job(self, caller: Caller, body: Mapping[str, Any]) -> Job:
-        """Return the job of a call, if the caller sees it."""
-        return self._queue.find(check_name(body.get("job"), "run"), caller.sees)
+        """Return the job of a call, if the caller sees it and has access to its pool now."""
+        job = self._queue.find(check_name(body.get("job"), "run"), caller.sees)
+        caller.principal.require_pool(job.request.pool)
+        return job
+
+    def _require_pool_of(self, caller: Caller, upload: str) -> None:
+        """Raise ``ServerError`` for an upload to a pool that the caller has no access to now."""
+        if (pool := self._uploads.pool_of(upload)) is not None:
+            caller.principal.require_pool(pool)
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:

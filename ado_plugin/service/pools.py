@@ -112,7 +112,11 @@ class Pools:
         StoreURLError
             There is no such pool or key.
         """
-        return open_store(self._url(self._store(pool, key)))
+        return open_store(self.url(pool, key))
+
+    def url(self, pool: str, key: str) -> str:
+        """Return the URL of a store that exists."""
+        return self._url(self._store(pool, key))
 
     def usage(self, pool: str) -> int:
         """Return the bytes of all files in a pool."""

@@ -6,6 +6,9 @@ A job has three files: the request, written once before the job is acknowledged;
 state says that there is one. An upload has three too: the plan, written before the upload is acknowledged; a line per tile, written
 after the tile; the report, written just before the store becomes visible. Lines are not flushed one by one: they are claims, and a
 server that continues an upload checks each against the bytes it describes.
+
+Every record carries a checksum. A record that does not match it is moved to the folder ``damaged`` together with the other records
+of its job or upload, where an operator finds them; none of them is used again.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fastomp_nvm.durable_files import device_errors, write_atomically
-from fastomp_nvm.errors import MediumError
+from fastomp_nvm.errors import MediumError, StoreError
+from fastomp_nvm.runs.sealed import seal, unseal
 
 __all__ = ["JobRecords", "TileLog", "UploadRecords"]
 
@@ -30,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Records:
-    """Records by name and kind.
+    """Records by name and kind, each sealed with a checksum.
 
     Parameters
     ----------
@@ -71,16 +75,55 @@ class _Records:
     def _write(self, name: str, kind: str, content: Mapping[str, Any], *, durable: bool = True) -> None:
         """Replace a record atomically; a ``durable`` one survives a loss of power from then on."""
         with device_errors(f"write the record {name}.{kind}"):
-            data = json.dumps(content, separators=(",", ":")).encode()
-            write_atomically(self._folder / f"{name}.{kind}", data, durable=durable)
+            write_atomically(self._folder / f"{name}.{kind}", seal(f"{name}.{kind}", {"record": dict(content)}), durable=durable)
+
+    def require_whole(self, name: str) -> None:
+        """Raise ``StoreError`` if records of this name were damaged and set aside."""
+        if any((self._damaged / path.name).exists() for path in self._paths(name)):
+            raise StoreError(
+                f"the records of {name!r} on the server are damaged and were set aside: send it again under another name"
+            )
+
+    @property
+    def _damaged(self) -> Path:
+        """The folder of damaged records."""
+        return self._folder / "damaged"
 
     def _read(self, name: str, kind: str) -> dict[str, Any]:
-        """Return a record."""
+        """Return a record; ``StoreError`` if it is damaged."""
+        self.require_whole(name)
         try:
-            content: dict[str, Any] = json.loads((self._folder / f"{name}.{kind}").read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            data = (self._folder / f"{name}.{kind}").read_bytes()
+        except OSError as error:
             raise MediumError(f"cannot read the record {name}.{kind}: {error}") from error
-        return content
+        content: Any
+        try:
+            content = unseal(f"{name}.{kind}", data)["record"]
+        except StoreError as error:
+            if (content := _of_older_release(data)) is not None:
+                return dict(content)
+            _log.error("a record is damaged and was set aside", extra={"record": f"{name}.{kind}", "reason": str(error)})
+            self._set_aside(name)
+            self.require_whole(name)
+            raise
+        return dict(content)
+
+    def _set_aside(self, name: str) -> None:
+        """Move all records of a name to the folder of damaged ones."""
+        with device_errors(f"set the records of {name} aside"):
+            self._damaged.mkdir(mode=0o700, exist_ok=True)
+            for path in self._paths(name):
+                with contextlib.suppress(FileNotFoundError):
+                    path.replace(self._damaged / path.name)
+
+
+def _of_older_release(data: bytes) -> dict[str, Any] | None:
+    """Return a record that was written before records had checksums, or None."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and not {"crc32", "body"} & set(content) else None
 
 
 class JobRecords(_Records):
@@ -114,7 +157,7 @@ class JobRecords(_Records):
         for name in self._names():
             try:
                 yield name, self._read(name, _REQUEST), self._read(name, _STATE)
-            except MediumError as error:
+            except (MediumError, StoreError) as error:
                 _log.error("a job cannot be recovered", extra={"job": name, "reason": str(error)})
 
     def trouble(self) -> str | None:

@@ -173,7 +173,7 @@ class Service:
         try:
             self._access.reload()
             _log.info("tokens read again")
-        except InputError as error:
+        except Exception as error:  # whatever is wrong with a file must not end the server
             _log.error("the old tokens stay in force", extra={"reason": str(error)})
 
     def _serve_page(self, host: str, port: int) -> PageHost:

@@ -251,6 +251,11 @@ class Uploads:
             self._recover(name)
         pools.sweep({pools.root / upload.plan.pool / upload.folder for upload in self._staged.values()})
 
+    def pool_of(self, name: str) -> str | None:
+        """Return the pool of an upload; None where there is no such upload."""
+        upload = self._staged.get(name) or self._ended.get(name)
+        return None if upload is None else upload.plan.pool
+
     def begin(self, owner: str, plan: UploadPlan, wait: float = 10.0) -> dict[str, Any]:
         """Begin or continue an upload; return its name, the number of the next tile and the checksum so far.
 

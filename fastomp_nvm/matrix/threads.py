@@ -17,12 +17,12 @@ from functools import lru_cache
 from itertools import pairwise
 from queue import SimpleQueue
 from threading import Event, Lock, Thread, get_native_id
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["blas_libraries", "one_blas_thread", "ranges", "together", "unless_others_fail"]
+__all__ = ["blas_libraries", "hold_at_fork", "one_blas_thread", "ranges", "together", "unless_others_fail"]
 
 #: Returns the CPU that the calling thread runs on; None where the C library has no such function.
 _processor: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
@@ -139,7 +139,21 @@ def _controller() -> ThreadpoolController | None:
     return ThreadpoolController().select(user_api="blas")
 
 
+class _Lock(Protocol):
+    """A lock of ``threading``, reentrant or not."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+def hold_at_fork(lock: _Lock) -> None:
+    """Let forks wait for a lock: in a child process, which has no other thread, nobody would ever release it."""
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
 _blas_lock = Lock()
+hold_at_fork(_blas_lock)
 _blas_before: list[list[int]] = []  # one entry per open block: how many threads each library had before the first of them
 
 

@@ -20,10 +20,13 @@ const Py_buffer *open_buffer(struct arguments *a, PyObject *given, const char *n
     return view;
 }
 
-void *array(struct arguments *a, PyObject *given, const char *name, Py_ssize_t count, size_t size, int access)
+void *array(struct arguments *a, PyObject *given, const char *name, const char *formats, Py_ssize_t count, size_t size, int access)
 {
-    const Py_buffer *view = open_buffer(a, given, name, PyBUF_SIMPLE | access);
-    if (view && (view->itemsize != (Py_ssize_t)size || view->len != count * (Py_ssize_t)size)) {
+    const Py_buffer *view = open_buffer(a, given, name, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | access);
+    if (view && !strchr(formats, format_letter(view))) { /* objects have the size of numbers, and must not be overwritten */
+        a->failed = 1;
+        PyErr_Format(PyExc_ValueError, "%s has element format %s: expected one of %s, native", name, view->format, formats);
+    } else if (view && (view->itemsize != (Py_ssize_t)size || view->len != count * (Py_ssize_t)size)) {
         a->failed = 1;
         PyErr_Format(PyExc_ValueError, "the arrays do not fit each other: %s has %zd entries of %zd bytes, expected %zd of %zu", name,
                      view->itemsize ? view->len / view->itemsize : 0, view->itemsize, count, size);

@@ -359,7 +359,7 @@ PyObject *curvature(struct arguments *a, PyObject *given)
     const Py_ssize_t all = (Py_ssize_t)size + near;
     q.design = DOUBLES(a, design, (Py_ssize_t)size * n, READ);
     q.roots = DOUBLES(a, roots, n, READ);
-    q.scaled = array(a, scaled, "scaled", all * n, sizeof(float), WRITE);
+    q.scaled = FLOATS(a, scaled, all * n, WRITE);
     q.out = DOUBLES(a, out, (Py_ssize_t)near * near, WRITE);
     q.factor = DOUBLES(a, factor, (Py_ssize_t)size * size, WRITE);
     q.above = DOUBLES(a, above, (Py_ssize_t)near * size, WRITE);
@@ -397,8 +397,10 @@ PyObject *greedy(struct arguments *a, PyObject *given)
     x.gains = DOUBLES(a, gains, x.count, WRITE);
     x.open = BOOLS(a, open, a->failed ? 0 : x.candidates.count, WRITE);
     require(a, !a->failed && x.candidates.n == p.n && x.count < p.d, "the fit has no room for the additions");
-    require(a, by->first > 0 && by->longest > 0 && by->fewest > 0 && by->least_near >= 0 && by->near_per_addition >= 0 &&
-                   by->most_near >= 0, "the schedule has negative counts");
+    const int counts[] = {by->first, by->longest, by->fewest, by->least_near, by->near_per_addition, x.count};
+    require(a, by->most_near >= 0, "the schedule has negative counts");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) /* products of two of them fit into an int */
+        require(a, counts[i] >= (i < 3) && counts[i] < 1 << 15, "a count of the schedule is out of range");
     if (a->failed)
         return NULL;
     const int64_t all = x.candidates.count, wanted = by->least_near + (int64_t)by->near_per_addition * larger(x.count, by->first);

@@ -5,6 +5,7 @@
 #include "native.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
@@ -70,7 +71,7 @@ PyObject *read_strip(struct arguments *a, PyObject *given)
     const Py_ssize_t bytes = columns * item, ahead = AHEAD / (bytes + 1) + 1;
     const Py_ssize_t batch = SIDE * (1 + SCRATCH / (SIDE * (bytes + 1)));
     char *scratch = space(a, (size_t)batch, (size_t)bytes);
-    require(a, offset >= 0 && stride >= bytes, "rows overlap");
+    require(a, offset >= 0 && stride >= bytes && stride <= (LLONG_MAX - offset) / (rows + 1), "rows overlap, or are beyond any file");
     if (a->failed)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -124,6 +125,7 @@ typedef double Lanes __attribute__((vector_size(4 * sizeof(double))));
 typedef float float4 __attribute__((vector_size(4 * sizeof(float))));
 typedef Lanes double4;
 typedef int32_t Codes __attribute__((vector_size(4 * sizeof(int32_t))));
+typedef uint32_t Squares __attribute__((vector_size(4 * sizeof(uint32_t)))); /* wraps where codes are no codes */
 typedef int8_t Bytes __attribute__((vector_size(4)));
 
 /* Adding and subtracting it rounds a float64 below 2^51 to the nearest integer, ties to even. */
@@ -136,13 +138,13 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
                             double *rest)                                                                                    \
     {                                                                                                                        \
         const type *row = values;                                                                                            \
-        long long squares = 0;                                                                                               \
+        uint64_t squares = 0;                                                                                                \
         double remainder = 0.0, block = 0.0;                                                                                 \
         for (Py_ssize_t begin = 0; begin < n; begin += STEP) {                                                               \
             const Py_ssize_t end = begin + STEP < n ? begin + STEP : n;                                                      \
             Pair sum = {0.0, 0.0};                                                                                           \
             Py_ssize_t i = begin;                                                                                            \
-            Codes sizes = {0};                                                                                               \
+            Squares sizes = {0};                                                                                             \
             for (; i + 8 <= end; i += 8) {                                                                                   \
                 type##4 some[2];                                                                                             \
                 Lanes lost[2];                                                                                               \
@@ -153,19 +155,19 @@ typedef int8_t Bytes __attribute__((vector_size(4)));
                     const Codes code = __builtin_convertvector(rounded, Codes);                                              \
                     const Bytes bytes = __builtin_convertvector(code, Bytes);                                                \
                     memcpy(codes + i + 4 * half, &bytes, sizeof bytes);                                                      \
-                    sizes += code * code;                                                                                    \
+                    sizes += (Squares)code * (Squares)code;                                                                  \
                     lost[half] = (quotient - rounded) * (quotient - rounded);                                                \
                 }                                                                                                            \
                 for (int half = 1; half >= 0; half--)                                                                        \
                     sum = (sum + (Pair){lost[half][2], lost[half][3]}) + (Pair){lost[half][0], lost[half][1]};               \
             }                                                                                                                \
-            squares += (long long)sizes[0] + sizes[1] + sizes[2] + sizes[3];                                                 \
+            squares += (uint64_t)sizes[0] + sizes[1] + sizes[2] + sizes[3];                                                  \
             for (; i < end; i++) {                                                                                           \
                 const double quotient = ((double)row[i] - mean) * inverse, rounded = (quotient + ROUNDER) - ROUNDER;         \
                 const int code = (int)rounded;                                                                               \
                 sum[(i - begin) % 2] += (quotient - rounded) * (quotient - rounded);                                         \
                 codes[i] = (signed char)code;                                                                                \
-                squares += code * code;                                                                                      \
+                squares += (uint32_t)code * (uint32_t)code;                                                                  \
             }                                                                                                                \
             block += sum[0] + sum[1];                                                                                        \
             if (begin / STEP % 2 || end == n)                                                                                \

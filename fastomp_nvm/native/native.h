@@ -55,11 +55,13 @@ enum { READ = 0, WRITE = PyBUF_WRITABLE };
 /* Returns a buffer of these PyBUF flags, or NULL with `failed` set. */
 const Py_buffer *open_buffer(struct arguments *a, PyObject *given, const char *name, int flags);
 
-/* Returns the data of a C-contiguous array of `count` entries of `size` bytes each, or NULL with `failed` set. */
-void *array(struct arguments *a, PyObject *given, const char *name, Py_ssize_t count, size_t size, int access);
-#define DOUBLES(A, GIVEN, COUNT, ACCESS) ((double *)array(A, GIVEN, #GIVEN, COUNT, sizeof(double), ACCESS))
-#define WORDS(A, GIVEN, COUNT, ACCESS) ((int64_t *)array(A, GIVEN, #GIVEN, COUNT, sizeof(int64_t), ACCESS))
-#define BOOLS(A, GIVEN, COUNT, ACCESS) ((char *)array(A, GIVEN, #GIVEN, COUNT, 1, ACCESS))
+/* Returns the data of a C-contiguous array of `count` entries of one of these formats, of `size` bytes each, or NULL with `failed`
+ * set. */
+void *array(struct arguments *a, PyObject *given, const char *name, const char *formats, Py_ssize_t count, size_t size, int access);
+#define DOUBLES(A, GIVEN, COUNT, ACCESS) ((double *)array(A, GIVEN, #GIVEN, "d", COUNT, sizeof(double), ACCESS))
+#define FLOATS(A, GIVEN, COUNT, ACCESS) ((float *)array(A, GIVEN, #GIVEN, "f", COUNT, sizeof(float), ACCESS))
+#define WORDS(A, GIVEN, COUNT, ACCESS) ((int64_t *)array(A, GIVEN, #GIVEN, "q", COUNT, sizeof(int64_t), ACCESS))
+#define BOOLS(A, GIVEN, COUNT, ACCESS) ((char *)array(A, GIVEN, #GIVEN, "?", COUNT, 1, ACCESS))
 
 /* Opens an array of `ndim` dimensions whose rows are contiguous, or columns with EITHER_LAYOUT. `formats` lists the accepted element types as letters of the struct
  * module, native byte order, 'q' and 'Q' for any integer of 8 bytes. `flags` may be PyBUF_WRITABLE and PyBUF_C_CONTIGUOUS.

@@ -7,6 +7,7 @@
 #include "native.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -79,13 +80,17 @@ PyObject *read_columns(struct arguments *a, PyObject *given)
     job.count = length_of(a, columns);
     job.columns = WORDS(a, columns, job.count, READ);
     job.places = WORDS(a, places, job.count, READ);
-    const Py_buffer *rows = open_buffer(a, out, "out", WRITE), *pages = open_buffer(a, buffer, "buffer", WRITE);
-    require(a, job.bytes > 0 && job.offset >= 0 && job.near >= 0, "columns have no bytes, or an offset is negative");
-    require(a, !a->failed && pages->len >= job.bytes + 2 * PAGE && !((uintptr_t)pages->buf % PAGE),
+    const Py_buffer *rows = open_buffer(a, out, "out", PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | WRITE);
+    const Py_buffer *pages = open_buffer(a, buffer, "buffer", WRITE);
+    require(a, a->failed || strchr("?bBhHiIqQefd", format_letter(rows)), "out must hold numbers");
+    require(a, job.bytes > 0 && job.offset >= 0 && job.offset < LLONG_MAX - PAGE && job.near >= 0,
+            "columns have no bytes, or an offset is negative");
+    require(a, !a->failed && pages->len - 2 * PAGE >= job.bytes && !((uintptr_t)pages->buf % PAGE),
             "the buffer must start at a page and hold a column and two pages");
     for (Py_ssize_t k = 0; !a->failed && k < job.count; k++) {
         require(a, job.places[k] >= 0 && job.places[k] < rows->len / job.bytes, "a place is outside of out");
         require(a, job.columns[k] >= (k ? job.columns[k - 1] : 0), "columns must be ascending and not negative");
+        require(a, job.columns[k] < (LLONG_MAX - PAGE - job.offset) / job.bytes - 1, "a column is beyond the largest offset");
     }
     if (a->failed)
         return NULL;

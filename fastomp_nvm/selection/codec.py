@@ -21,6 +21,7 @@ from fastomp_nvm.algorithms.certificate import Certificate
 from fastomp_nvm.arrays import AnyArray, Float64Array, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
+from fastomp_nvm.limits import MESSAGE_BYTES
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.selection.answer import DataSize
 from fastomp_nvm.selection.criteria import PathPoint
@@ -32,7 +33,6 @@ from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = [
-    "LARGEST_MESSAGE",
     "as_names",
     "decode_linear_model",
     "decode_message",
@@ -45,9 +45,6 @@ __all__ = [
     "encode_vector",
 ]
 
-#: Most bytes of one JSON message, in either direction.
-LARGEST_MESSAGE = 64 << 20
-
 _VECTOR_TYPES = ("<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
 _TEXT_FIELDS = ("algorithm", "quality", "objective", "until", "polish", "target")
 
@@ -58,15 +55,15 @@ def encode_message(message: Mapping[str, object]) -> bytes:
         data = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the request cannot be sent ({error}): expected plain, finite values") from error
-    if len(data) > LARGEST_MESSAGE:
-        raise RequestError(f"the message has {len(data)} bytes, at most {LARGEST_MESSAGE} are possible")
+    if len(data) > MESSAGE_BYTES:
+        raise RequestError(f"the message has {len(data)} bytes, at most {MESSAGE_BYTES} are possible")
     return data
 
 
 def decode_message(data: bytes | memoryview) -> JSONObject:
     """Return the JSON object in ``data``."""
-    if len(data) > LARGEST_MESSAGE:
-        raise RequestError(f"the message has {len(data)} bytes, at most {LARGEST_MESSAGE} are possible")
+    if len(data) > MESSAGE_BYTES:
+        raise RequestError(f"the message has {len(data)} bytes, at most {MESSAGE_BYTES} are possible")
     try:
         message = json.loads(bytes(data), parse_constant=_no_constant)
     except RecursionError as error:

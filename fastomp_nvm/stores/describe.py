@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.errors import InputError
+from fastomp_nvm.limits import PATTERN_CHARACTERS, checkpoint
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.reports import ColumnReport
 
@@ -20,7 +21,6 @@ __all__ = ["columns_of", "describe"]
 # Names that a description lists unless all columns are asked for.
 _NAMES_SHOWN = 20
 _EXAMPLES = 3
-_LONGEST_PATTERN = 100
 
 
 def describe(store: FeatureStore, columns: str | None = None) -> dict[str, Any]:
@@ -68,21 +68,22 @@ def columns_of(store: FeatureStore, pattern: str = "*") -> Iterator[ColumnReport
     ----------
     store : FeatureStore
     pattern : str
-        With ``*``, ``?`` and ``[...]``, or a name; at most 100 characters.
+        With ``*``, ``?`` and ``[...]``, or a name; at most ``PATTERN_CHARACTERS``.
 
     Raises
     ------
     InputError
         The pattern is too long.
     """
-    if len(pattern) > _LONGEST_PATTERN:
+    if len(pattern) > PATTERN_CHARACTERS:
         raise InputError(
-            f"the pattern of columns has {len(pattern)} characters, at most {_LONGEST_PATTERN} are possible: shorten it with *"
+            f"the pattern of columns has {len(pattern)} characters, at most {PATTERN_CHARACTERS} are possible: shorten it with *"
         )
     match = re.compile(fnmatch.translate(pattern)).match
     table = _table(store)
     missing, advice = table.get("missing", {}), table.get("advice", {})
     for name, feature, first, labels in _sources(store):
+        checkpoint()
         if name != pattern and match(name) is None:
             continue
         encoding = None if store.encoding is None else store.encoding.columns.get(name)

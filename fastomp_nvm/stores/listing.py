@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.limits import PATTERN_CHARACTERS, checkpoint
 from fastomp_nvm.stores.contract import FeatureStore
 
 __all__ = ["PAGE", "list_names"]
 
 #: Features in a page; a reply of a server holds one page.
 PAGE = 5_000
-_LONGEST_PATTERN = 1_000
 
 
 def list_names(store: FeatureStore, wanted: object) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def list_names(store: FeatureStore, wanted: object) -> dict[str, Any]:
     """
     asked = wanted if isinstance(wanted, Mapping) else {}
     pattern, first = asked.get("pattern"), asked.get("first", 0)
-    if not (pattern is None or (isinstance(pattern, str) and len(pattern) <= _LONGEST_PATTERN)):
-        raise RequestError(f"the pattern of names is not a text of at most {_LONGEST_PATTERN} characters")
+    if not (pattern is None or (isinstance(pattern, str) and len(pattern) <= PATTERN_CHARACTERS)):
+        raise RequestError(f"the pattern of names is not a text of at most {PATTERN_CHARACTERS} characters")
     if not isinstance(first, int) or first < 0:
         raise RequestError(f"the first feature is {first!r}: expected a whole number of at least 0")
     if pattern is not None and not re.search(r"[*?\[]", pattern):
@@ -44,6 +44,8 @@ def list_names(store: FeatureStore, wanted: object) -> dict[str, Any]:
     names, offsets = store.names, store.layout.offsets
     found: list[list[Any]] = []
     for index in range(first, len(names)):
+        if index % 10_000 == 0:
+            checkpoint()
         if len(found) == PAGE:
             return {"features": found, "next": index}
         if matches(name := names[index]):

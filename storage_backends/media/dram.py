@@ -18,6 +18,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
 from fastomp_nvm.matrix.memory import fillable_memory
+from fastomp_nvm.matrix.threads import hold_at_fork
 from fastomp_nvm.stores.contract import DurableRegion, FeatureStore, MediumTraits, Sidecars, StoreDraft
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files.durable import describe_bytes
@@ -43,6 +44,7 @@ class DramMedium:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        hold_at_fork(self._lock)
         self._stores: dict[str, _Content] = {}
 
     def open(self, url: StoreURL) -> FeatureStore:

@@ -31,6 +31,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import device_errors, lock
 from fastomp_nvm.errors import MediumError, StoreError, UnavailableError
+from fastomp_nvm.matrix.threads import hold_at_fork
 from storage_backends.files.durable import describe_bytes
 
 __all__ = ["ShelfDirectory", "free_address", "room_for"]
@@ -46,6 +47,7 @@ _open: dict[Path, ShelfDirectory] = {}
 #: Removed shelves that still have views.
 _viewed: list[ShelfDirectory] = []
 _guard = threading.RLock()
+hold_at_fork(_guard)
 
 
 class ShelfDirectory:

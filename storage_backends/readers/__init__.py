@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from fastomp_nvm.errors import DataError, InputError, UnavailableError
+from fastomp_nvm.limits import check_regular
 from fastomp_nvm.registry import Table
 from storage_backends.readers.base import Reader, ReaderOptions
 
@@ -83,7 +84,8 @@ def _extension(path: str) -> str:
 
 
 def _check_file(path: str) -> None:
-    """Refuse a path that is not a readable, non-empty file."""
+    """Refuse a path that is not a readable, non-empty, regular file."""
+    check_regular(path)
     try:
         with open(path, "rb") as stream:
             empty = not stream.read(1)

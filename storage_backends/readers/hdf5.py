@@ -94,7 +94,7 @@ class Hdf5Reader(ContainerReader):
     def vector(self, name: str) -> AnyArray:
         """Return one of the vectors."""
         with self._damage():
-            dataset = self._file[name]
+            dataset = self._own(self._file[name])
             values = dataset.asstr()[...] if _is_text(dataset) else dataset[...]
         return np.asarray(values.astype(str) if values.dtype == object else values).reshape(-1)
 
@@ -105,6 +105,13 @@ class Hdf5Reader(ContainerReader):
     def _damage(self) -> AbstractContextManager[None]:
         """Return a context manager that turns errors of the library into ``DataError``."""
         return library_errors(f"{self.label} is damaged")
+
+    def _own(self, dataset: Any) -> Any:
+        """Return a dataset; refuse one whose values are in other files, which would be copied without their owner's knowledge."""
+        virtual = dataset.is_virtual and any(source.file_name != "." for source in dataset.virtual_sources())
+        if dataset.external or virtual or dataset.file.filename != self._file.filename:
+            raise DataError(f"{self.label}: the values of {dataset.name} are in another file: copy them into this one")
+        return dataset
 
     def _choose(self) -> None:
         """Choose the table, its names and the vectors beside it."""
@@ -118,7 +125,7 @@ class Hdf5Reader(ContainerReader):
             self._choose_columns(group)
             return
         table = self._choose_table(shapes, wanted)
-        self._matrix = datasets[table]
+        self._matrix = self._own(datasets[table])
         float_type(self._matrix.dtype, f"{self.label}: dataset {table!r}")
 
     def _choose_columns(self, group: Any) -> None:
@@ -132,7 +139,7 @@ class Hdf5Reader(ContainerReader):
             found = "one-dimensional datasets of different lengths" if lengths else "no dataset of one or two dimensions"
             raise DataError(f"{self.label}: {group.name} has {found}: name the table with --dataset")
         self.names = tuple(members)
-        self._columns = tuple(members.values())
+        self._columns = tuple(map(self._own, members.values()))
         self.n_obs = lengths.pop()
 
     def _slabs(self, columns: IndexArray) -> Iterator[Chunk]:

@@ -14,7 +14,7 @@ from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, slab_chunks
-from storage_backends.readers.sparse import ColumnSlabs
+from storage_backends.readers.sparse import ColumnSlabs, check_cells
 from storage_backends.readers.text import LineBlock, line_blocks, open_bytes, parse_numbers, read_some, shorten
 
 __all__ = ["MatrixMarketReader"]
@@ -31,6 +31,7 @@ class MatrixMarketReader(Reader):
     def __init__(self, path: str, options: ReaderOptions) -> None:
         super().__init__(path, options)
         self._read_header()
+        check_cells(path, *self._shape)
         self.n_obs, width = self._shape[:: -1 if options.rows == "features" else 1]
         self.names = NumberedNames(width)
 

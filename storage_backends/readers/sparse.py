@@ -6,17 +6,29 @@ file is unnamed, so nothing is left behind however the process ends.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
-from fastomp_nvm.errors import MediumError
+from fastomp_nvm.errors import DataError, MediumError
+from fastomp_nvm.limits import SPARSE_CELLS_PER_BYTE
 
-__all__ = ["ColumnSlabs"]
+__all__ = ["ColumnSlabs", "check_cells"]
 
 _ENTRY = np.dtype([("cell", np.int64), ("value", np.float64)])
+
+
+def check_cells(path: str, n_obs: int, n_columns: int) -> None:
+    """Raise ``DataError`` where a small file announces so large a table that it is damaged or an attack."""
+    size = os.path.getsize(path)
+    if n_obs * n_columns > size * SPARSE_CELLS_PER_BYTE:
+        raise DataError(
+            f"{os.path.basename(path)} has {size} bytes and announces {n_obs} x {n_columns} cells, at most {SPARSE_CELLS_PER_BYTE} "
+            "per byte are possible: it is damaged, or its indices are no positions"
+        )
 
 
 class ColumnSlabs:

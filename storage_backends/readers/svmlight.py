@@ -15,7 +15,7 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, InputError
 from fastomp_nvm.stores.names import NumberedNames
 from storage_backends.readers.base import Chunk, Reader, ReaderOptions, Scan, slab_chunks
-from storage_backends.readers.sparse import ColumnSlabs
+from storage_backends.readers.sparse import ColumnSlabs, check_cells
 from storage_backends.readers.text import LineBlock, line_blocks, parse_numbers, shorten
 
 __all__ = ["SvmlightReader"]
@@ -54,6 +54,7 @@ class SvmlightReader(Reader):
         self._labels = np.concatenate(found)
         self._first_index = lowest  # 0 or 1
         self.n_obs, self.names = len(self._labels), NumberedNames(highest + 1 - lowest)
+        check_cells(path, self.n_obs, len(self.names))
         if not len(self.names):
             raise DataError(f"{self.label} has no entries: expected lines such as '1 3:0.5 7:1'")
 

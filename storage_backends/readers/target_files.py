@@ -10,6 +10,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import DataError, InputError
+from fastomp_nvm.limits import check_regular
 from storage_backends.readers.base import library_errors
 from storage_backends.readers.text import MISSING_TOKENS, decode, open_bytes, parse_number, read_some
 
@@ -40,6 +41,7 @@ def read_target_file(path: str, n_obs: int) -> tuple[str, AnyArray]:
         The heading, or the file's name without extension.
     values : (n_obs,) float64 or str
     """
+    check_regular(path)
     label = os.path.basename(path)
     name = os.path.splitext(label)[0]
     if path.lower().endswith(".npy"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -178,3 +180,32 @@ def test_a_child_process_has_threads_of_its_own() -> None:
         signal.alarm(60)  # ends it should it hang
         os._exit(0 if fo.select(X, y, k=3, threads=2).indices.tolist() == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+_FORKING = """
+import os, signal, threading, time
+from fastomp_nvm.matrix import threads
+
+held = threading.Event()
+
+def hold():
+    with threads._blas_lock:
+        held.set()
+        time.sleep(0.2)
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    with threads.one_blas_thread():
+        os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_child_forked_during_a_selection_can_select() -> None:
+    """A fork while another thread changes the number of BLAS threads leaves the child no lock that nobody releases."""
+    pytest.importorskip("threadpoolctl")
+    ended = subprocess.run([sys.executable, "-c", _FORKING], capture_output=True, text=True, check=True)
+    assert ended.stdout == "0\n"

@@ -120,6 +120,73 @@ def test_tokens_are_read_again_on_sighup(guarded: RunningServer) -> None:
     admitted("eve", False)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "- {name: 2020-13-45, sha256: x, role: read}",
+        "- {name: " + "9" * 6000 + ", sha256: x, role: read}",
+        "- {name: !!int '', sha256: !!bool x, role: !!timestamp x}",
+        "- !!binary '*'",
+        "[" * 5000,
+        "# " + "x" * (1 << 20),
+        None,
+    ],
+    ids=["date", "integer", "tags", "binary", "deep", "large", "pipe"],
+)
+def test_no_token_file_stops_a_server(guarded: RunningServer, content: str | None) -> None:
+    """SIGHUP with a file that cannot be used, a named pipe included, logs one line; the old tokens stay in force."""
+    tokens, before = guarded.folder / "tokens.yaml", guarded.log.count("the old tokens stay in force")
+    kept = tokens.read_text()
+    try:
+        tokens.unlink()
+        if content is None:
+            os.mkfifo(tokens, 0o600)
+        else:
+            tokens.touch(0o600)
+            tokens.write_text(content)
+        guarded.signal(signal.SIGHUP)
+        end = time.monotonic() + 20
+        while guarded.log.count("the old tokens stay in force") == before:
+            assert guarded.process.poll() is None, "the server ended"
+            assert time.monotonic() < end, "the server waits for the file"
+            time.sleep(0.02)
+        with guarded.connect(token="ann-token") as client:
+            assert client.ping()["name"] == "ann"
+    finally:
+        tokens.unlink()
+        tokens.touch(0o600)
+        tokens.write_text(kept)
+
+
+def test_pools_limit_what_is_seen_of_jobs(tmp_path: Path) -> None:
+    """An administrator of one pool neither sees nor touches jobs of another, and a pool taken away takes its answers with it."""
+    tokens = tmp_path / "tokens.yaml"
+    tokens.touch(0o600)
+    tokens.write_text(entry("ann", "admin") + entry("bea", "admin", "other") + entry("wim", "write", "lab, other"))
+    X, y = small_data()
+    with RunningServer(tmp_path / "server", "--token-file", str(tokens)) as running:
+        with running.connect("/lab/data", token="wim-token") as writer:
+            writer.put(X, y)
+            writer.select(k=2)
+            (job,) = [each["job"] for each in writer.call("jobs", {})["jobs"]]
+        with running.connect("/other", token="bea-token") as limited:
+            assert limited.call("jobs", {})["jobs"] == []
+            for operation in ("result", "progress", "cancel", "resume"):
+                with pytest.raises(fo.ServerError, match="no access to the pool 'lab'"):
+                    limited.call(operation, {"job": job})
+        with running.connect("/lab/data", token="ann-token") as admin:
+            assert [each["job"] for each in admin.call("jobs", {})["jobs"]] == [job]
+        tokens.write_text(entry("ann", "admin") + entry("wim", "write", "other"))
+        running.signal(signal.SIGHUP)
+        with running.connect("/other", token="wim-token") as writer:
+            end = time.monotonic() + 20
+            while writer.call("jobs", {})["jobs"]:
+                assert time.monotonic() < end, "the jobs of a pool that was taken away are still listed"
+                time.sleep(0.02)
+            with pytest.raises(fo.ServerError, match="no access to the pool 'lab'"):
+                writer.call("result", {"job": job})
+
+
 @pytest.mark.parametrize("content", ["", "\n", "short", "two words of sufficient length"])
 def test_a_local_token_file_that_holds_no_token(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file left empty by a loss of power does not make everybody administrator: the server says so and does not start."""

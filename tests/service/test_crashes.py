@@ -97,6 +97,25 @@ def test_a_server_killed_during_a_selection_finishes_it_afterwards(mortal: Gated
         assert not list((mortal.pools / ".fastomp" / "journals").glob("job-*"))
 
 
+def test_crashes_that_others_cause_do_not_park_a_job(mortal: GatedServer, expected: dict[str, Any]) -> None:
+    """A job that was running in three crashes of the server still gets its answer: nothing shows that it caused them."""
+    with mortal.connect("/lab/long", timeout=60) as client:
+        mortal.close_gate()
+        job = client.submit(**LONG)
+        for crash in range(3):
+            if crash == 0:
+                wait_until_running(client, job)
+            else:
+                while next(iter(client.follow(job)))["state"] != "running":
+                    time.sleep(0.01)
+            mortal.kill()
+            mortal.close_gate()
+            mortal.start()
+        mortal.open_gate()
+        (found,) = client.result(job)
+        assert {name: value for name, value in found.to_json().items() if name not in ("seconds", "choices")} == expected
+
+
 @pytest.mark.usefixtures("held")
 def test_ten_jobs_in_flight_all_finish_after_a_kill(mortal: GatedServer) -> None:
     """Killed with ten jobs in flight, the server finishes all ten after its restart, each with the answer of a local run."""

@@ -23,7 +23,7 @@ from pyarrow import flight
 
 import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
-from fastomp_nvm.selection.codec import LARGEST_MESSAGE
+from fastomp_nvm.limits import MESSAGE_BYTES
 from tests.service.running import ROOT, RunningServer, small_data
 
 
@@ -78,7 +78,7 @@ def test_oversized_and_foreign_messages(raw: Any, server: RunningServer, store: 
     """A message beyond the limit, bytes that are no JSON and an unknown operation are refused; the server keeps serving."""
     client, options = raw
     with pytest.raises(flight.FlightServerError, match="at most"):
-        list(client.do_action(flight.Action("info", bytes(LARGEST_MESSAGE + 1)), options))
+        list(client.do_action(flight.Action("info", bytes(MESSAGE_BYTES + 1)), options))
     for operation, body in (("info", b"\xff\xfe"), ("no-such-operation", b"{}"), ("select", b"[1, 2]")):
         replies = [
             json.loads(result.body.to_pybytes())

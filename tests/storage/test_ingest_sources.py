@@ -324,8 +324,8 @@ def test_nothing_is_cut_silently(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "s", "--columns", "f7*", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (len(found["columns"]), len(found["features"]), found["names_shown"]) == (88, 20, 20)
-    assert main(["info", "s", "--columns", "f" * 101]) == 2
-    assert "the pattern of columns has 101 characters, at most 100 are possible" in capsys.readouterr().err
+    assert main(["info", "s", "--columns", "f" * 1001]) == 2
+    assert "the pattern of columns has 1001 characters, at most 1000 are possible" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,57 @@ def test_hdf5_group_of_columns(tmp_path: Path) -> None:
         file["matrix"] = np.zeros((2, 2))
     np.testing.assert_array_equal(read_all(path, dataset="people"), [[0, 1], [1, 0], [2, np.nan], [3, 1]])
     np.testing.assert_array_equal(read_all(path), np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("kind", ["external", "virtual", "link"])
+def test_hdf5_does_not_bring_in_other_files(tmp_path: Path, kind: str) -> None:
+    """A dataset whose values are in another file is refused: it would copy a file that only the reader may see into a store."""
+    h5py = pytest.importorskip("h5py")
+    secret, path = tmp_path / "secret", tmp_path / "t.h5"
+    secret.write_bytes(np.arange(8.0).tobytes())
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["values"] = np.arange(8.0)
+    with h5py.File(path, "w") as file:
+        if kind == "external":
+            file.create_dataset("X", (4, 2), "f8", external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout((4, 2), "f8")
+            for column in range(2):
+                layout[:, column] = h5py.VirtualSource(tmp_path / "other.h5", "values", (8,))[column::2]
+            file.create_virtual_dataset("X", layout)
+        else:
+            file["column"] = h5py.ExternalLink(tmp_path / "other.h5", "values")
+    with pytest.raises(DataError, match="are in another file"):
+        read_all(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wide.mtx", "%%MatrixMarket matrix coordinate real general\n1 1000000000 1\n1 1 3.0\n"),
+        ("tall.mtx", "%%MatrixMarket matrix coordinate real general\n1000000000 1 1\n1 1 3.0\n"),
+        ("array.mtx", "%%MatrixMarket matrix array real general\n100000 100000\n3.0\n"),
+        ("wide.svm", "1 60000000:3.0\n"),
+    ],
+)
+def test_small_files_that_announce_large_tables(tmp_path: Path, name: str, text: str) -> None:
+    """A few bytes that announce a billion cells are refused before anything is allocated."""
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError, match="at most 100000 per byte are possible"):
+        open_reader(str(path), ReaderOptions())
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.npy", "t.h5", "t.parquet"])
+def test_pipes_and_devices_are_no_sources(tmp_path: Path, name: str) -> None:
+    """A named pipe without a writer, or a device without an end, is refused at once, as table and as target."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="is no regular file"):
+        open_reader(str(tmp_path / name), ReaderOptions())
+    with pytest.raises(InputError, match="is no regular file"):
+        open_reader("/dev/zero", ReaderOptions(format=name[2:]))
+    with pytest.raises(InputError, match="is no regular file"):
+        read_target_file(str(tmp_path / name), 3)
 
 
 def test_containers_carry_names_and_vectors(tmp_path: Path, table: np.ndarray) -> None:

@@ -2,8 +2,8 @@
 
 A description is a mapping with one key: the name of a family in ``FAMILIES``, or ``all`` with a list of descriptions. Each
 family reads its own part with the help of a :class:`FieldReader`. Descriptions may come from clients of a server: without
-``base_path`` no file is opened, without ``allow_oracle`` no code is run. Every error names the file and the line. The published
-JSON Schema is ``schema.json`` in this folder.
+``base_path`` no file is opened, without ``allow_oracle`` no code is run and no YAML alias accepted. Every error names the file and
+the line. The published JSON Schema is ``schema.json`` in this folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parse_constraint(
     base_path : Path, optional
         Folder of side files and modules; without it no file is opened.
     allow_oracle : bool
-        Whether the description may name Python functions.
+        Whether the description is the user's own: it may name Python functions and have YAML aliases.
     source : str
         Name of the description in errors, usually its file.
     usable : (n_features,) bool, optional
@@ -60,7 +60,7 @@ def parse_constraint(
     Constraint
     """
     reader = FieldReader(FeatureNames(names), base_path, allow_oracle, usable)
-    return intersect(_parts(read_document(document, source), reader, source, depth=0))
+    return intersect(_parts(read_document(document, source, aliases=allow_oracle), reader, source, depth=0))
 
 
 def read_constraint(path: Path, names: Sequence[str], *, allow_oracle: bool = True, usable: BoolArray | None = None) -> Constraint:

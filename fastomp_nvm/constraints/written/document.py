@@ -15,6 +15,7 @@ import yaml
 
 from fastomp_nvm.bounded_yaml import compose_yaml
 from fastomp_nvm.errors import ConstraintError, near
+from fastomp_nvm.limits import checkpoint
 
 __all__ = ["Item", "read_document", "read_text"]
 
@@ -55,6 +56,7 @@ class Item:
         """Return the entries of a mapping; a repeated key is an error."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.error(f"found {self._kind()}, expected a mapping")
+        checkpoint()
         entries: dict[str, Item] = {}
         for key, value in self.node.value:
             name = Item(key, self._source).text()
@@ -80,6 +82,7 @@ class Item:
         """Return the elements of a list."""
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.error(f"found {self._kind()}, expected a list")
+        checkpoint()
         return [Item(node, self._source) for node in self.node.value]
 
     def text(self) -> str:
@@ -124,7 +127,7 @@ class Item:
         return "a mapping" if isinstance(self.node, yaml.MappingNode) else "a list"
 
 
-def read_document(document: str | Mapping[str, Any], source: str) -> Item:
+def read_document(document: str | Mapping[str, Any], source: str, *, aliases: bool = True) -> Item:
     """Return the root of a description.
 
     Parameters
@@ -133,6 +136,8 @@ def read_document(document: str | Mapping[str, Any], source: str) -> Item:
         YAML text, or the equivalent mapping.
     source : str
         Name of the description in errors.
+    aliases : bool
+        Whether YAML text may have aliases.
 
     Returns
     -------
@@ -140,7 +145,7 @@ def read_document(document: str | Mapping[str, Any], source: str) -> Item:
     """
     try:
         if isinstance(document, str):
-            node = compose_yaml(document)
+            node = compose_yaml(document, aliases=aliases)
         else:
             node = yaml.representer.SafeRepresenter().represent_data(dict(document))
     except yaml.MarkedYAMLError as error:
