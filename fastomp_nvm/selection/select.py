@@ -318,7 +318,7 @@ def prepare(
     if tier is None and request.tier == "int8":
         raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
     if tier is not None and request.tier != "int8":
-        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
+        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, resident=dataset.resident):
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
@@ -385,7 +385,7 @@ def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepar
     if run.account is not None:
         chosen["tier"] = run.account.choice
     elif request.tier == "auto" and dataset.tier is not None:
-        size = f"{request.algorithm} over {dataset.matrix.nbytes / 1e6:.0f} MB"
+        size = f"{request.algorithm} over {dataset.matrix.nbytes / 1e6:.0f} MB{' in memory' if dataset.resident else ''}"
         chosen["tier"] = Choice("exact", f"{size} is not expected to be faster with the tier")
     if dataset.matrix.choice is not None:
         chosen["io"] = dataset.matrix.choice
