@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,15 +20,16 @@ from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.reader import rows_of
 from fastomp_nvm.matrix.rows import Design, LocalRows, Rows, rows_of_array
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Target
-from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.tier import Tier, TierAccount
+    from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = ["Dataset"]
 
@@ -102,6 +104,8 @@ class Dataset:
         io : {"auto", "mmap", "direct"}
             How sweeps and gathers read its files; see :mod:`fastomp_nvm.matrix.reader`. The answer does not depend on it.
         """
+        from fastomp_nvm.matrix.reader import rows_of  # not needed by arrays
+
         files, tier = store.files(), store.tier
         return cls(
             rows_of(store.matrix, files, io),
@@ -203,6 +207,9 @@ class Dataset:
 
     def account(self, tier: Tier) -> TierAccount:
         """Return the account that decides, from the bytes of queries so far, whether the next one sweeps ``tier``."""
+        from fastomp_nvm.matrix.reader import rows_of
+        from fastomp_nvm.matrix.tier import TierAccount
+
         apart = self.matrix.on_device and not rows_of(tier.codes).on_device
         return TierAccount(self.matrix.nbytes, tier.codes.nbytes, apart=apart, coarse=not apart and tier.coarse)
 

@@ -29,7 +29,6 @@ from fastomp_nvm.matrix.pool import BUDGET_REASON, LARGEST_BUDGET, ColumnPool, a
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
-from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
@@ -318,6 +317,8 @@ def prepare(
     if tier is None and request.tier == "int8":
         raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
     if tier is not None and request.tier != "int8":
+        from fastomp_nvm.matrix.tier import worthwhile  # not needed by data without a tier
+
         if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, resident=dataset.resident):
             tier = None
         else:

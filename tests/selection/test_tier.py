@@ -627,7 +627,7 @@ def test_a_loaded_tier_is_apart_from_a_matrix_in_a_file(
         seen.append(apart)
         return TierAccount(*sizes, apart=apart, coarse=coarse)
 
-    monkeypatch.setattr("fastomp_nvm.engine.dataset.TierAccount", account)
+    monkeypatch.setattr("fastomp_nvm.matrix.tier.TierAccount", account)
     with fo.open_store(f"{noise.url}?tier=dram") as loaded:
         for data in (loaded, noise, store):
             fo.select(data, k=2)
