@@ -7,10 +7,15 @@ data, of which the best run counts, and a selection from a store in memory that 
 The *floor* is the time of the passes over the data that our selection makes, by themselves: the same vectors, kernel and threads,
 and nothing selected. No change outside the kernel makes the selection faster than that. Beside it stands the selection of one
 feature: a small problem is bound by what every selection costs.
+
+*Start-up* is timed in processes of its own, whose bytecode is cached as that of installed packages is: the imports of NumPy and
+``scipy.linalg``, the first answer with every import of fastomp's, and later answers.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,6 +31,7 @@ import numpy as np
 import fastomp_nvm as fo
 from benchmarks.harness.data import refit_score
 from benchmarks.harness.memory import PeakMemory, resident_bytes
+from benchmarks.harness.processes import run_alone
 from benchmarks.harness.report import Report, argument_parser
 from benchmarks.harness.timing import in_turn, paired
 from fastomp_nvm.analysis.synthetic import sparse_design
@@ -62,6 +68,45 @@ JUDGED = ("C float32", "Fortran float32")
 
 #: Memory beyond the data: a share of them, and bytes.
 SHARE, BYTES = 0.1, 32 << 20
+
+#: Most times the time of a later answer that the first one may take with fastomp's imports.
+START_UP = 1.5
+
+#: One process that waits for its first answer. Given names of modules, it imports them before the clock of the answer starts.
+PROCESS = """
+import sys, time
+clock = [time.perf_counter()]
+import numpy as np, scipy.linalg
+clock.append(time.perf_counter())
+n_obs, n_features, k, *modules = sys.argv[1:]
+numbers = np.random.default_rng(0)
+X = numbers.standard_normal((int(n_obs), int(n_features)), dtype=np.float32)
+y = X @ numbers.standard_normal(int(n_features)) + numbers.standard_normal(int(n_obs))
+before = set(sys.modules)
+started = time.perf_counter()
+for name in modules:
+    __import__(name)
+loaded = time.perf_counter()
+import fastomp_nvm as fo
+fo.select(X, y, k=int(k))
+answered = time.perf_counter()
+new = [name for name in sys.modules if name not in before]
+import json, os, statistics
+later = []
+for _ in range(11):
+    clock.append(time.perf_counter())
+    fo.select(X, y, k=int(k))
+    later.append(time.perf_counter() - clock[-1])
+cached = [getattr(sys.modules[name], "__cached__", None) for name in new]
+print(json.dumps({
+    "NumPy and SciPy": clock[1] - clock[0],
+    "modules": loaded - started,
+    "first": answered - loaded,
+    "later": statistics.median(later),
+    "names": new,
+    "code": sum(os.path.getsize(path) for path in cached if path and os.path.exists(path)),
+}))
+"""
 
 
 def forms(X: np.ndarray, folder: Path) -> dict[str, Callable[[], Any]]:
@@ -170,13 +215,71 @@ def wait(report: Report, size: Size, repeats: int, folder: Path) -> None:
     report.figures(**{name: rows})
 
 
+def start_up(report: Report, size: Size, repeats: int, folder: Path) -> None:
+    """Time processes up to their first answer, with and without the imports of fastomp's modules."""
+    problem = [str(size.n_obs), str(size.n_features), str(size.k)]
+
+    def process(*modules: str) -> dict[str, Any]:
+        # An empty variable counts as one that is not set.
+        variables = {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
+        done = run_alone([sys.executable, "-P", "-c", PROCESS, *problem, *modules], 600, **variables)
+        done.check_returncode()
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    names = process()["names"]  # writes the bytecode
+    found: dict[str, list[dict[str, Any]]] = {"a process": [], "modules first": []}
+    for _ in range(repeats):
+        found["a process"].append(process())
+        found["modules first"].append(process(*names))
+
+    def taken(contestant: str, figure: str) -> list[float]:
+        return [each[figure] for each in found[contestant]]
+
+    ratios = {
+        "a process": paired(taken("a process", "first"), taken("a process", "later")),
+        "its modules": paired(taken("modules first", "modules"), taken("modules first", "later")),
+        "its first selection": paired(taken("modules first", "first"), taken("modules first", "later")),
+    }
+    ours = [name for name in names if name.startswith("fastomp_nvm")]
+    name = f"{size.n_obs} x {size.n_features}, k = {size.k}"
+    report.bar(
+        f"{name}: first answer of a process, without imports of NumPy and SciPy, over later ones",
+        ratios["a process"],
+        START_UP,
+        at_most=True,
+    )
+    report.table(
+        f"start-up, {name}",
+        ("figure", "ms", "over a later answer"),
+        [
+            ("import numpy, scipy.linalg", 1e3 * median(taken("a process", "NumPy and SciPy")), None),
+            ("first answer", 1e3 * median(taken("a process", "first")), ratios["a process"]),
+            ("later answers", 1e3 * median(taken("a process", "later")), None),
+            ("of the first: modules", 1e3 * median(taken("modules first", "modules")), ratios["its modules"]),
+            ("of the first: selection", 1e3 * median(taken("modules first", "first")), ratios["its first selection"]),
+        ],
+    )
+    code = found["a process"][-1]["code"] / 1e3
+    report.say(
+        f"the first answer loads {len(ours)} modules of fastomp and {len(names) - len(ours)} others: {code:.0f} kB of bytecode"
+    )
+    report.figures(start_up=found)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, judge."""
-    options = argument_parser("first-answer", __doc__).parse_args(argv)
-    report = Report(options, argv)
+    parser = argument_parser("first-answer", __doc__)
+    parser.add_argument("--part", choices=("arrays", "start-up"), action="append", help="only this part; may be repeated")
+    options = parser.parse_args(argv)
+    parts, report, repeats = options.part or ("arrays", "start-up"), Report(options, argv), 1 if options.quick else 11
+    sizes = QUICK_SIZES if options.quick else SIZES
     with tempfile.TemporaryDirectory() as folder:
-        for size in QUICK_SIZES if options.quick else SIZES:
-            wait(report, size, 1 if options.quick else 11, Path(folder))
+        for size in sizes if "arrays" in parts else ():
+            wait(report, size, repeats, Path(folder))
+        if "start-up" in parts:
+            report.part("start-up")
+            start_up(report, sizes[-1], repeats, Path(folder))
     return report.finish()
 
 

@@ -24,8 +24,8 @@ class CellError(FastompError):
     """A measurement gave no figures; the message says why."""
 
 
-def run_alone(words: Sequence[str], timeout: float | None) -> subprocess.CompletedProcess[str]:
-    """Run a command, capture its output, and kill the processes it started, however this ends.
+def run_alone(words: Sequence[str], timeout: float | None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command under further environment ``variables``, capture its output, and kill what it started, however this ends.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def run_alone(words: Sequence[str], timeout: float | None) -> subprocess.Complet
         After ``timeout`` seconds.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes, text=True, start_new_session=True, env=_environment()) as child:
+    with subprocess.Popen(words, **pipes, text=True, start_new_session=True, env=_environment() | variables) as child:
         try:
             output, errors = child.communicate(timeout=timeout)
         finally:

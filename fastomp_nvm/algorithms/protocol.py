@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
-from fastomp_nvm.algorithms.trace import Trace
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
@@ -23,6 +22,7 @@ from fastomp_nvm.objectives.base import Objective
 
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
+    from fastomp_nvm.algorithms.trace import Trace
 
 __all__ = [
     "Algorithm",

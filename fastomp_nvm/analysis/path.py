@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
@@ -124,7 +124,7 @@ class SelectionPath:
             "best": self.best,
             "points": [
                 {
-                    **asdict(point),
+                    **point._asdict(),
                     "k": k,
                     "features": list(selection.features),
                     "indices": selection.indices.tolist(),

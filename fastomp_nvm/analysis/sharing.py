@@ -46,7 +46,8 @@ class Sharing:
 
     def to_json(self) -> JSONObject:
         """Return the fields; ``gram`` only where it says something."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        gram = {} if self.gram is None else {"gram": self.gram._asdict()}
+        return {name: value for name, value in asdict(self).items() if name != "gram"} | gram
 
     def in_words(self) -> str:
         """Return the traffic as text."""

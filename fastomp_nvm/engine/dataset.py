@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,15 +21,16 @@ from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.checksum import CHECKS, Check
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.reader import rows_of
 from fastomp_nvm.matrix.rows import Design, LocalRows, Rows, rows_of_array
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.stores.contract import FeatureStore, MediumTraits, Target
-from fastomp_nvm.stores.encoding import TableEncoding
 from fastomp_nvm.stores.names import NumberedNames
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.tier import Tier, TierAccount
+    from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = ["Dataset"]
 
@@ -105,6 +107,8 @@ class Dataset:
         check : {"first", "always", "never"}, optional
             When columns are compared with their checksums; by default as the store was opened.
         """
+        from fastomp_nvm.matrix.reader import rows_of  # not needed by arrays
+
         check = store.check if check is None else check
         if check not in CHECKS:
             raise RequestError(f"check is {check!r}: expected one of {', '.join(CHECKS)}")
@@ -214,6 +218,9 @@ class Dataset:
 
     def account(self, tier: Tier) -> TierAccount:
         """Return the account that decides, from the bytes of queries so far, whether the next one sweeps ``tier``."""
+        from fastomp_nvm.matrix.reader import rows_of
+        from fastomp_nvm.matrix.tier import TierAccount
+
         apart = self.matrix.on_device and not rows_of(tier.codes).on_device
         return TierAccount(self.matrix.nbytes, tier.codes.nbytes, apart=apart, coarse=not apart and tier.coarse)
 

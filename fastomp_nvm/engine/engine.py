@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Journal, 
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
-from fastomp_nvm.matrix.tier import Tier, TierAccount
 from fastomp_nvm.matrix.traffic import Traffic
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.tier import Tier, TierAccount
 
 __all__ = ["Engine", "Observer", "Progress", "Run"]
 

@@ -18,12 +18,12 @@ import numpy as np
 from fastomp_nvm import native
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
-from fastomp_nvm.matrix.tier import TierAccount, TierSweep
 from fastomp_nvm.matrix.traffic import Traffic
 
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.rows import Design, LocalRows
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+    from fastomp_nvm.matrix.tier import TierAccount, TierSweep
 
 __all__ = [
     "Ask",

@@ -24,10 +24,10 @@ from fastomp_nvm.matrix.gradients import CertifiedSweep, ExactSweep, Sweep
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
 from fastomp_nvm.matrix.standardisation import Standardisation
-from fastomp_nvm.matrix.tier import Tier, TierSweep
 
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
+    from fastomp_nvm.matrix.tier import Tier
 
 __all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows", "rows_of_array"]
 
@@ -221,6 +221,8 @@ class LocalRows(Rows):
         """Multiply all rows, or those of the tier, with ``vectors``."""
         ahead: ExactSweep | None = vars(self).pop("_ahead", None)  # at once: another thread may sweep too
         if tier is not None:
+            from fastomp_nvm.matrix.tier import TierSweep  # not needed by data without a tier
+
             return CertifiedSweep(TierSweep(sweeper, tier, vectors), self, sweeper, vectors)
         if ahead is not None and (vectors.wide == ahead.vectors.wide).all():
             exact = np.flatnonzero(wide if self.dtype != np.float64 else wide[:0])

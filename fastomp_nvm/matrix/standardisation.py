@@ -12,7 +12,6 @@ depend on the other columns and vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -82,8 +81,7 @@ class Whitener(NamedTuple):
     matrices: Float64Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Standardisation:
+class Standardisation(NamedTuple):
     """Means, scales and whiteners of a set of features, by position.
 
     Attributes

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from queue import SimpleQueue
 from threading import Event, Lock, Thread, get_native_id
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +26,9 @@ __all__ = ["blas_libraries", "hold_at_fork", "one_blas_thread", "ranges", "toget
 
 #: Returns the CPU that the calling thread runs on; None where the C library has no such function.
 _processor: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+
+#: Names of OpenBLAS's functions in its own builds and in those for NumPy and SciPy; ``get`` or ``set`` goes between the braces.
+OPENBLAS_NAMES = tuple(f"{before}openblas_{{}}_num_threads{after}" for before, after in product(("", "scipy_"), ("", "64_", "_64")))
 
 
 class _Helper:
@@ -134,7 +137,7 @@ def _controller() -> ThreadpoolController | None:
     """Return the controller of the BLAS libraries loaded by NumPy and SciPy, or None without threadpoolctl."""
     try:
         from threadpoolctl import ThreadpoolController
-    except ImportError:  # the core promises to run with numpy and scipy alone; then BLAS is not limited
+    except ImportError:  # the core promises to run with numpy and scipy alone
         return None
     return ThreadpoolController().select(user_api="blas")
 
@@ -152,6 +155,29 @@ def hold_at_fork(lock: _Lock) -> None:
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
+@lru_cache(maxsize=1)
+def _thread_counts() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
+    """Return a function that gets and one that sets the number of threads, for each BLAS of NumPy and SciPy.
+
+    OpenBLAS's are looked up among the libraries that NumPy and SciPy are linked to. threadpoolctl, which knows other kinds too,
+    resolves the path of every library of the process, which takes as long as a small selection. Without it other kinds are not
+    limited.
+    """
+    from numpy.linalg import lapack_lite
+    from scipy.linalg import cython_blas
+
+    found: list[tuple[Callable[[], int], Callable[[int], object]]] = []
+    for module in (lapack_lite, cython_blas):
+        library = ctypes.CDLL(module.__file__)
+        name = next((name for name in OPENBLAS_NAMES if hasattr(library, name.format("get"))), None)
+        if name is None:
+            controllers = () if (controller := _controller()) is None else controller.lib_controllers
+            # From 3.8 on, threadpoolctl's own ``set_num_threads`` ignores every thread but the first that set a limit.
+            return [(each.get_num_threads, getattr(each, "_real_set_num_threads", each.set_num_threads)) for each in controllers]
+        found.append((getattr(library, name.format("get")), getattr(library, name.format("set"))))
+    return found
+
+
 _blas_lock = Lock()
 hold_at_fork(_blas_lock)
 _blas_before: list[list[int]] = []  # one entry per open block: how many threads each library had before the first of them
@@ -164,27 +190,20 @@ def one_blas_thread() -> Iterator[None]:
     The big products run in our own kernel, on our own threads. The products left for BLAS are small: the barriers of its threads
     cost more than the work (ten times, on a busy machine), and their number changes the last bits of a result.
     """
-    controller = _controller()
-    if controller is None:
-        yield
-        return
+    counts = _thread_counts()
     with _blas_lock:
-        before = _blas_before[0] if _blas_before else []
-        for library in controller.lib_controllers:  # one by one: threadpoolctl's own limiter takes ten times as long
-            if not _blas_before:
-                before.append(library.num_threads)
-            # From 3.8 on, threadpoolctl ignores every thread but the first that set a limit.
-            getattr(library, "_real_set_num_threads", library.set_num_threads)(1)
         # The limit is the process's: the first block to end must not lift it for the others, whose bits it would change.
-        _blas_before.append(before)
+        _blas_before.append(_blas_before[0] if _blas_before else [get() for get, _ in counts])
+        for _, set_count in counts:
+            set_count(1)
     try:
         yield
     finally:
         with _blas_lock:
             before = _blas_before.pop()
             if not _blas_before:
-                for library, threads in zip(controller.lib_controllers, before, strict=True):
-                    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)
+                for (_, set_count), threads in zip(counts, before, strict=True):
+                    set_count(threads)
 
 
 def blas_libraries() -> list[str]:

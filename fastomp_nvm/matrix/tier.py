@@ -65,9 +65,10 @@ LARGEST_SIZE, LARGEST_LENGTH = 2.0**86, 2.0**40
 LARGEST_SIZE_IN_FLOAT64, LARGEST_LENGTH_IN_FLOAT64 = 2.0**500, 2.0**500
 
 #: Bytes of matrix from which sweeping the tier pays, for the algorithms that ask for decisions instead of every gradient: on a
-#: device, and in memory. Below, forming intervals costs more than a sweep; FAST_OMP in memory makes few passes, so the columns that
-#: it reads a second time weigh more (measured: break-even at 200 to 400 MB).
-WORTHWHILE_BYTES = {"fast_omp": (32 << 20, 512 << 20), "sds_omp": (32 << 20, 32 << 20)}
+#: device, and in memory. Below, forming intervals costs more than a sweep. In memory the columns that intervals leave open weigh
+#: more, and SDS_OMP reads some in every pass: 1.0 to 1.4 times the exact matrix's time (measured from 100 to 800 MB), FAST_OMP 0.9
+#: to 1.1 times at 200 MB and 0.7 to 1.0 from 400 MB on.
+WORTHWHILE_BYTES = {"fast_omp": (32 << 20, 256 << 20), "sds_omp": (32 << 20, math.inf)}
 
 #: Cost of a byte of gathered columns, in bytes of a sweep. In memory they are copied first (measured: 3 to 6), on a device little
 #: but their bytes counts: 3 is between the two. The second value holds where the tier is in memory and the matrix is on a device.
@@ -218,10 +219,10 @@ class Quantised:
     norm: Float64Array
 
 
-def worthwhile(matrix: Rows, algorithm: str, medium: str) -> bool:
-    """Tell whether an algorithm is expected to be faster with the tier of ``matrix``."""
+def worthwhile(matrix: Rows, algorithm: str, *, resident: bool) -> bool:
+    """Tell whether an algorithm is expected to be faster with the tier of ``matrix``, which is ``resident`` in memory or not."""
     on_device, in_memory = WORTHWHILE_BYTES.get(algorithm, (math.inf, math.inf))
-    return matrix.nbytes >= (in_memory if medium == "dram" else on_device)
+    return matrix.nbytes >= (in_memory if resident else on_device)
 
 
 def quantise(columns: AnyArray, statistics: ColumnStatistics, codes: AnyArray | None = None) -> Quantised:

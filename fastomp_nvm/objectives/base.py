@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -24,8 +24,7 @@ __all__ = ["Candidates", "Extends", "Fit", "GainTracker", "Model", "Objective"]
 Extends: TypeAlias = Callable[[IndexArray, IndexArray], BoolArray]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fit:
+class Fit(NamedTuple):
     """A model fitted on a set of standardised columns.
 
     Attributes
@@ -48,7 +47,7 @@ class Fit:
     intercept: float
     value: float
     score: float
-    summary: Mapping[str, float] = field(default_factory=dict)
+    summary: Mapping[str, float] = MappingProxyType({})
     remainder: float = 0.0
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from fastomp_nvm.algorithms.again import PASSES
 from fastomp_nvm.bounded_yaml import load_yaml
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET
@@ -179,7 +180,7 @@ class Plan:
     Attributes
     ----------
     passes, most_passes : float
-        Expected passes, gathered columns included; the largest possible number of full passes.
+        Expected passes, gathered columns included; the largest possible number of full passes, with those after the polish.
     full_passes, inner_iterations : int
     gathered_columns : float
     shard_bytes, tier_bytes : float
@@ -330,4 +331,4 @@ def _work(request: PlanRequest) -> tuple[Rehearsal, int]:
         return Rehearsal([Pass(1.0, 1.0, 0.0)] * request.k, request.k, request.k), request.k
     kind = KINDS[request.data]
     work = rehearse(request.n_features, request.n_obs, request.k, kind=kind, epsilon=request.epsilon, tau=request.tau)
-    return work, math.ceil(1.0 / request.epsilon)
+    return work, math.ceil(1.0 / request.epsilon) + (PASSES if request.polish else 0)

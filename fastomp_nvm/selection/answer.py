@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "DataSize"]
 
 
-@dataclass(frozen=True, slots=True)
-class DataSize:
+class DataSize(NamedTuple):
     """Size and element type of the matrix that a selection was made from."""
 
     n_features: int
@@ -201,7 +200,8 @@ class Answer:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value is not None or (name == "test_score" and self.test_fraction is not None):
-                out[name] = asdict(value) if name in ("certificate", "fairness", "proof", "store") else value
+                out[name] = asdict(value) if name in ("certificate", "fairness", "proof") else value
+        out["store"] = self.store._asdict()
         out["features"] = list(self.features)
         out["indices"] = self.indices.tolist()
         parts = [np.atleast_1d(part) for part in self.coef]
@@ -210,8 +210,8 @@ class Answer:
         out.pop("encoding", None)
         if len(self.column_positions) == len(self.indices):  # one column per feature, which has its name
             del out["columns"]
-        out["choices"] = {name: asdict(choice) for name, choice in self.choices.items()}
-        out["path"] = [asdict(point) for point in self.path]
+        out["choices"] = {name: choice._asdict() for name, choice in self.choices.items()}
+        out["path"] = [point._asdict() for point in self.path]
         for name in ("skip_weak", "path", "nested", "notes", "choices"):
             if not out[name]:
                 del out[name]

@@ -9,7 +9,6 @@ data as they run on any other: same selection, same coefficients up to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,7 +52,6 @@ class Split(NamedTuple):
     test: Float64Array | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Compression:
     """The data compressed under the weights of several requests.
 
@@ -63,10 +61,11 @@ class Compression:
         That Gram matrices are used, and for what.
     """
 
-    choice: Choice
-    _distinct: _Distinct
-    _compressed: dict[int, Compressed]
-    _moments: dict[int, Moments]
+    def __init__(self, choice: Choice, distinct: _Distinct, compressed: dict[int, Compressed], moments: dict[int, Moments]) -> None:
+        self.choice = choice
+        self._distinct = distinct
+        self._compressed = compressed
+        self._moments = moments
 
     def of(self, split: Split) -> Compressed:
         """Return the compressed training data of a request."""

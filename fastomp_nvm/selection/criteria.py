@@ -8,7 +8,7 @@ observations held out, as ``cross_validate`` computes them, have no such bias.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ GAMMA = 1.0
 _EXACT = 1e-10
 
 
-@dataclass(frozen=True, slots=True)
-class PathPoint:
+class PathPoint(NamedTuple):
     """The model on the first ``k`` selected features.
 
     Attributes
@@ -82,13 +81,14 @@ def path_points(
     scores, ranks = objective.path(columns, fit, every)
     used, total = (n_obs, float(n_obs)) if weights is None else (int(np.count_nonzero(weights)), float(weights.sum()))
     first, intercept = size - len(scores) + 1, int(objective.centred)
+    weight, of_all = math.log(used), math.lgamma(n_features + 1)
     points = []
     for k, score, parameters in zip(range(first, size + 1), scores.tolist(), (ranks + intercept).tolist(), strict=True):
         if 2 * parameters > used or score >= 1.0 - _EXACT:  # no mean log-likelihood of a GLM is above 0
             points.append(PathPoint(k, score, parameters))
             continue
         deviance = objective.deviance(score, used, total)
-        sets = math.lgamma(n_features + 1) - math.lgamma(k + 1) - math.lgamma(n_features - k + 1)
-        bic = deviance + math.log(used) * parameters
+        sets = of_all - math.lgamma(k + 1) - math.lgamma(n_features - k + 1)
+        bic = deviance + weight * parameters
         points.append(PathPoint(k, score, parameters, deviance + 2.0 * parameters, bic, bic + 2.0 * GAMMA * sets))
     return points

@@ -30,7 +30,6 @@ from fastomp_nvm.matrix.pool import BUDGET_REASON, LARGEST_BUDGET, ColumnPool, a
 from fastomp_nvm.matrix.standardisation import column_index
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
-from fastomp_nvm.matrix.tier import worthwhile
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.selection.answer import DataSize
@@ -308,7 +307,9 @@ def prepare(
     if tier is None and request.tier == "int8":
         raise RequestError("the data has no int8 tier: build the store with one, or select with tier auto or exact")
     if tier is not None and request.tier != "int8":
-        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, dataset.traits.medium):
+        from fastomp_nvm.matrix.tier import worthwhile  # not needed by data without a tier
+
+        if request.tier == "exact" or not worthwhile(dataset.matrix, request.algorithm, resident=dataset.resident):
             tier = None
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
@@ -389,7 +390,7 @@ def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepar
     if run.account is not None:
         chosen["tier"] = run.account.choice
     elif request.tier == "auto" and dataset.tier is not None:
-        size = f"{request.algorithm} over {dataset.matrix.nbytes / 1e6:.0f} MB"
+        size = f"{request.algorithm} over {dataset.matrix.nbytes / 1e6:.0f} MB{' in memory' if dataset.resident else ''}"
         chosen["tier"] = Choice("exact", f"{size} is not expected to be faster with the tier")
     if dataset.matrix.choice is not None:
         chosen["io"] = dataset.matrix.choice

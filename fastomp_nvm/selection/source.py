@@ -6,18 +6,17 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import numpy as np
 
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError
-from fastomp_nvm.matrix.checksum import Check
-from fastomp_nvm.selection.table_columns import rows_of_table
 from fastomp_nvm.stores.contract import FeatureStore
-from fastomp_nvm.stores.media import Medium, medium_of
-from fastomp_nvm.stores.open import create_store, open_store
-from fastomp_nvm.stores.url import StoreURL
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.checksum import Check
+    from fastomp_nvm.stores.url import StoreURL
 
 __all__ = ["Load", "Way", "has_text", "open_dataset"]
 
@@ -55,6 +54,8 @@ def open_dataset(
         raise RequestError(f"load is {load!r}: expected dram or tier")
     with ExitStack() as stack:
         if isinstance(data, str):
+            from fastomp_nvm.stores.open import open_store  # not needed by arrays
+
             data = stack.enter_context(open_store(data))
         if not isinstance(data, FeatureStore):
             if verify or load is not None or io is not None or check is not None:
@@ -85,8 +86,12 @@ def has_text(data: object) -> bool:
     return not all(str(kind).lower().startswith(_NUMBERS) for kind in distinct)
 
 
-class _Memory(Medium, Protocol):
+class _Memory(Protocol):
     """The medium of stores in memory."""
+
+    def open(self, url: StoreURL) -> FeatureStore:
+        """Open a store."""
+        ...
 
     def discard(self, url: StoreURL) -> None:
         """Remove a store."""
@@ -96,6 +101,10 @@ class _Memory(Medium, Protocol):
 @contextmanager
 def _encoded(data: object) -> Iterator[FeatureStore]:
     """Yield a store in memory of a table with text columns; it is discarded afterwards."""
+    from fastomp_nvm.stores.media import medium_of
+    from fastomp_nvm.stores.open import create_store
+    from fastomp_nvm.stores.url import StoreURL
+
     url = StoreURL.parse(f"dram:table-{secrets.token_hex(8)}")
     create_store(url.text, data, dtype="float64", tier="none")
     medium = cast("_Memory", medium_of(url))
@@ -111,9 +120,12 @@ def _of_array(data: object, names: Sequence[str] | None) -> Dataset:
     columns = getattr(data, "column_names" if type(data).__module__.startswith("pyarrow") else "columns", None)
     if columns is not None and names is None:
         names = list(map(str, getattr(columns, "tolist", lambda: columns)()))  # an index of pandas is slow to iterate over
-    rows = rows_of_table(data)
-    if rows is not None:
-        return Dataset.of_rows(rows, names)
+    if columns is not None:
+        from fastomp_nvm.selection.table_columns import rows_of_table
+
+        rows = rows_of_table(data)
+        if rows is not None:
+            return Dataset.of_rows(rows, names)
     if np.ma.is_masked(data):
         raise DataError(
             "X has masked entries: fill them in, or build a store of it with missing values replaced (create_store, missing='mean')"

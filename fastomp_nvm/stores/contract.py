@@ -14,15 +14,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, UInt32Array
 from fastomp_nvm.errors import StoreError
-from fastomp_nvm.matrix.checksum import Check, Seal
-from fastomp_nvm.matrix.moments import ColumnStatistics
-from fastomp_nvm.matrix.reader import MatrixFile
-from fastomp_nvm.matrix.tier import Tier, TierSidecar
-from fastomp_nvm.stores.encoding import TableEncoding
+
+if TYPE_CHECKING:
+    from fastomp_nvm.matrix.checksum import Check, Seal
+    from fastomp_nvm.matrix.moments import ColumnStatistics
+    from fastomp_nvm.matrix.reader import MatrixFile
+    from fastomp_nvm.matrix.tier import Tier, TierSidecar
+    from fastomp_nvm.stores.encoding import TableEncoding
 
 __all__ = [
     "BLOCK_COLUMNS",
@@ -54,8 +56,7 @@ MISSING_POLICIES = ("error", "mean", "median", "drop-feature")
 Durability = Literal["none", "process", "power"]
 
 
-@dataclass(frozen=True, slots=True)
-class MediumTraits:
+class MediumTraits(NamedTuple):
     """Properties of a medium.
 
     Attributes

@@ -237,7 +237,7 @@ class FileStore(OpenedStore):
         if not self.traits.emulated:
             raise StoreURLError(f"{self.url} is on a real device, which emulates no other: leave out profile={name}")
         self._profile = profile
-        self.traits = replace(self.traits, detail=f"{self.traits.detail}; at the pace of {profile.description}")
+        self.traits = self.traits._replace(detail=f"{self.traits.detail}; at the pace of {profile.description}")
         self._add_to_url(f"profile={name}")
 
     def provide_tier_copy(self, directory: int, path: str) -> str:

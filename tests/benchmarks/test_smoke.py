@@ -62,7 +62,7 @@ def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_first_answer_judges_every_form(capsys: pytest.CaptureFixture[str]) -> None:
-    """The quick form times every form of the data, and judges R^2 and memory too."""
+    """The quick form times every form of the data and a process that starts, and judges R^2 and memory too."""
     assert first_answer.main(["--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     problem = next(value for name, value in printed.items() if name.startswith("120 x 900"))
@@ -70,6 +70,10 @@ def test_first_answer_judges_every_form(capsys: pytest.CaptureFixture[str]) -> N
     claims = {bar["claim"].split(": ")[1] for bar in printed["bars"]}
     assert {"times faster than scikit-learn", "R^2 above scikit-learn's", "times a prepared store's"} < claims
     assert all(bar["met"] for bar in printed["bars"] if "memory" in bar["claim"])
+    assert printed["bars"][-1]["claim"].startswith("100 x 60, k = 10: first answer of a process")
+    (started,) = printed["start_up"]["a process"]
+    assert "fastomp_nvm.objectives.linear" in started["names"]
+    assert started["code"] > 0  # the bytecode was cached
 
 
 def test_tier_noise_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:

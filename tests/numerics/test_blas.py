@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import scipy.linalg  # noqa: F401  (loads the BLAS of NumPy and that of SciPy)
 
+from fastomp_nvm.matrix import threads as limits
 from fastomp_nvm.matrix.threads import one_blas_thread
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
 
 pytestmark = pytest.mark.numerics
+
+
+@pytest.fixture(params=["linked", "found by threadpoolctl"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Find the functions of OpenBLAS among the libraries of NumPy and SciPy, or as those of another BLAS are found."""
+    if request.param != "linked":
+        monkeypatch.setattr(limits, "OPENBLAS_NAMES", ())
+    limits._thread_counts.cache_clear()
+    yield
+    limits._thread_counts.cache_clear()
 
 
 def threads() -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict
 from html.parser import HTMLParser
 from typing import Any
 
@@ -145,7 +144,7 @@ def test_the_path_survives_json(store: fo.FeatureStore) -> None:
     from fastomp_nvm.selection.codec import decode_selection, encode_selection
 
     found = fo.select(store, k=3)
-    assert found.to_json()["path"] == [asdict(point) for point in found.path]
+    assert found.to_json()["path"] == [point._asdict() for point in found.path]
     encoded = encode_selection(found)
     assert decode_selection(encoded).path == found.path
     encoded["json"]["path"] = [point.score for point in found.path]  # as earlier releases wrote it

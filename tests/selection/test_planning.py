@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fastomp_nvm as fo
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.planning.plan import MEDIA, Machine, Plan, PlanRequest, plan, read_machine
 
@@ -51,6 +54,14 @@ def test_a_phase_takes_as_long_as_its_slowest_resource() -> None:
     assert seconds(found, "passes") == pytest.approx(found.full_passes * 4 * entries / 100e9)
     found = planned(replace(quick, gflops=10), tier="none")
     assert seconds(found, "passes") == pytest.approx(found.full_passes * 2 * entries / 10e9)
+
+
+def test_no_selection_makes_more_passes_than_the_most() -> None:
+    """Passes after the polish count: wide data of noise takes more than FAST_OMP's own two, but not more than the plan's."""
+    numbers = np.random.default_rng(0)
+    found = fo.select(numbers.normal(size=(60, 3000)), numbers.normal(size=60), k=10, epsilon=0.5)
+    assert 2 < math.floor(found.full_passes) <= plan(PlanRequest(3000, 60, 10, epsilon=0.5)).most_passes
+    assert plan(PlanRequest(3000, 60, 10, epsilon=0.5, polish=False)).most_passes == 2
 
 
 def test_one_node_has_no_network() -> None:

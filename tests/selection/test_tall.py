@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def test_cross_validation(seed: int) -> None:
     assert (found.k, found.one_standard_error_k) == (swept.k, swept.one_standard_error_k)
     assert (found.sharing.full_passes, found.sharing.bytes_read) == (1.0, X.nbytes)
     assert found.sharing.full_passes_alone == 18.0
-    assert found.to_json()["gram"] == asdict(found.selection.choices["gram"])
+    assert found.to_json()["gram"] == found.selection.choices["gram"]._asdict()
     assert "gram" not in swept.to_json()
     assert "one pass over 900 observations of 24 columns for 18 selections" in repr(found)
 

@@ -18,6 +18,8 @@ from fastomp_nvm.algorithms.protocol import Ask
 from fastomp_nvm.analysis.synthetic import PaperDesign, sparse_design
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.matrix import tier as tiers
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.gradients import ExactGradients, TierGradients
 from fastomp_nvm.matrix.kernels import INT8_RESIDUAL_LIMIT, available, kernel
 from fastomp_nvm.matrix.moments import moments
@@ -469,9 +471,10 @@ def test_the_default_is_the_tier_where_it_pays(tmp_path: Path) -> None:
         assert fo.select(small, k=3).tier == "exact"
         assert json.loads(json.dumps(fo.select(small, k=3, tier="int8").to_json()))["bytes_read_tier"] > 0
     megabyte = np.broadcast_to(np.int8(0), (1 << 10, 1 << 10))
-    for medium, algorithm, least in (("dram", "fast_omp", 512), ("dram", "sds_omp", 32), ("pmem", "fast_omp", 32)):
+    for resident, algorithm, least in ((True, "fast_omp", 256), (False, "fast_omp", 32), (False, "sds_omp", 32)):
         matrices = [np.broadcast_to(megabyte, (size, 1 << 10, 1 << 10)).view() for size in (least - 1, least)]
-        assert [worthwhile(matrix, algorithm, medium) for matrix in matrices] == [False, True]
+        assert [worthwhile(matrix, algorithm, resident=resident) for matrix in matrices] == [False, True]
+    assert not worthwhile(np.broadcast_to(megabyte, (1 << 20, 1 << 10, 1 << 10)).view(), "sds_omp", resident=True)
 
 
 def test_asking_for_a_tier_that_is_not_there_is_refused() -> None:
@@ -557,6 +560,18 @@ def test_runs_that_leave_the_tier_at_other_times_still_share_sweeps(noise: fo.Fe
     assert traffic.bytes_read < 0.75 * sum(one.bytes_read for one in alone)
 
 
+def test_sds_omp_leaves_the_tier_of_data_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing waits for a device SDS_OMP sweeps the matrix, whatever its size; from a file it begins with the tier."""
+    X, y = sparse_design(300, 200, true=10, noise=0.5, seed=4)
+    monkeypatch.setattr(tiers, "WORTHWHILE_BYTES", {"sds_omp": (0, tiers.WORTHWHILE_BYTES["sds_omp"][1])})
+    chosen = {}
+    for url in (f"mmap://{tmp_path}/s", "dram:sds-omp-tier"):
+        with fo.create_store(url, X, y, tier="int8", replace=True) as store:
+            chosen[store.traits.medium] = fo.select(store, k=5, algorithm="sds_omp").choices["tier"]
+    assert chosen["mmap"].value == "int8"
+    assert chosen["dram"] == Choice("exact", "sds_omp over 0 MB in memory is not expected to be faster with the tier")
+
+
 def test_an_account_counts_the_bytes_that_are_waited_for() -> None:
     """A tier in memory pays as long as less is picked than the matrix has; beside the matrix, only if little is."""
     for apart, share, pays in ((False, 0.2, True), (False, 0.3, False), (True, 0.75, True), (True, 0.9, False)):
@@ -612,7 +627,7 @@ def test_a_loaded_tier_is_apart_from_a_matrix_in_a_file(
         seen.append(apart)
         return TierAccount(*sizes, apart=apart, coarse=coarse)
 
-    monkeypatch.setattr("fastomp_nvm.engine.dataset.TierAccount", account)
+    monkeypatch.setattr("fastomp_nvm.matrix.tier.TierAccount", account)
     with fo.open_store(f"{noise.url}?tier=dram") as loaded:
         for data in (loaded, noise, store):
             fo.select(data, k=2)
