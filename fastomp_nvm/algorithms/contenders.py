@@ -107,7 +107,7 @@ class Contenders:
         if problem.tier is None or standardisation.whiteners or not start.objective.centred or not len(start.features):
             return None
         dtype = problem.design.matrix.dtype
-        errors = problem.tier.errors(problem.design.standardisation, single=dtype != np.float64)
+        errors = problem.tier.errors(problem.design.standardisation, single=dtype != np.float64, in_lanes=True)
         errors = TierErrors(*(bound[start.features] for bound in errors))
         remainder, smallest = float(start.pivot[0]), float(start.smallest[0])
         return cls(start, null, JointGains(errors, dtype, remainder, smallest, problem.pool.sweeper.share_out))

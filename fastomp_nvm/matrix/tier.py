@@ -127,14 +127,15 @@ class Tier:
     error: Float64Array
     norm: Float64Array
 
-    def errors(self, standardisation: Standardisation, *, single: bool) -> TierErrors:
-        """Return the bounds of products under ``standardisation``; ``single`` says that vectors are swept as float32."""
+    def errors(self, standardisation: Standardisation, *, single: bool, in_lanes: bool = False) -> TierErrors:
+        """Return the bounds of products under ``standardisation``; ``single`` and ``in_lanes`` as in ``kernel_error``."""
         n_obs = self.codes.shape[1]
         scale, root = standardisation.scale, math.sqrt(n_obs)
         centre = root * np.abs(self.mean) * (1.0 + ROUNDING)
         size = self.norm + self.error + centre  # at least |a|
-        gamma = kernel_error(n_obs, False)
-        kernel = size * (np.where(standardisation.wide, gamma, kernel_error(n_obs, True)) if single else gamma)
+        gamma = kernel_error(n_obs, False, in_lanes=in_lanes)
+        coarser = kernel_error(n_obs, True, in_lanes=in_lanes)
+        kernel = size * (np.where(standardisation.wide, gamma, coarser) if single else gamma)
         # The sum of the vector, rounded in any order, times either mean; and the few operations that follow.
         kernel += centre * ((n_obs + 1) * 2.0**-53) + 4.0 * ROUNDING * (size + root * np.abs(standardisation.mean))
         largest = LARGEST_SIZE if single else LARGEST_SIZE_IN_FLOAT64
@@ -294,23 +295,26 @@ def quantise_vectors(vectors: AnyArray) -> tuple[AnyArray, Float64Array]:
         return np.rint(np.where(usable[:, None], vectors, 0.0) * inverse[:, None]).astype(np.int16), scale
 
 
-def kernel_error(n_obs: int, single: bool) -> float:
+def kernel_error(n_obs: int, single: bool, *, in_lanes: bool = False) -> float:
     """Return a bound of the rounding error of a kernel in ``a . v``, as a fraction of ``|a| |v|``.
 
-    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, and the
-    chunks in float64. Within a chunk the compiled kernels add at most 128 products to each of their lanes and fold these in a tree
-    of at most 3 levels; NumPy sums pairwise, which rounds a term less often. So a term meets at most 1 + 128 + 3 roundings of unit
-    ``u``, and at most 4 + ceil(n_obs / 512) of float64, and the sum is off by at most
-    ``((1 + u)^132 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, with ``sum |a_i v_i| <= |a| |v|``.
+    Every kernel forms products and adds them up in the precision of the vector within chunks of at most 1024 observations, in some
+    order, and the chunks in float64. A term thus meets at most 1 + 1024 roundings of unit ``u`` and then, with the lanes of a
+    chunk, at most 3 + ceil(n_obs / 512) of float64, so that the sum is off by at most
+    ``((1 + u)^1025 (1 + u64)^(n_obs / 512 + 4) - 1) sum |a_i v_i|``, whatever the order (fused multiply-adds and lanes make it
+    less), and ``sum |a_i v_i| <= |a| |v|``. The order of our kernels allows 132 in place of 1025: compiled ones add at most 128
+    products to each lane and fold the lanes in float64, NumPy sums pairwise.
 
     Parameters
     ----------
     n_obs : int
     single : bool
         True where the vector is float32.
+    in_lanes : bool
+        Use the order of the kernels: where the errors of many products add up.
     """
     unit = 2.0**-24 if single else 2.0**-53
-    exponent = 132 * unit + (n_obs / 512 + 5) * 2.0**-53
+    exponent = (132 if in_lanes else 1025) * unit + (n_obs / 512 + 5) * 2.0**-53
     return math.expm1(exponent) * (1.0 + ROUNDING)
 
 

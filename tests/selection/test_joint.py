@@ -29,7 +29,7 @@ def path_of(bench: Bench, vectors: np.ndarray, coefficients: np.ndarray, split: 
     swept = TierSweep(bench.sweeper, bench.tier, Vectors(vectors, dtype))
     moves = [Move(vector, float(each), place > 0) for place, (vector, each) in enumerate(zip(vectors.T, coefficients, strict=True))]
     products = [(swept.centres(place, standardisation), False) for place in range(len(moves))]
-    errors = bench.tier.errors(standardisation, single=dtype != np.float64)
+    errors = bench.tier.errors(standardisation, single=dtype != np.float64, in_lanes=True)
     joint = JointGains(errors, dtype, 1.0, SMALLEST, bench.sweeper.share_out)
     if split:
         joint.along(moves[:split], products[:split]).advance(split)
