@@ -158,7 +158,7 @@ PyObject *row_checksums(struct arguments *a, PyObject *given)
     const Py_buffer *matrix = open_buffer(a, rows, "rows", PyBUF_STRIDES);
     const int count = length_of(a, places);
     const int64_t *chosen = WORDS(a, places, count, READ);
-    uint32_t *found = array(a, out, "out", count, sizeof(uint32_t), WRITE);
+    uint32_t *found = array(a, out, "out", "I", count, sizeof(uint32_t), WRITE);
     require(a, a->failed || (matrix->ndim == 2 && (matrix->shape[1] < 2 || matrix->strides[1] == matrix->itemsize)),
             "rows must be contiguous");
     for (int k = 0; !a->failed && k < count; k++)
