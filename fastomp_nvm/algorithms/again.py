@@ -1,11 +1,12 @@
-"""Passes after FAST_OMP that gather what its own passes missed, for the linear model.
+"""Passes after FAST_OMP that gather what its own passes missed, for the linear model on wide data.
 
 The polish knows only the columns that reached a threshold of FAST_OMP. Full greedy meets other residuals on its way, and other
 features lead there. So a pass takes the residuals of several prefixes of the polished set, a *draft* of full greedy, and asks for
 the features with the largest scores at each. Greedy by gain and greedy by score among these and the draft, as the two full
 greedies choose, give the next draft. The best set is kept.
 
-A pass is made only where some feature of the draft explains no more than the best of all features might explain by chance: where
+Passes are made where features by far outnumber few observations, so that many features fit any residual about as well as the best.
+A pass is made only while some feature of the draft explains no more than the best of all features might explain by chance: where
 few strong features make the response, FAST_OMP has found them. A second one is made where the first gained much.
 """
 
@@ -29,9 +30,11 @@ __all__ = ["gathered_again"]
 #: Passes at most.
 PASSES = 2
 
-#: Residuals in a pass, and features with the largest scores gathered per residual: usually, and where there are at least ``WIDE``
-#: features per observation, of which many fit any residual about as well as the best.
-USUAL, MANY, WIDE = (6, 48), (12, 128), 16
+#: Residuals in a pass, and features with the largest scores gathered per residual.
+RESIDUALS, NEAR = 12, 128
+
+#: Wide data: features per observation, at least, and observations, at most.
+WIDE, FEW = 32, 1024
 
 #: A second pass is made where the first raised f by more than this.
 GAINED = 0.01
@@ -46,21 +49,21 @@ def gathered_again(
     """Return a set at least as good as ``selected``, which is polished, after at most ``PASSES`` further passes.
 
     ``complete`` is as in :func:`~fastomp_nvm.algorithms.polish.polish`; the passes that it may need come on top. Sets of other
-    objectives are returned as they are.
+    objectives, and over data that is not wide, are returned as they are.
     """
-    if not (isinstance(problem.objective, Linear) and selected.size):
+    n_obs = problem.design.matrix.shape[1]
+    if not (isinstance(problem.objective, Linear) and selected.size) or n_obs > FEW or len(problem.usable) < WIDE * n_obs:
         return selected
-    draft, sets, n_obs = selected, [selected], problem.design.matrix.shape[1]
-    residuals, near = MANY if len(problem.usable) >= WIDE * n_obs else USUAL
+    draft, sets = selected, [selected]
     for _ in range(PASSES):
-        query = _query(problem, problem.objective, draft, residuals)
+        query = _query(problem, problem.objective, draft)
         if query is None:
             break
         answers = yield query
         assert answers is not None
         problem.counters.gradient_rounds += 1
         problem.counters.gradient_calls += len(answers)
-        pool = np.unique(np.concatenate((selected, draft, *(answer.leaders(near)[0] for answer in answers))))
+        pool = np.unique(np.concatenate((selected, draft, *(answer.leaders(NEAR)[0] for answer in answers))))
         problem.objective.known.make_room(problem.pool.columns(pool))  # no earlier model is used any more
         found = greedy_sets(problem, pool, pursuit=True)
         sets += found
@@ -75,8 +78,8 @@ def gathered_again(
     return best
 
 
-def _query(problem: Problem, objective: Linear, draft: IndexArray, count: int) -> Query | None:
-    """Return a query at ``count`` prefixes of ``draft``, the last the whole, about the features that extend each; None if settled.
+def _query(problem: Problem, objective: Linear, draft: IndexArray) -> Query | None:
+    """Return a query at prefixes of ``draft``, the last the whole, about the features that extend each; None if settled.
 
     Where none extends the whole, all features are asked about: some may take the place of a member.
     """
@@ -95,7 +98,7 @@ def _query(problem: Problem, objective: Linear, draft: IndexArray, count: int) -
     by_chance = (1.0 - value) * 2.0 * math.log(len(usable)) / len(objective.response)
     if float(explained.min()) >= SETTLED * by_chance:
         return None
-    ends = np.unique(np.linspace(len(draft), 0, count, endpoint=False).astype(np.int64))
+    ends = np.unique(np.linspace(len(draft), 0, RESIDUALS, endpoint=False).astype(np.int64))
     taken = np.searchsorted(kept, columns.standardisation.offsets[ends])  # independent columns of each prefix
     fitted = np.where(np.arange(len(kept)) < taken[:, None], along, 0.0) @ directions
     residuals = objective.weighted((objective.response - fitted).T).T

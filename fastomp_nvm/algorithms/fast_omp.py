@@ -16,9 +16,9 @@ Readings of Algorithm 1 (line numbers as printed):
   evaluated in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty, so ``j*`` exists.
 
 Three additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps; each run is
-polished over its own columns, then all columns gathered are, and the best set is kept. For the linear model further passes gather
-again at the polished set (:mod:`fastomp_nvm.algorithms.again`). ``skip_weak`` is a variant outside Theorem 1: an
-element of the sequence whose own score has fallen below ``t`` when its turn comes is skipped.
+polished over its own columns, then all columns gathered are, and the best set is kept. On wide data further passes gather again at
+the polished set (:mod:`fastomp_nvm.algorithms.again`). ``skip_weak`` is a variant outside Theorem 1: an element of the sequence
+whose own score has fallen below ``t`` when its turn comes is skipped.
 """
 
 from __future__ import annotations

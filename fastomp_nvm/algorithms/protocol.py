@@ -16,13 +16,13 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.matrix.gradients import Ask, Gradients
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.rows import Design
-from fastomp_nvm.matrix.tier import Tier
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.base import Objective
 
 if TYPE_CHECKING:
     from fastomp_nvm.algorithms.certificate import Certificate
     from fastomp_nvm.algorithms.trace import Trace
+    from fastomp_nvm.matrix.tier import Tier
 
 __all__ = [
     "Algorithm",

@@ -190,7 +190,10 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
         help="auto (default): several selections over tall data share the Gram matrices of one pass where that is less work; never",
     )
     add(
-        "--gather-bytes", type=int, metavar="N", help="memory for gathered columns (default half of what is free, at most 2.75 GiB)"
+        "--gather-bytes",
+        type=int,
+        metavar="N",
+        help="memory for gathered columns (default three fifths of what is free, at most 2.75 GiB)",
     )
     add(
         "--standardize",

@@ -31,7 +31,7 @@ PROBE_BYTES = 64 << 20
 
 #: Bounds of the automatic budget: enough to work with, and little enough to leave memory to other processes.
 SMALLEST_BUDGET, LARGEST_BUDGET = 16 << 20, 11 << 28
-BUDGET_REASON = "a share of two thirds of free memory, from 16 MiB to 2.75 GiB; less where all columns take less"
+BUDGET_REASON = "a share of three fifths of free memory, from 16 MiB to 2.75 GiB; less where all columns take less"
 
 #: Bytes for which free memory is not looked up: that takes longer than many a selection.
 FEW_BYTES = 64 << 20
@@ -46,14 +46,14 @@ _Read: TypeAlias = Callable[[IndexArray], tuple[AnyArray, IndexArray]]
 
 
 def automatic_budget(needed: int, pools: int = 1) -> int:
-    """Return the budget of each of several pools: together two thirds of the memory this process may still fill, within bounds.
+    """Return the budget of each of several pools: together three fifths of the memory this process may still fill, within bounds.
 
     The rest is for buffers, dense columns and the algorithms' own arrays. Pools that need few bytes get them.
     """
     if needed * pools <= FEW_BYTES:
         return max(needed, SMALLEST_BUDGET)
     room = fillable_memory() / pools
-    return int(min(max(room * 2 / 3, SMALLEST_BUDGET), LARGEST_BUDGET))
+    return int(min(max(room * 3 / 5, SMALLEST_BUDGET), LARGEST_BUDGET))
 
 
 class Columns:

@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> Selection:
         There is no such file, it is no model, it is damaged, or a later release wrote it.
     """
     name = os.fspath(path)
-    content = _read_json(path)
+    content = _read_json(path, "a model: expected the JSON that 'fastomp select --save' writes")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"{name} is not a model: expected the JSON that 'fastomp select --save' writes")
     if content.get("version") != VERSION:
@@ -75,7 +75,7 @@ def read_selections(path: str | os.PathLike[str]) -> list[Selection]:
     InputError
         There is no such file, or it is neither.
     """
-    content = _read_json(path)
+    content = _read_json(path, "JSON: expected the file that 'fastomp select --save' or --json writes")
     if isinstance(content, dict) and content.get("format") == FORMAT:
         return [load(path)]
     try:
@@ -94,13 +94,13 @@ def _decode_printed(result: object) -> Selection:
     return decode_selection({"json": result, "columns": columns, "column_positions": list(range(sum(map(len, columns))))})
 
 
-def _read_json(path: str | os.PathLike[str]) -> object:
-    """Return the content of a JSON file."""
+def _read_json(path: str | os.PathLike[str], expected: str) -> object:
+    """Return the content of a JSON file; ``expected`` ends the sentence on one that is not."""
     name = os.fspath(path)
     try:
         found: object = json.loads(Path(path).read_bytes())
         return found
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}") from error
+        raise InputError(f"the model {name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON: expected the file that 'fastomp select --save' or --json writes") from error
+        raise InputError(f"{name} is not {expected}") from error

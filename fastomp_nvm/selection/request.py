@@ -76,7 +76,7 @@ class SelectionRequest:
         A name in ``ALGORITHMS``, or ``auto``: by the shape of the data, the constraint and the cost (see ``choose_algorithm`` in
         ``fastomp_nvm.selection.automatic``); the result says which and why.
     quality : {"fast", "verified", "best"}
-        Of FAST_OMP's answer. ``fast`` makes up to two passes more where they may help (linear model, with the polish; see
+        Of FAST_OMP's answer. ``fast`` makes up to two passes more on wide data (linear model, with the polish; see
         ``fastomp_nvm.algorithms.again``). ``verified`` is never worse than full matching pursuit nor, for the linear
         model, than full greedy; ``best`` also starts from further seeds and exchanges features until no exchange improves the set
         (standardised columns; for GLMs as far as the quadratic model at the final fit can tell). Both take more passes.

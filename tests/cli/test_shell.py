@@ -97,6 +97,7 @@ def test_every_default_is_stated() -> None:
 #: Options that mean something else in another command.
 DIFFERENT = {
     "--k": "one number, or several in grid and cv",
+    "--pools": "the place of all pools of a server, the names of those that a token reaches",
     "--epsilon": "several in grid",
     "--tau": "several in grid",
     "--ridge": "several in grid",

@@ -42,7 +42,10 @@ def truncating(*arguments):
         os.truncate(path, length)
     return found
 Engine._answer = truncating
-if sys.argv[1] != "serve":
+if sys.argv[1] == "serve":
+    from ado_plugin.service import server
+    server.import_selectors = lambda: None  # its selections would end before the job
+else:
     lost_pages.install_guard()
 sys.exit(main(sys.argv[1:]))
 """

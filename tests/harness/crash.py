@@ -116,7 +116,7 @@ def kill_servers(session: Session, goal: int, folder: Path) -> None:
         while session.wants("SIGKILLs of a server", goal):
             trial = session.tally["server trials"]
             if trial % 50 < len(MEDIA):
-                report = trials.park(trial)
+                report = trials.suspect(trial)
             elif trial % 3 == 2:
                 report = trials.kill_with_upload(trial // 3)
             else:

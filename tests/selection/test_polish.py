@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import fastomp_nvm as fo
-from fastomp_nvm.algorithms import again
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives import linear_gains
 from fastomp_nvm.objectives.linear_gains import LinearGains
@@ -80,9 +79,8 @@ def test_what_is_foreseen_changes_nothing(monkeypatch, name, grouped, options) -
 
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_hardly_a_column_is_computed_that_is_not_used(monkeypatch, computed, name) -> None:
+def test_hardly_a_column_is_computed_that_is_not_used(computed, name) -> None:
     """The greedy among the near ones foresees the one among all, the constraint included: few columns and few blocks."""
-    monkeypatch.setattr(again, "PASSES", 0)  # further greedies compute columns of their own
     X, y = data(n_obs=600, together=0.0)
     used = len(fo.select(X, y, **CONSTRAINTS[name]).indices)
     greedies = 2 if name == "knapsack" else 1  # by gain, and by gain per cost

@@ -16,8 +16,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "build and look at stores": ("ingest", "info", "names", "verify", "shard"),
         "select features": ("select", "path", "grid", "cv", "stability", "check-constraint", "plan"),
-        "runs and results": ("runs", "resume", "cancel", "forget", "predict", "export"),
-        "servers": ("serve", "list", "delete", "ado"),
+        "runs and results": ("runs", "resume", "cancel", "forget", "predict", "export", "report"),
+        "servers": ("serve", "token", "list", "delete", "ado"),
         "this program": ("help", "demo", "doctor", "completion", "bench"),
     }
 )
