@@ -209,11 +209,11 @@ def test_a_device_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
             FileRows(file, "direct").gather(np.arange(9), np.empty((9, 1000), np.float32), Sweeper(1))
 
 
-def test_columns_take_two_thirds_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_take_three_fifths_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget is shared among the pools and bounded; for small data free memory is not looked up."""
     monkeypatch.setattr(columns, "fillable_memory", lambda: 900e6)
-    assert automatic_budget(1 << 40) == 600_000_000
-    assert automatic_budget(1 << 40, 3) == 200_000_000
+    assert automatic_budget(1 << 40) == 540_000_000
+    assert automatic_budget(1 << 40, 3) == 180_000_000
     assert automatic_budget(1 << 40, 1000) == columns.SMALLEST_BUDGET
     monkeypatch.setattr(columns, "fillable_memory", lambda: float("inf"))
     assert automatic_budget(1 << 40) == columns.LARGEST_BUDGET
