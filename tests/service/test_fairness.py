@@ -222,18 +222,18 @@ def test_a_report_that_waits_pauses_the_sweep(monkeypatch: pytest.MonkeyPatch) -
     """While a report waits, every other thread of the sweep finishes at most the block that it has begun."""
     for name in ("REPORT_SECONDS", "TASK_BYTES", "INLINE_PRODUCTS"):
         monkeypatch.setattr(sweeper, name, 0)
-    threads, used, during = 3, [0], list[int]()
+    threads, used, during = 3, list[int](), list[int]()
 
     def use(block: Any, first: int, last: int) -> None:
-        used[0] += 1
+        used.append(first)  # atomic, unlike a count
 
     def report(share: float) -> None:
-        before = used[0]
+        before = len(used)
         time.sleep(0.02)
-        during.append(used[0] - before)
+        during.append(len(used) - before)
 
     sweeping = sweeper.Sweeper(threads)
     sweeping.report = report
     sweeping.share(np.zeros((240, 1)), 8, 1, sweeping._reported(use, 240))
-    assert used == [30]
+    assert len(used) == 30
     assert max(during) < threads
