@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from ado_plugin.page.bandwidth import Bandwidths
 from ado_plugin.page.views import figures_view, job_view, jobs_view, pools_view
-from ado_plugin.page.watch import Watch
+from ado_plugin.page.watch import Trail, Watch
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.metrics import Figure
@@ -157,12 +157,13 @@ class PageHost:
     async def _events(self, request: Request, job: str) -> AsyncIterator[str]:
         """Yield the changed parts as events of JSON."""
         sent: dict[str, str] = {}
+        ended: tuple[int, str] | None = None  # version and view of the chosen job, which changes no more
         spoke = time.monotonic()
         self._streams += 1
         try:
             # The token is looked up each time: it may be taken away.
             while (principal := self._principal(request)) is not None and not self._server.should_exit:
-                parts = await run_in_threadpool(self._parts, principal, job)
+                parts, ended = await run_in_threadpool(self._parts, principal, job, ended)
                 if changed := {name: part for name, part in parts.items() if sent.get(name) != part}:
                     sent |= changed
                     spoke = time.monotonic()
@@ -174,8 +175,13 @@ class PageHost:
         finally:
             self._streams -= 1
 
-    def _parts(self, principal: Principal, job: str) -> Mapping[str, str]:
-        """Return the parts of the page as a principal sees them."""
+    def _parts(
+        self, principal: Principal, job: str, ended: tuple[int, str] | None
+    ) -> tuple[Mapping[str, str], tuple[int, str] | None]:
+        """Return the parts of the page as a principal sees them, and version and view of the chosen job once it has ended.
+
+        The view of an ended job is taken from ``ended`` while its version is the same: an answer is read and rendered once.
+        """
         caller, writes = Caller(principal, "page"), principal.role != "read"
         jobs = [each for each in self._jobs.standings(caller.sees) if principal.reaches(each["pool"])]
         trails = {each["job"]: trail for each in jobs if (trail := self._watch.trail(each["job"])) is not None}
@@ -187,13 +193,19 @@ class PageHost:
             "figures": figures_view(self._watch.samples()),
             "job": "" if not job else "<p>There is no such job, or it has been removed.</p>",
         }
-        if chosen is not None:
-            answers: Sequence[Mapping[str, Any]] = ()
-            if chosen["state"] == "done":
-                answers = self._call(caller, "result", {"job": job}).get("answers", ())
-            bandwidth = self._bandwidths.of(chosen["pool"], chosen["key"]) if chosen["state"] == "running" else None
-            parts["job"] = job_view(chosen, trails.get(job), answers, bandwidth, writes=writes)
-        return parts
+        if chosen is None:
+            return parts, None
+        if ended is None or ended[0] != chosen["version"]:
+            ended = chosen["version"], self._job(caller, chosen, trails.get(job), writes=writes)
+        parts["job"] = ended[1]
+        return parts, None if chosen["state"] in ("queued", "running") else ended
+
+    def _job(self, caller: Caller, job: Mapping[str, Any], trail: Trail | None, *, writes: bool) -> str:
+        """Return the view of one job, with its answers once it has them."""
+        done, running = job["state"] == "done", job["state"] == "running"
+        answers = self._call(caller, "result", {"job": job["job"]}).get("answers", ()) if done else ()
+        bandwidth = self._bandwidths.of(job["pool"], job["key"]) if running else None
+        return job_view(job, trail, answers, bandwidth, writes=writes)
 
     def _pools_of(self, caller: Caller) -> str:
         """Return the view of a caller's pools, listed again after a few seconds: listing opens every store."""

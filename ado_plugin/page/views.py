@@ -36,30 +36,18 @@ def pools_view(pools: Sequence[Mapping[str, Any]], keys: Mapping[str, Sequence[M
         full = None
         if quota:
             full = element("progress", value=min(pool["bytes"] / quota, 1.0), max=1, aria_label=f"share of the quota of {name}")
-        rows = [
-            (
-                str(key["key"]),
-                *((clean(str(key["error"]), 120), None, None) if "error" in key else _shape(key)),
-            )
-            for key in keys.get(name, ())
-        ]
+        rows = [_key(key) for key in keys.get(name, ())]
+        head = ("key", "type", "observations", "features", "size")
         parts.append(element("h3", clean(name), " ", element("span", size, class_="soft"), full))
-        parts.append(
-            table(("key", "type", "observations", "features", "size"), [_padded(row) for row in rows], f"keys of {name}")
-            if rows
-            else element("p", "empty", class_="soft")
-        )
+        parts.append(table(head, rows, f"keys of {name}") if rows else element("p", "empty", class_="soft"))
     return joined(*parts)
 
 
-def _shape(key: Mapping[str, Any]) -> tuple[str, int, int, str]:
-    """Return type, shape and size of a key."""
-    return str(key["dtype"]), int(key["n_obs"]), int(key["n_features"]), human_bytes(key["bytes"])
-
-
-def _padded(row: Sequence[str | float | None]) -> Sequence[str | float | None]:
-    """Return a row of a table of keys with all its cells."""
-    return [*row, *[None] * (5 - len(row))]
+def _key(key: Mapping[str, Any]) -> tuple[str | float | None, ...]:
+    """Return the row of a key: type, shape and size, or the error of a store that cannot be opened."""
+    if "error" in key:
+        return str(key["key"]), clean(str(key["error"]), 120), None, None, None
+    return str(key["key"]), str(key["dtype"]), int(key["n_obs"]), int(key["n_features"]), human_bytes(key["bytes"])
 
 
 def jobs_view(jobs: Sequence[Mapping[str, Any]], trails: Mapping[str, Trail], *, writes: bool) -> Markup:

@@ -206,7 +206,7 @@ class Service:
         return not closing.is_alive()
 
     def _health(self) -> Condition:
-        """Return why jobs make no progress or soon will not, and what is left of the machine."""
+        """Return the reason why jobs make no progress, or will soon make none, and the facts of workers, disk and descriptors."""
         room, descriptors = free_bytes(self._pools.root), free_descriptors()
         facts = {
             "workers_alive": self._jobs.workers_alive,

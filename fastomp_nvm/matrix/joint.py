@@ -80,7 +80,7 @@ class _Errors:
     def factors(self) -> Float64Array:
         """Return (2, 3) factors of the errors of a column: of its codes, its norm and the kernel.
 
-        They give the error of its gradient and, but for the spectral norm, that of all its products with directions together.
+        They bound the error of its gradient and, times the spectral norm, that of all its products with directions together.
         """
         rounding = self.drift + 8.0 * ROUNDING * (1 + self.moves) * self.reach
         gradient = norm_bound(self.residual) + rounding, norm_bound(self.rest) + rounding, self.kernel
