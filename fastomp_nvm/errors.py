@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 __all__ = [
     "CallFailedError",
@@ -129,7 +129,17 @@ class UnavailableError(FastompError):
 
 
 class ServerError(FastompError):
-    """A server refused a request, is busy, or failed."""
+    """A server refused a request, is busy, or failed.
+
+    Attributes
+    ----------
+    reason : {"access", "busy", "limit", "space", "other"}
+        Class of a refusal, counted by the server that raises it; not sent to clients.
+    """
+
+    def __init__(self, *arguments: object, reason: Literal["access", "busy", "limit", "space", "other"] = "other") -> None:
+        super().__init__(*arguments)
+        self.reason = reason
 
 
 class UnreachableError(ServerError):

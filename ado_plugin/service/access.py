@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,9 @@ class Principal:
     def require(self, role: Role) -> None:
         """Raise ``ServerError`` unless the principal has this role or a higher one."""
         if ROLES.index(self.role) < ROLES.index(role):
-            raise ServerError(f"{self.name} has the role {self.role!r}, and this needs {role!r}: ask for another token")
+            raise ServerError(
+                f"{self.name} has the role {self.role!r}, and this needs {role!r}: ask for another token", reason="access"
+            )
 
     def reaches(self, pool: str) -> bool:
         """Return whether the principal has access to ``pool``."""
@@ -67,7 +70,7 @@ class Principal:
     def require_pool(self, pool: str) -> None:
         """Raise ``ServerError`` for a pool without access, whether it exists or not."""
         if not self.reaches(pool):
-            raise ServerError(f"{self.name} has no access to the pool {pool!r}: ask for another token")
+            raise ServerError(f"{self.name} has no access to the pool {pool!r}: ask for another token", reason="access")
 
 
 class Access:
@@ -82,6 +85,9 @@ class Access:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._principals: Mapping[str, Principal] = {}  # by the digest of their token
+        self._refusing = threading.Lock()
+        #: Calls without an accepted token.
+        self.refused = 0
         self.reload()
 
     def reload(self) -> None:
@@ -103,6 +109,9 @@ class Access:
         for accepted, principal in self._principals.items():  # no early exit: the time taken says nothing about the token
             if accepted == "" or (hmac.compare_digest(accepted, digest) and token):
                 found = principal
+        if found is None:
+            with self._refusing:
+                self.refused += 1
         return found
 
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from ado_plugin.service.job import Job, JobRequest, State
 from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.machine import is_shortage
+from ado_plugin.service.metrics import Histogram
 from ado_plugin.service.records import JobRecords
 from ado_plugin.service.schedule import MOST_BATCHES, Batch, Schedule
 from fastomp_nvm.engine.engine import Progress
@@ -39,6 +40,9 @@ _NOTICE_SECONDS = 0.1
 _RETRY_SECONDS = 1.0
 #: Seconds without a step after which a batch counts as stuck.
 _STUCK_SECONDS = 600.0
+
+#: Upper bounds of the histogram of waits, in seconds.
+_WAIT_BOUNDS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 
 _INTERRUPTED = CancelledError("the job was cancelled")
 
@@ -93,11 +97,16 @@ class Jobs:
         self._startable = threading.Condition(lock)
         self._schedule = Schedule(limits)
         self._jobs: dict[str, Job] = {}
+        self._sweeping = threading.Lock()
         self._order = 0
         self._accepting = True
         self._stopping = False
         self._failing = False
         self.finished: collections.Counter[str] = collections.Counter()
+        #: Seconds between the queueing of a job and its start.
+        self.waits = Histogram(_WAIT_BOUNDS)
+        #: Bytes that sweeps have read, passes in flight included.
+        self.bytes_swept = 0
         with self._changed:
             self._recover()
         # One more than can be busy: it notices jobs for which a batch has to make room.
@@ -326,8 +335,10 @@ class Jobs:
             try:
                 for job in jobs:
                     job.progress = []
+                    waited = time.time() - job.changed
                     self._set_state(job, "running")
                     batch.running.append(job)
+                    self.waits.observe("", max(waited, 0.0))
             except MediumError as error:
                 _log.error("a job waits because its record cannot be written", extra={"job": job.name, "reason": str(error)})
             if not batch.running:
@@ -360,12 +371,18 @@ class Jobs:
 
     def _run(self, batch: Batch, jobs: list[Job]) -> None:
         """Run jobs of a batch together; if that fails, one by one."""
+        read = 0
         positions = [(job, place) for job in jobs for place in range(len(job.request.requests))]
         for job in jobs:
             job.progress = [None] * len(job.request.requests)
 
         def observe(step: Progress) -> None:
+            nonlocal read
             batch.sweeps = step.sweep
+            if step.bytes_read > read:  # an estimate during a pass, which the end of the pass may lower
+                with self._sweeping:
+                    self.bytes_swept += step.bytes_read - read
+                read = step.bytes_read
             job, place = positions[step.run]
             job.progress[place] = replace(step, run=place, runs=len(job.progress))
             now = time.monotonic()
@@ -456,12 +473,14 @@ class Jobs:
         The caller holds the lock.
         """
         if not self._accepting:
-            raise ServerError("the server is shutting down and takes no more jobs: try again when it is back")
+            raise ServerError("the server is shutting down and takes no more jobs: try again when it is back", reason="busy")
         active = [job for job in self._jobs.values() if job.state not in _FINISHED]
         if len(active) >= self._limits.queued:
-            raise ServerError(f"{len(active)} jobs are waiting, the most this server takes: try later")
+            raise ServerError(f"{len(active)} jobs are waiting, the most this server takes: try later", reason="busy")
         if (owned := sum(job.request.owner == owner for job in active)) >= self._limits.owned:
-            raise ServerError(f"{owned} jobs of {owner!r} are waiting, the most this server takes of one user: try later")
+            raise ServerError(
+                f"{owned} jobs of {owner!r} are waiting, the most this server takes of one user: try later", reason="busy"
+            )
 
     def _finish(self, job: Job, state: State, error: FastompError | None) -> None:
         """End a job; a ``MediumError`` leaves it as it was."""

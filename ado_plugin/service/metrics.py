@@ -6,15 +6,17 @@ first line is ``ok`` (200) or the reason why not (503), the others are facts. No
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-__all__ = ["Condition", "Figure", "Labels", "MetricsServer", "exposition"]
+__all__ = ["Condition", "Distribution", "Figure", "Histogram", "Labels", "MetricsServer", "exposition"]
 
 #: Connections at a time, each with a thread.
 _MOST_CONNECTIONS = 32
@@ -26,6 +28,56 @@ Condition: TypeAlias = tuple[str | None, Mapping[str, object]]
 Labels = tuple[tuple[str, str], ...]
 
 
+class Distribution(NamedTuple):
+    """Observations in buckets.
+
+    Attributes
+    ----------
+    bounds : tuple of float
+        Inclusive upper bounds of the buckets, ascending.
+    counts : tuple of int
+        Observations in each bucket; the last one is for those above all bounds.
+    total : float
+        Sum of the observations.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class Histogram:
+    """Distributions by one label, safe to observe from several threads.
+
+    Parameters
+    ----------
+    bounds : tuple of float
+        Inclusive upper bounds of the buckets, ascending.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._lock = threading.Lock()
+        self._counts: dict[str, list[int]] = {}
+        self._totals: dict[str, float] = {}
+
+    def observe(self, label: str, value: float) -> None:
+        """Count a value; ``label`` is one of a fixed set, never text of a client."""
+        with self._lock:
+            counts = self._counts.setdefault(label, [0] * (len(self._bounds) + 1))
+            counts[bisect.bisect_left(self._bounds, value)] += 1
+            self._totals[label] = self._totals.get(label, 0.0) + value
+
+    def distributions(self, labels: Sequence[str]) -> dict[str, Distribution]:
+        """Return the distribution of each of these labels and of all observed ones."""
+        empty = [0] * (len(self._bounds) + 1)
+        with self._lock:
+            return {
+                label: Distribution(self._bounds, tuple(self._counts.get(label, empty)), self._totals.get(label, 0.0))
+                for label in {*labels, *self._counts}
+            }
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One metric.
@@ -34,15 +86,29 @@ class Figure:
     ----------
     name, text : str
         Name without the prefix ``fastomp_``, and its description.
-    kind : {"counter", "gauge"}
+    kind : {"counter", "gauge", "histogram"}
     values : mapping of labels to number
         Labels as ``(("operation", "list"),)``; ``()`` for none.
+    distributions : mapping of labels to Distribution
+        The values of a histogram.
     """
 
     name: str
     text: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     values: Mapping[Labels, float] = field(default_factory=dict)
+    distributions: Mapping[Labels, Distribution] = field(default_factory=dict)
+
+    def samples(self) -> Iterator[tuple[str, Labels, float]]:
+        """Yield name, labels and value of each line."""
+        for labels, value in sorted(self.values.items()):
+            yield self.name, labels, value
+        for labels, found in sorted(self.distributions.items()):
+            bounds = (*(f"{bound:g}" for bound in found.bounds), "+Inf")
+            for bound, count in zip(bounds, itertools.accumulate(found.counts), strict=True):
+                yield f"{self.name}_bucket", (*labels, ("le", bound)), count
+            yield f"{self.name}_sum", labels, found.total
+            yield f"{self.name}_count", labels, sum(found.counts)
 
 
 def exposition(figures: Sequence[Figure]) -> str:
@@ -50,9 +116,9 @@ def exposition(figures: Sequence[Figure]) -> str:
     lines = []
     for figure in figures:
         lines += [f"# HELP fastomp_{figure.name} {figure.text}", f"# TYPE fastomp_{figure.name} {figure.kind}"]
-        for labels, value in sorted(figure.values.items()):
-            inside = ",".join(f'{name}="{text}"' for name, text in labels)
-            lines.append(f"fastomp_{figure.name}{{{inside}}} {value:g}" if inside else f"fastomp_{figure.name} {value:g}")
+        for name, labels, value in figure.samples():
+            inside = ",".join(f'{label}="{text}"' for label, text in labels)
+            lines.append(f"fastomp_{name}{{{inside}}} {value!r}" if inside else f"fastomp_{name} {value!r}")
     return "\n".join(lines) + "\n"
 
 

@@ -23,11 +23,22 @@ from ado_plugin.service.execution import estimate
 from ado_plugin.service.job import Job, JobRequest
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.limits import JobLimits
+from ado_plugin.service.metrics import Histogram
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
-from fastomp_nvm.errors import DataError, FastompError, RequestError, ServerError, encode_error
+from fastomp_nvm.errors import (
+    CancelledError,
+    DataError,
+    FastompError,
+    InputError,
+    MediumError,
+    RequestError,
+    ServerError,
+    StoreError,
+    encode_error,
+)
 from fastomp_nvm.limits import REQUEST_SECONDS, checkpoint, limited
 from fastomp_nvm.selection.codec import (
     decode_linear_model,
@@ -42,7 +53,7 @@ from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.listing import list_names
 from fastomp_nvm.version import __version__
 
-__all__ = ["OPERATIONS", "Caller", "Operations"]
+__all__ = ["OPERATIONS", "REFUSALS", "Caller", "Operations"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +65,13 @@ _MOST_REQUESTS = 1000
 #: Bytes of one reply of ``predict``: less than the largest message.
 _PREDICT_BYTES = 16 << 20
 
+
+#: Upper bounds of the histogram of latencies, in seconds; ``progress`` waits up to 20 s on purpose.
+_LATENCY_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0)
+
+#: Reasons by which refusals are counted: that of a ``ServerError``, invalid input, a damaged store, a device, a client that left or
+#: a deadline, and an unexpected error of the server. ``token`` (no accepted token) is counted by ``Access``.
+REFUSALS = ("access", "busy", "limit", "space", "input", "store", "medium", "cancelled", "failed", "other")
 
 #: Operations by name, and the role that each needs; each is a method of ``Operations``.
 OPERATIONS: Mapping[str, Role] = {
@@ -104,6 +122,10 @@ class Operations:
         self.calls: collections.Counter[tuple[str, str]] = collections.Counter()
         self._waiters = 0
         self._counting = threading.Lock()
+        #: Seconds that the server took for calls, by operation.
+        self.latency = Histogram(_LATENCY_BOUNDS)
+        #: Calls that were refused or failed, by reason.
+        self.refusals: collections.Counter[str] = collections.Counter(dict.fromkeys(REFUSALS, 0))
 
     def call(
         self, caller: Caller, operation: str, body: bytes | memoryview, gone: Callable[[], bool] = lambda: False
@@ -113,7 +135,7 @@ class Operations:
         The computation of each reply has a deadline, and ends when ``gone`` says that the client is.
         """
         known = operation in OPERATIONS
-        outcome = "ok"
+        outcome, seconds, began = "ok", 0.0, time.monotonic()
         try:
             if not known:
                 raise RequestError(f"there is no operation {operation[:40]!r}: expected one of {', '.join(OPERATIONS)}")
@@ -124,25 +146,40 @@ class Operations:
                     reply = next(replies, None)
                 if reply is None:
                     break
-                yield encode_message(reply)
+                message = encode_message(reply)
+                seconds += time.monotonic() - began
+                yield message
+                began = time.monotonic()  # the time that the client takes for a reply does not count
         except Exception as error:
             outcome = "error"
+            seconds += time.monotonic() - began
             yield encode_message({"error": self.explain(error, caller, operation)})
         finally:
-            with self._counting:
-                self.calls[operation if known else "unknown", outcome] += 1
+            self._count(operation if known else "unknown", outcome, seconds)
 
     def write(self, caller: Caller, upload: str, tiles: Iterable[Tile]) -> bytes:
         """Write tiles of an upload; the reply holds the number of the next tile."""
+        outcome, began = "ok", time.monotonic()
         try:
             caller.principal.require("write")
             self._require_pool_of(caller, upload)
             return encode_message(self._uploads.write(caller.principal.name, upload, tiles))
         except Exception as error:
+            outcome = "error"
             return encode_message({"error": self.explain(error, caller, "write")})
+        finally:
+            self._count("write", outcome, time.monotonic() - began)
+
+    def _count(self, operation: str, outcome: str, seconds: float) -> None:
+        """Count a call that has ended."""
+        with self._counting:
+            self.calls[operation, outcome] += 1
+        self.latency.observe(operation, seconds)
 
     def explain(self, error: Exception, caller: Caller, operation: str) -> dict[str, str]:
-        """Return an error as the client may see it; log the details."""
+        """Return an error as the client may see it; count it by reason and log the details."""
+        with self._counting:
+            self.refusals[_reason(error)] += 1
         if isinstance(error, FastompError):
             answer = encode_error(error)
             answer["message"] = answer["message"].replace(f"{self._pools.root}/", "")  # clients do not learn where the pools are
@@ -190,7 +227,7 @@ class Operations:
         """Delete a key that no unfinished job uses."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         if count := self._queue.uses(pool, key):
-            raise ServerError(f"{count} jobs on {pool}/{key} are not finished: cancel them or wait")
+            raise ServerError(f"{count} jobs on {pool}/{key} are not finished: cancel them or wait", reason="busy")
         self._pools.delete(pool, key)
         _log.info("deleted", extra={"pool": pool, "key": key, "principal": caller.principal.name})
         yield {}
@@ -247,11 +284,13 @@ class Operations:
         memory, work = map(sum, zip(*needs, strict=True))
         if memory > self._limits.memory:
             raise ServerError(
-                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it"
+                f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it",
+                reason="limit",
             )
         if work > self._limits.work:
             raise ServerError(
-                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it"
+                f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it",
+                reason="limit",
             )
         request = JobRequest(
             caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
@@ -270,7 +309,8 @@ class Operations:
             memory = store.layout.n_obs * (len(coef) * (8 + store.matrix.dtype.itemsize) + 8)
             if memory > self._limits.memory:
                 raise ServerError(
-                    f"the model needs about {memory} bytes of memory, {self._limits.memory} are allowed: select fewer"
+                    f"the model needs about {memory} bytes of memory, {self._limits.memory} are allowed: select fewer",
+                    reason="limit",
                 )
             with self._predicting:  # one at a time: the limit is for each
                 checkpoint()
@@ -344,6 +384,14 @@ class Operations:
         """Raise ``ServerError`` for an upload to a pool that the caller has no access to now."""
         if (pool := self._uploads.pool_of(upload)) is not None:
             caller.principal.require_pool(pool)
+
+
+def _reason(error: Exception) -> str:
+    """Return the element of ``REFUSALS`` that an error counts as."""
+    if isinstance(error, ServerError):
+        return error.reason
+    kinds = {InputError: "input", StoreError: "store", MediumError: "medium", CancelledError: "cancelled", FastompError: "other"}
+    return next((reason for kind, reason in kinds.items() if isinstance(error, kind)), "failed")
 
 
 def _rank(request: SelectionRequest, store: FeatureStore) -> int:

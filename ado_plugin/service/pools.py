@@ -161,11 +161,14 @@ class Pools:
             used = 0 if fresh else self.usage(pool)
             if self.quota is not None and folder is None and used + needed > self.quota:
                 raise ServerError(
-                    f"the pool {pool!r} holds {used} bytes of at most {self.quota} and {needed} more do not fit: delete a key first"
+                    f"the pool {pool!r} holds {used} bytes of at most {self.quota} "
+                    f"and {needed} more do not fit: delete a key first",
+                    reason="space",
                 )
             if folder is None and needed > (room := self.room()):
                 raise ServerError(
-                    f"{needed} bytes do not fit: {room} are left, beside {self.reserve} kept for records; delete a key"
+                    f"{needed} bytes do not fit: {room} are left, beside {self.reserve} kept for records; delete a key",
+                    reason="space",
                 )
             with device_errors(f"make the pool {pool!r}"):
                 path.mkdir(exist_ok=True)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ado_plugin.flight.server import FlightHost
 from ado_plugin.service.access import Access
@@ -27,7 +30,9 @@ from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
 from ado_plugin.service.uploads import Uploads
 from fastomp_nvm.errors import InputError, ServerError, UnavailableError, how_to_install
+from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.remote.address import is_loopback
+from fastomp_nvm.version import __version__
 
 if TYPE_CHECKING:
     from ado_plugin.page.host import PageHost
@@ -125,6 +130,12 @@ class Service:
         execution = Execution(self._pools, own / "journals", settings.threads, settings.journal_from)
         self._jobs = Jobs(JobRecords(own / "jobs"), execution, limits)
         self._operations = Operations(self._pools, self._uploads, self._jobs, limits)
+        self._build: Labels = (
+            ("version", __version__),
+            ("kernel", kernel().id),
+            ("python", platform.python_version()),
+            ("numpy", np.__version__),
+        )
         self._ended = threading.Event()
         self._draining = False
         self._metrics: MetricsServer | None = None
@@ -245,8 +256,30 @@ class Service:
             (("operation", name), ("outcome", outcome)): count for (name, outcome), count in self._operations.calls.copy().items()
         }
         finished: dict[Labels, float] = {(("state", state),): count for state, count in self._jobs.finished.copy().items()}
+        latency = self._operations.latency.distributions(())
+        refusals: dict[Labels, float] = {(("reason", reason),): count for reason, count in self._operations.refusals.copy().items()}
         return (
+            Figure("build_info", "Release, kernel of sweeps, Python and NumPy of the server.", "gauge", {self._build: 1}),
             Figure("calls_total", "Operations carried out.", "counter", calls),
+            Figure(
+                "call_seconds",
+                "Time that the server took for a call, waits included, by operation.",
+                "histogram",
+                distributions={(("operation", name),): found for name, found in latency.items()},
+            ),
+            Figure(
+                "refusals_total",
+                "Calls that were refused or failed, by reason.",
+                "counter",
+                {**refusals, (("reason", "token"),): self._access.refused},
+            ),
+            Figure(
+                "job_wait_seconds",
+                "Time between the queueing of a job and its start.",
+                "histogram",
+                distributions={(): self._jobs.waits.distributions(("",))[""]},
+            ),
+            Figure("swept_bytes_total", "Bytes that jobs read from the medium.", "counter", {(): self._jobs.bytes_swept}),
             Figure("jobs_finished_total", "Jobs that ended, by state.", "counter", finished),
             Figure("jobs_active", "Jobs waiting or running.", "gauge", {(): self._jobs.active}),
             Figure("uploads_staged", "Uploads in progress.", "gauge", {(): self._uploads.staged}),

@@ -414,13 +414,18 @@ class Uploads:
                 return upload
             self._drop(upload, "replaced by another upload of its owner to the same key")
         if len(self._staged) >= _MOST_STAGED:
-            raise ServerError(f"{_MOST_STAGED} uploads are in progress, the most this server takes: try later")
+            raise ServerError(f"{_MOST_STAGED} uploads are in progress, the most this server takes: try later", reason="busy")
         size, others = self._size(plan), [upload.size for upload in self._staged.values() if upload.owner == owner]
         if len(others) >= _MOST_OF_ONE_OWNER:
-            raise ServerError(f"{len(others)} uploads of {owner!r} are in progress, the most of one user: commit or abort some")
+            raise ServerError(
+                f"{len(others)} uploads of {owner!r} are in progress, the most of one user: commit or abort some", reason="busy"
+            )
         staged = sum(upload.size for upload in self._staged.values())
         if others and sum(others) + size > (self._pools.room() + staged) // 2:
-            raise ServerError(f"the uploads of {owner!r} would take more than half of the room on disk: commit or abort some first")
+            raise ServerError(
+                f"the uploads of {owner!r} would take more than half of the room on disk: commit or abort some first",
+                reason="space",
+            )
         builder = self._build(plan)
         upload = _Upload(secrets.token_hex(16), owner, plan, builder.folder, size, builder)
         try:

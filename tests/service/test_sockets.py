@@ -296,6 +296,31 @@ def test_metrics_and_health(server: RunningServer, store: str) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/etc/passwd", timeout=10)
 
 
+def test_histograms_refusals_and_build(server: RunningServer, store: str) -> None:
+    """A selection shows in latency, wait and swept bytes, a refusal under its reason; names of clients are no labels."""
+    with server.connect(store) as client:
+        client.select(k=3)
+        with pytest.raises(fo.FastompError):
+            client.select(k=-1)
+    with server.connect(store, token="wrong-token-wrong-token") as client, pytest.raises(fo.ServerError):
+        client.ping()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as reply:
+        lines = dict(line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if not line.startswith("#"))
+    call = 'fastomp_call_seconds_{}{{operation="select"{}}}'
+    buckets = [float(value) for name, value in lines.items() if name.startswith(call.format("bucket", "")[:-1])]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == float(lines[call.format("count", "")]) >= 1
+    assert float(lines[call.format("sum", "")]) > 0
+    assert float(lines['fastomp_job_wait_seconds_bucket{le="+Inf"}']) == float(lines["fastomp_job_wait_seconds_count"]) >= 1
+    assert float(lines["fastomp_swept_bytes_total"]) > 0
+    assert float(lines['fastomp_refusals_total{reason="token"}']) >= 1
+    reasons = {name for name in lines if name.startswith("fastomp_refusals_total")}
+    assert reasons == {f'fastomp_refusals_total{{reason="{reason}"}}' for reason in (*REFUSALS, "token")}
+    (build,) = (name for name in lines if name.startswith("fastomp_build_info"))
+    assert f'version="{fo.__version__}"' in build
+    assert all(f'{label}="' in build for label in ("kernel", "python", "numpy"))
+
+
 def test_health_tells_of_records_that_cannot_be_written(tmp_path: Path) -> None:
     """While the jobs' folder takes no records a job is refused and /health says why; afterwards both are well by themselves."""
     with RunningServer(tmp_path, "--metrics", "127.0.0.1:0") as running, running.connect("/lab/full") as client:
