@@ -279,7 +279,12 @@ class Service:
                 "histogram",
                 distributions={(): self._jobs.waits.distributions(("",))[""]},
             ),
-            Figure("swept_bytes_total", "Bytes that jobs read from the medium.", "counter", {(): self._jobs.bytes_swept}),
+            Figure(
+                "swept_bytes_total",
+                "Bytes that jobs reported as read: estimates during passes, and work before a resumption, included.",
+                "counter",
+                {(): self._jobs.bytes_swept},
+            ),
             Figure("jobs_finished_total", "Jobs that ended, by state.", "counter", finished),
             Figure("jobs_active", "Jobs waiting or running.", "gauge", {(): self._jobs.active}),
             Figure("uploads_staged", "Uploads in progress.", "gauge", {(): self._uploads.staged}),

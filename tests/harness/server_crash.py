@@ -150,9 +150,10 @@ class KillableServer:
         self._pid = int(self._answer())
         end = time.monotonic() + _START_SECONDS
         while not (found := re.search(rb"serving \S+ at grpc://127\.0\.0\.1:(\d+)\n", self._printed(before))):
-            if point and self._port and not _alive(self._pid):
+            alive = _alive(self._pid)  # once: it may die at its point between two looks
+            if point and self._port and not alive:
                 return
-            if time.monotonic() > end or not _alive(self._pid):
+            if time.monotonic() > end or not alive:
                 raise WrongAnswerError(f"the server did not start again:\n{self.last_output()}")
             time.sleep(0.01)
         self._port = int(found[1])

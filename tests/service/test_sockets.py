@@ -22,6 +22,7 @@ import pytest
 from pyarrow import flight
 
 import fastomp_nvm as fo
+from ado_plugin.service.operations import REFUSALS
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.limits import MESSAGE_BYTES
 from tests.service.running import ROOT, RunningServer, small_data
