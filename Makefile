@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install tables demo test check test-fast test-oldest test-portable test-cluster crash sanitize hostile soak bench wheel clean
+.PHONY: install tables demo docs docs-test test check test-fast test-oldest test-portable test-cluster crash sanitize hostile soak bench wheel clean
 
 install: $(STAMP)
 
@@ -27,10 +27,22 @@ demo: install
 
 # Lint, types, dependency direction, then every test; files are shared out, because many of them build what all their tests use.
 test: check tables
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore tests/docs
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' --ignore tests/docs
+
+# The guide as a site in build/site, which opens without a server.
+docs: install-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f docs/mkdocs.yml
+
+# Every block of README and guide is run, and the site is built and searched.
+docs-test: install-docs
+	$(BIN)/python -m pytest -n 2 tests/docs
+
+.PHONY: install-docs
+install-docs: install
+	$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[all,dev,docs]'
 
 check: install
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from pyarrow import flight
 
 from fastomp_nvm.errors import FastompError, RequestError, ServerError, UnreachableError, UntrustedError
 from fastomp_nvm.remote.address import ServerURL, is_loopback
+from fastomp_nvm.remote.credentials import local_token
 from fastomp_nvm.remote.protocol import WireTile
 
 __all__ = ["FlightTransport"]
@@ -31,6 +32,7 @@ class FlightTransport:
     ----------
     address : ServerURL
     token : str or None
+        By default that of a server of this user on this machine, looked up at every call: the server may just be starting.
     certificates : bytes or None
         PEM of the authorities to trust; the system's when None.
     """
@@ -38,11 +40,10 @@ class FlightTransport:
     def __init__(self, address: ServerURL, token: str | None, certificates: bytes | None) -> None:
         self._server = address.server
         self._tls = address.scheme == "grpc+tls"
+        self._token, self._local = token, address.port if is_loopback(address.host) else None
         self._headers = [(b"x-fastomp-session", secrets.token_hex(8).encode())]
-        if token is not None:
-            if not (token.isascii() and token.isprintable()):
-                raise RequestError("the token holds characters that cannot be sent: expected printable ASCII")
-            self._headers.append((b"authorization", b"Bearer " + token.encode("ascii")))
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise RequestError("the token holds characters that cannot be sent: expected printable ASCII")
         # A restarted server must be found again soon, not after the minutes of the library's default.
         options: list[tuple[str, int]] = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
         if is_loopback(address.host):
@@ -87,7 +88,9 @@ class FlightTransport:
 
     def _options(self, timeout: float) -> Any:
         """Return the options of a call."""
-        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        token = local_token(self._local) if self._token is None and self._local is not None else self._token
+        shown = [] if token is None else [(b"authorization", b"Bearer " + token.encode("ascii"))]
+        return flight.FlightCallOptions(timeout=timeout, headers=self._headers + shown)
 
     def _translated(self, error: Exception, timeout: float) -> FastompError:
         """Return an error of the library as one of this project."""

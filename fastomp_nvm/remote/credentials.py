@@ -1,4 +1,4 @@
-"""The token and the certificates of a connection: given, from the environment, or written by a server of this user."""
+"""The token and the certificates of a connection: given, from the environment, or those of a server of this user."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["credentials", "local_token"]
 def credentials(
     address: ServerURL, token: str | None = None, tls_ca: str | os.PathLike[str] | None = None, *, insecure: bool = False
 ) -> tuple[str | None, bytes | None]:
-    """Return the token and the certificates, in PEM, with which to connect to a server.
+    """Return the token, if one is given, and the certificates, in PEM, with which to connect to a server.
 
     Parameters
     ----------
     address : ServerURL
     token : str, optional
-        By default ``FASTOMP_TOKEN``, or the token that a server of this user on this machine wrote.
+        By default ``FASTOMP_TOKEN``. Without it calls show the token that a server of this user on this machine wrote.
     tls_ca : str or path, optional
         File with the authority of the server's certificate; by default ``FASTOMP_TLS_CA``.
     insecure : bool
@@ -29,7 +29,7 @@ def credentials(
     """
     local = is_loopback(address.host)
     if address.scheme != "mcas":  # MCAS knows neither tokens nor certificates and refuses them
-        token = token or os.environ.get("FASTOMP_TOKEN") or (local_token(address.port) if local else None)
+        token = token or os.environ.get("FASTOMP_TOKEN") or None
         tls_ca = tls_ca or os.environ.get("FASTOMP_TLS_CA")
     if token and not local and address.scheme == "grpc" and not insecure:
         raise InputError(

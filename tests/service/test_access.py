@@ -203,6 +203,23 @@ def test_a_local_token_file_that_holds_no_token(content: str, tmp_path: Path, mo
     assert access.authenticate(file.read_text().strip()) == Principal("local", "admin")
 
 
+def test_a_client_made_before_its_server_finds_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fastomp serve &`` and at once a command that calls it: the token is looked up when the server answers."""
+    server = RunningServer(tmp_path)
+    try:
+        server.kill()
+        monkeypatch.setenv("FASTOMP_HOME", str(server.home))
+        monkeypatch.delenv("FASTOMP_TOKEN", raising=False)
+        file = server.home / "tokens" / f"loopback-{server.port}"
+        file.unlink()
+        with fo.connect(server.url) as client:
+            assert not file.exists()
+            server.start()
+            assert client.list() == []
+    finally:
+        server.stop()
+
+
 def test_no_token_is_nobodys_token(tmp_path: Path) -> None:
     """Calls without a token are refused even where the digest of the empty text is listed, unless the server is for anyone."""
     tokens = tmp_path / "tokens"
