@@ -204,6 +204,9 @@ class Service:
         refusals: dict[Labels, float] = {(("reason", reason),): count for reason, count in self._operations.refusals.copy().items()}
         return (
             Figure("build_info", "Release, kernel of sweeps, Python and NumPy of the server.", "gauge", {self._build: 1}),
+            Figure(
+                "healthy", "1 while jobs make progress, as /health says, else 0.", "gauge", {(): int(self._health()[0] is None)}
+            ),
             Figure("calls_total", "Operations carried out.", "counter", calls),
             Figure(
                 "call_seconds",
