@@ -22,7 +22,7 @@ from fastomp_nvm.stores.url import StoreURL
 
 __all__ = ["check_numbers", "place", "read_configuration", "schema", "seconds", "settings_of", "size"]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.IGNORECASE)
 #: Options that are not settings of a server.
 _NOT_SETTINGS = ("help", "config", "check", "debug")
 
@@ -63,7 +63,15 @@ _KINDS: Mapping[object, _Kind] = {
     ),
     float: _Kind(Item.number, {"type": "number", "exclusiveMinimum": 0}, "a positive number", lambda value: value > 0),
     seconds: _Kind(Item.number, {"type": "number", "minimum": 0}, "a positive number or 0", lambda value: value >= 0),
-    size: _Kind(Item.text, {"type": ["string", "integer"], "pattern": "^[0-9]+(\\.[0-9]+)? *[kKmMgGtT]?[bB]?$", "minimum": 0}),
+    size: _Kind(
+        Item.text,
+        {
+            "type": ["string", "integer"],
+            "pattern": "^[0-9]{1,18}(\\.[0-9]+)? *[kKmMgGtT]?[bB]?$",
+            "minimum": 0,
+            "maximum": 10**18 - 1,
+        },
+    ),
     place: _Kind(Item.text, {"type": "string"}),
     Path: _Kind(Item.text, {"type": "string"}),
 }

@@ -36,6 +36,7 @@ from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.metrics import Figure
 from ado_plugin.service.operations import Caller, Operations
 from ado_plugin.service.pools import Pools
+from fastomp_nvm.errors import FastompError
 from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message
 from fastomp_nvm.selection.display import selected_columns
 from fastomp_nvm.selection.report import report_page, style_sheet
@@ -211,7 +212,10 @@ class PageHost:
 
     def _selected(self, job: Mapping[str, Any]) -> SoFar | None:
         """Return the features that the first run of a job has selected so far, once there are any."""
-        found = self._jobs.find(job["job"], None)
+        try:
+            found = self._jobs.find(job["job"], None)
+        except FastompError:  # removed meanwhile, or its records are damaged, which the end of the job will tell
+            return None
         step, asked = next(iter(found.progress), None), found.request
         if step is None or not step.features:
             return None

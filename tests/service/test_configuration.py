@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import socket
@@ -21,6 +22,7 @@ import yaml
 import fastomp_nvm as fo
 from ado_plugin.commands import configuration, serve
 from ado_plugin.commands.configuration import read_configuration, schema, settings_of
+from ado_plugin.service import preflight
 from ado_plugin.service.certificates import validity
 from fastomp_nvm.cli.main import main
 from tests.service.running import ROOT, RunningServer, small_data
@@ -102,6 +104,7 @@ def test_one_table_for_command_line_file_and_schema(tmp_path: Path) -> None:
         ("job-seconds: 0\n", "0 is out of range: expected a positive number"),
         ("insecure: 1\n", "found '1', expected one of true, false"),
         ("quota: much\n", "server.yaml:1: 'much' is no size"),
+        (f"quota: {'9' * 400}\n", "is no size"),
         ("listen: [a]\n", "found a list, expected a single value"),
         ("token-file:\n", "found nothing, expected a value"),
         ("- pools\n", "found a list, expected a mapping"),
@@ -123,6 +126,8 @@ def test_no_file_no_setting(tmp_path: Path, capsys: Any) -> None:
     """A missing file and a missing place of the pools are said."""
     assert "cannot be read" in checked(capsys, "--config", tmp_path / "nowhere.yaml")[2]
     assert "missing: --pools" in checked(capsys, "--config", written(tmp_path / "server.yaml", queue=5))[2]
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in checked(capsys, "--config", tmp_path / "pipe")[2]
 
 
 def test_a_server_runs_by_its_file_and_the_command_line_wins(tmp_path: Path) -> None:
@@ -228,6 +233,25 @@ def test_check_warns_of_what_would_not_work(tmp_path: Path, certificates: Path, 
         "lower --user-queue",
     ):
         assert len([line for line in shown if part in line]) == 1, part
+
+
+def test_check_names_missing_packages(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without its packages is a problem, and so is any server without pyarrow; the commands that install them are said."""
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    code, _, err = checked(capsys, "--pools", tmp_path / "pools", "--listen", "127.0.0.1:0")
+    assert (code, err.count("is not installed: pip install")) == (2, 1)
+    code, _, err = checked(capsys, "--pools", tmp_path / "pools", "--listen", "127.0.0.1:0", "--page", "127.0.0.1:0")
+    assert (code, err.count("is not installed: pip install")) == (2, 3)
+
+
+def test_an_encrypted_key_is_refused_and_not_asked_about(tmp_path: Path, certificates: Path, capsys: Any) -> None:
+    """The library would ask for the password at the terminal, where a service waits for ever."""
+    locked = tmp_path / "locked.pem"
+    words = ["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", str(certificates / "key.pem"), "-out", str(locked)]
+    subprocess.run(words, check=True, capture_output=True)
+    tls = ("--tls-cert", certificates / "cert.pem", "--tls-key", locked)
+    code, _, err = checked(capsys, "--pools", tmp_path / "pools", "--listen", "127.0.0.1:0", *tls)
+    assert (code, "the key not encrypted" in err) == (2, True)
 
 
 def test_check_of_the_pools_of_a_running_server(tmp_path: Path, capsys: Any) -> None:
