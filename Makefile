@@ -75,9 +75,10 @@ crash: install
 sanitize: install
 	tests/harness/sanitize $(BIN)/python
 
-# Fuzzers of a real server on loopback: 100,000 requests, token files and damaged records.
+# Fuzzers of a real server on loopback: 100,000 requests and raw connections, token files and damaged records; 300 clients at once.
 hostile: install
 	$(BIN)/python -m tests.harness.hostile
+	$(BIN)/python -m tests.harness.crowd
 
 # A server under steady load: killed, out of disk, out of descriptors, again and again. Takes 30 minutes.
 soak: install

@@ -28,13 +28,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from ado_plugin.page.bandwidth import Bandwidths
-from ado_plugin.page.views import figures_view, job_view, jobs_view, pools_view
+from ado_plugin.page.names import FeatureNames
+from ado_plugin.page.views import SoFar, figures_view, job_view, jobs_view, pools_view
 from ado_plugin.page.watch import Trail, Watch
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.metrics import Figure
 from ado_plugin.service.operations import Caller, Operations
 from ado_plugin.service.pools import Pools
+from fastomp_nvm.errors import FastompError
 from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message
 from fastomp_nvm.selection.display import selected_columns
 from fastomp_nvm.selection.report import report_page, style_sheet
@@ -101,6 +103,7 @@ class PageHost:
         self._jobs = jobs
         self._access = access
         self._bandwidths = Bandwidths(pools)
+        self._names = FeatureNames(pools)
         self._streams = 0
         self._listed: dict[str, tuple[float, str]] = {}  # principal -> moment and view of its pools
         routes = [
@@ -205,7 +208,19 @@ class PageHost:
         done, running = job["state"] == "done", job["state"] == "running"
         answers = self._call(caller, "result", {"job": job["job"]}).get("answers", ()) if done else ()
         bandwidth = self._bandwidths.of(job["pool"], job["key"]) if running else None
-        return job_view(job, trail, answers, bandwidth, writes=writes)
+        return job_view(job, trail, answers, bandwidth, self._selected(job) if running else None, writes=writes)
+
+    def _selected(self, job: Mapping[str, Any]) -> SoFar | None:
+        """Return the features that the first run of a job has selected so far, once there are any."""
+        try:
+            found = self._jobs.find(job["job"], None)
+        except FastompError:  # removed meanwhile, or its records are damaged, which the end of the job will tell
+            return None
+        step, asked = next(iter(found.progress), None), found.request
+        if step is None or not step.features:
+            return None
+        names = self._names.of(asked.pool, asked.key, asked.fingerprint, step.features)
+        return SoFar(names, step.selected - len(names), len(asked.requests))
 
     def _pools_of(self, caller: Caller) -> str:
         """Return the view of a caller's pools, listed again after a few seconds: listing opens every store."""

@@ -7,7 +7,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ado_plugin.page.watch import Sample, Trail
 from fastomp_nvm.selection.charts import Line, line_chart
@@ -17,12 +17,20 @@ from fastomp_nvm.selection.report import report_body, table
 from fastomp_nvm.selection.run_info import RunInfo
 from fastomp_nvm.selection.text import clean, human_bytes, human_seconds
 
-__all__ = ["figures_view", "job_view", "jobs_view", "pools_view"]
+__all__ = ["SoFar", "figures_view", "job_view", "jobs_view", "pools_view"]
 
 #: Ended jobs, and answers of one job, that are shown.
 _MOST_ENDED, _MOST_ANSWERS = 100, 20
 
 _ENDED = ("done", "failed", "cancelled")
+
+
+class SoFar(NamedTuple):
+    """Features that the first request of a running job has selected so far: names, how many others, and requests of the job."""
+
+    names: Sequence[str]
+    others: int
+    requests: int
 
 
 def pools_view(pools: Sequence[Mapping[str, Any]], keys: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup:
@@ -120,6 +128,7 @@ def job_view(
     trail: Trail | None,
     answers: Sequence[Mapping[str, Any]],
     bandwidth: float | None,
+    selected: SoFar | None,
     *,
     writes: bool,
 ) -> Markup:
@@ -134,19 +143,28 @@ def job_view(
         "submitted": _since(job["submitted"]),
     }
     parts = [heading]
-    chart = None
+    chart, features = None, None
     if job["state"] == "running":
         facts |= _speed(info, trail, bandwidth)
         if trail is not None and len(trail.points) > 1:
             scale = "R^2" if info.score is not None else "f so far"
             points = Line("so far", [(float(selected), value) for selected, value in trail.points])
             chart = line_chart(f"{scale} against features so far", [points], "features selected", scale)
+        features = None if selected is None else _features(selected)
     pairs = (joined(element("dt", name), element("dd", clean(value, 300))) for name, value in facts.items())
-    parts += [element("dl", *pairs), joined(chart)]
+    parts += [element("dl", *pairs)] + ([element("div", chart, features, class_="beside")] if chart or features else [])
     parts += [_button(job, "cancel" if job["state"] in ("running", "queued") else "resume", writes and job["state"] != "done")]
     if job["state"] == "done":
         parts += _answers(job, answers)
     return joined(*parts)
+
+
+def _features(found: SoFar) -> Markup:
+    """Return the features that a running job has selected so far."""
+    title = "Selected so far" + (f", by the first of {found.requests} requests" if found.requests > 1 else "")
+    listed = element("ol", *(element("li", clean(name)) for name in found.names), class_="features", aria_label=title)
+    more = element("p", f"and {found.others} more", class_="soft") if found.others else None
+    return element("section", element("h3", title), listed, more)
 
 
 def _speed(info: RunInfo, trail: Trail | None, bandwidth: float | None) -> Mapping[str, str]:

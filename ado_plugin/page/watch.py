@@ -39,7 +39,7 @@ class Trail:
 
     def observe(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Take the progress of a job as its description holds it."""
-        known = [Progress(**{**step, "shards": tuple(step["shards"])}) for step in steps if step]
+        known = [Progress.of_json(step) for step in steps if step]
         for step in known:
             self.tracker.observe(step)
         if known and (not self.points or known[0].selected > self.points[-1][0]):

@@ -86,7 +86,7 @@ def run_isolated(
                 raise_error(report["error"])
             if "answers" in report:
                 return ended(job, report["answers"])
-            observer(Progress(**{**report["step"], "shards": tuple(report["step"]["shards"])}))
+            observer(Progress.of_json(report["step"]))
     finally:
         process.kill()
         process.wait()
@@ -139,7 +139,7 @@ def _main() -> None:
     try:
         execution.run(
             [job],
-            lambda step: report(step=asdict(step)),
+            lambda step: report(step=step.to_json()),
             lambda: False,
             lambda _: False,
             lambda _, answers: report(answers=answers),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from fastomp_nvm.engine.engine import Progress
@@ -104,15 +104,15 @@ class Job:
         whole, self.request, self.short = self.request, self.short or self.request, None
         return whole != self.request
 
-    def describe(self) -> dict[str, Any]:
-        """Return the state of the job, for its owner."""
+    def describe(self, *, features: bool = False) -> dict[str, Any]:
+        """Return the state of the job, for its owner; on request with the features selected so far."""
         return {
             "job": self.name,
             "pool": self.request.pool,
             "key": self.request.key,
             "state": self.state,
             "version": self.version,
-            "progress": [{} if step is None else asdict(step) for step in self.progress],
+            "progress": [{} if step is None else step.to_json(features=features) for step in self.progress],
             "error": self.error,
         }
 

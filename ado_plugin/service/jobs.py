@@ -176,7 +176,7 @@ class Jobs:
             with self._changed:
                 while job.version <= since and job.state not in _FINISHED and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
-                state = job.describe()
+                state = job.describe(features=True)
             since = state["version"]
             yield state
             if state["state"] in _FINISHED or time.monotonic() >= end:

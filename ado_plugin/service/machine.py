@@ -7,7 +7,12 @@ import os
 import resource
 from pathlib import Path
 
-__all__ = ["free_bytes", "free_descriptors", "is_shortage", "raise_descriptor_limit", "total_bytes"]
+__all__ = ["connection_room", "free_bytes", "free_descriptors", "is_shortage", "raise_descriptor_limit", "total_bytes"]
+
+#: Descriptors that connections leave to jobs, uploads and records.
+RESERVED_DESCRIPTORS = 128
+#: Connections that there may be all the same.
+_FEWEST_CONNECTIONS = 16
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
 
@@ -39,6 +44,11 @@ def free_descriptors() -> int:
         return limit - len(os.listdir("/proc/self/fd"))
     except OSError:  # none to read the list with
         return 0
+
+
+def connection_room(wanted: int) -> int:
+    """Return how many connections a server can take of those wanted."""
+    return max(min(wanted, free_descriptors() - RESERVED_DESCRIPTORS), _FEWEST_CONNECTIONS)
 
 
 def free_bytes(path: Path) -> int:

@@ -28,11 +28,12 @@ from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.schema import TableSchema
 
-__all__ = ["Pools"]
+__all__ = ["OWN", "Pools", "bytes_below", "directories", "located", "reserve_of"]
 
 _FILE_MEDIA = ("mmap", "pmem")
 _LARGEST_RESERVE = 1 << 30
-_OWN = ".fastomp"
+#: Folder of the server's own records, below the pools.
+OWN = ".fastomp"
 _LEFT_BEHIND = re.compile(r"\..+\.(partial|deleted)-[0-9]+-[0-9a-f]+")
 
 
@@ -53,14 +54,8 @@ class Pools:
     """
 
     def __init__(self, location: str, quota: int | None = None) -> None:
-        url = StoreURL.parse(location)
-        self.scheme = url.scheme if location.startswith(f"{url.scheme}:") else "pmem"
-        if self.scheme not in _FILE_MEDIA:
-            raise StoreURLError(
-                f"pools cannot be kept on {self.scheme!r}: expected a directory, or a URL of {' or '.join(_FILE_MEDIA)}"
-            )
+        self.scheme, self.root = located(location)
         self.quota = quota
-        self.root = Path(os.path.abspath(url.path))
         self._lock = threading.Lock()
         with device_errors(f"keep pools in {self.root}"):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -69,12 +64,12 @@ class Pools:
         if owner is None:
             raise ServerError(f"the pools in {self.root} are those of another server: stop it, or choose another place")
         self._owner = owner
-        self.reserve = min(_LARGEST_RESERVE, total_bytes(self.root) // 20)
+        self.reserve = reserve_of(self.root)
 
     @property
     def own_folder(self) -> Path:
         """The folder of the server's own records."""
-        return self.root / _OWN
+        return self.root / OWN
 
     def close(self) -> None:
         """Release the lock of the pools."""
@@ -91,11 +86,11 @@ class Pools:
 
     def names(self) -> list[str]:
         """Return the names of all pools, in order."""
-        return _directories(self.root)
+        return directories(self.root)
 
     def keys(self, pool: str) -> list[str]:
         """Return the names of the stores in a pool, in order."""
-        return _directories(self._pool(pool))
+        return directories(self._pool(pool))
 
     def has(self, pool: str, key: str) -> bool:
         """Return whether a pool holds a key."""
@@ -120,12 +115,7 @@ class Pools:
 
     def usage(self, pool: str) -> int:
         """Return the bytes of all files in a pool."""
-        total = 0
-        for folder, _, files in os.walk(self._pool(pool)):
-            for name in files:
-                with contextlib.suppress(FileNotFoundError):  # a build may end meanwhile
-                    total += os.lstat(os.path.join(folder, name)).st_size
-        return total
+        return bytes_below(self._pool(pool))
 
     def build(self, pool: str, key: str, schema: TableSchema, folder: str | None = None, **settings: Any) -> StoreBuilder:
         """Begin or continue a store; return its builder.
@@ -231,7 +221,31 @@ class Pools:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _directories(path: Path) -> list[str]:
+def located(location: str) -> tuple[str, Path]:
+    """Return the medium and the directory of a place of pools; a plain path means ``pmem``."""
+    url = StoreURL.parse(location)
+    scheme = url.scheme if location.startswith(f"{url.scheme}:") else "pmem"
+    if scheme not in _FILE_MEDIA:
+        raise StoreURLError(f"pools cannot be kept on {scheme!r}: expected a directory, or a URL of {' or '.join(_FILE_MEDIA)}")
+    return scheme, Path(os.path.abspath(url.path))
+
+
+def reserve_of(root: Path) -> int:
+    """Return the bytes of the file system that uploads leave free."""
+    return min(_LARGEST_RESERVE, total_bytes(root) // 20)
+
+
+def bytes_below(path: Path) -> int:
+    """Return the bytes of all files in a directory."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):  # a build may end meanwhile
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def directories(path: Path) -> list[str]:
     """Return the names of the subdirectories that are neither hidden nor links, in order."""
     entries = (entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
     return sorted(entry.name for entry in entries if not entry.name.startswith("."))

@@ -9,11 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import ssl
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,14 +19,20 @@ from ado_plugin.flight.server import FlightHost
 from ado_plugin.service.access import Access
 from ado_plugin.service.execution import Execution, import_selectors
 from ado_plugin.service.jobs import Jobs
-from ado_plugin.service.limits import JobLimits
-from ado_plugin.service.machine import free_bytes, free_descriptors, raise_descriptor_limit
+from ado_plugin.service.machine import (
+    RESERVED_DESCRIPTORS,
+    connection_room,
+    free_bytes,
+    free_descriptors,
+    raise_descriptor_limit,
+)
 from ado_plugin.service.metrics import Condition, Figure, Labels, MetricsServer
 from ado_plugin.service.operations import Operations
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.records import JobRecords
+from ado_plugin.service.settings import ServiceSettings, refuse_exposure, tls_pair
 from ado_plugin.service.uploads import Uploads
-from fastomp_nvm.errors import InputError, ServerError, UnavailableError, how_to_install
+from fastomp_nvm.errors import ServerError, UnavailableError, how_to_install
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.remote.address import is_loopback
 from fastomp_nvm.version import __version__
@@ -37,62 +40,11 @@ from fastomp_nvm.version import __version__
 if TYPE_CHECKING:
     from ado_plugin.page.host import PageHost
 
-__all__ = ["Service", "ServiceSettings"]
+__all__ = ["Service"]
 
 _log = logging.getLogger(__name__)
 
 _REAP_SECONDS = 1.0
-#: Descriptors that connections leave to jobs, uploads and records, and connections there may be all the same.
-_RESERVED_DESCRIPTORS, _FEWEST_CONNECTIONS = 128, 16
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSettings:
-    """Settings of a server.
-
-    Attributes
-    ----------
-    pools : str
-        Directory or URL of the pools.
-    host, port : str, int
-        Address to listen on; port 0 for any.
-    token_file, tls_cert, tls_key : Path, optional
-    metrics : (host, port), optional
-    page : (host, port), optional
-        Address of the live page; needs Starlette and uvicorn.
-    insecure : bool
-        Serve beyond loopback without token or TLS.
-    quota : int, optional
-        Bytes per pool; by default what the disk has room for.
-    connections : int
-        Most connections at a time.
-    threads : int, optional
-        Threads of a sweep.
-    upload_idle : float
-        Seconds without a call after which an upload is removed.
-    drain : float
-        Seconds for running jobs to end when the server is stopped.
-    journal_from : int, optional
-        Bytes of work from which a job keeps a journal.
-    limits : JobLimits
-    """
-
-    pools: str
-    host: str = "127.0.0.1"
-    port: int = 0
-    token_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    metrics: tuple[str, int] | None = None
-    page: tuple[str, int] | None = None
-    insecure: bool = False
-    quota: int | None = None
-    connections: int = 1000
-    threads: int | None = None
-    upload_idle: float = 900.0
-    drain: float = 20.0
-    journal_from: int | None = None
-    limits: JobLimits = field(default_factory=JobLimits)
 
 
 class Service:
@@ -109,17 +61,9 @@ class Service:
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
-        tls = _tls(settings)
+        tls = tls_pair(settings)
+        refuse_exposure(settings)
         local = is_loopback(settings.host)
-        reached = [host for host in (settings.host, *(settings.page or ())[:1]) if not is_loopback(str(host))]
-        if reached and not settings.insecure and (tls is None or settings.token_file is None):
-            raise InputError(
-                f"{reached[0]} is reachable from other machines: it needs --token-file, --tls-cert and --tls-key (or --insecure)"
-            )
-        if settings.metrics is not None and not is_loopback(settings.metrics[0]) and not settings.insecure:
-            raise InputError(
-                f"{settings.metrics[0]} is reachable from other machines and the metrics need no token: --insecure allows that"
-            )
         raise_descriptor_limit()
         import_selectors()
         self._settings = settings
@@ -144,8 +88,8 @@ class Service:
             if settings.metrics is not None:
                 checks = {"/health": self._health, "/ready": self._readiness}
                 self._metrics = MetricsServer(*settings.metrics, self._figures, checks)
-            most = max(min(settings.connections, free_descriptors() - _RESERVED_DESCRIPTORS), _FEWEST_CONNECTIONS)
-            self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls, most)
+            connections = connection_room(settings.connections)
+            self._host = FlightHost(settings.host, settings.port, self._operations, self._access, tls, connections)
             if settings.page is not None:
                 self._page = self._serve_page(*settings.page)
         except OSError as error:
@@ -229,7 +173,7 @@ class Service:
         reason = self._jobs.trouble
         if reason is None and room < self._pools.reserve // 16:
             reason = f"{room} bytes are free on the disk of the pools"
-        if reason is None and descriptors < _RESERVED_DESCRIPTORS // 8:
+        if reason is None and descriptors < RESERVED_DESCRIPTORS // 8:
             reason = f"{descriptors} descriptors are left"
         return reason, facts
 
@@ -260,6 +204,9 @@ class Service:
         refusals: dict[Labels, float] = {(("reason", reason),): count for reason, count in self._operations.refusals.copy().items()}
         return (
             Figure("build_info", "Release, kernel of sweeps, Python and NumPy of the server.", "gauge", {self._build: 1}),
+            Figure(
+                "healthy", "1 while jobs make progress, as /health says, else 0.", "gauge", {(): int(self._health()[0] is None)}
+            ),
             Figure("calls_total", "Operations carried out.", "counter", calls),
             Figure(
                 "call_seconds",
@@ -294,18 +241,3 @@ class Service:
             Figure("free_descriptors", "Descriptors that may still be opened.", "gauge", {(): free_descriptors()}),
             Figure("pools", "Pools served.", "gauge", {(): len(self._pools.names())}),
         )
-
-
-def _tls(settings: ServiceSettings) -> tuple[bytes, bytes] | None:
-    """Return certificate and key after checking that they belong together."""
-    if settings.tls_cert is None and settings.tls_key is None:
-        return None
-    if settings.tls_cert is None or settings.tls_key is None:
-        raise InputError("TLS needs both --tls-cert and --tls-key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
-        return settings.tls_cert.read_bytes(), settings.tls_key.read_bytes()
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(
-            f"the certificate {settings.tls_cert} cannot be used with its key ({error}): expected PEM files"
-        ) from error

@@ -109,4 +109,4 @@ def _query(problem: Problem, objective: Linear, draft: IndexArray) -> Query | No
     blocked[np.searchsorted(usable, draft)] = np.arange(1, len(draft) + 1)  # a member blocks itself
     extending = [usable if end < free else usable[blocked > end] for end in ends.tolist()]
     asks = [Ask(residual, features if features.size else usable) for residual, features in zip(residuals, extending, strict=True)]
-    return Query(len(draft), value, asks)
+    return Query(len(draft), value, asks, members=draft)

@@ -107,7 +107,7 @@ def certified(problem: Problem, algorithm: Algorithm, lambda_min: float | None =
     outside = np.setdiff1d(allowed, outcome.selected)
     score_sum = 0.0
     if outside.size:
-        answers = yield from problem.ask(len(outcome.selected), model.value, [model.residual], outside)
+        answers = yield from problem.ask(len(outcome.selected), model.value, [model.residual], outside, members=outcome.selected)
         score_sum = _largest_sum(problem, answers[0], outside)
     tau = outcome.tau if outcome.tau is not None else problem.parameters.tau
     promised = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Gradients, Problem, Round, Steps
+from fastomp_nvm.algorithms.protocol import Gradients, Members, Problem, Round, Steps
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import RequestError
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
@@ -42,10 +42,13 @@ class Gains(ABC):
         Features in the set.
     value : float
         f of the set.
+    members : sequence of int, or (size,) int64
+        The set.
     """
 
     size: int
     value: float
+    members: Members
 
     @abstractmethod
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
@@ -72,6 +75,7 @@ class Directions:
 
     Attributes
     ----------
+    features : (n,) int64
     vectors : list of (n_obs,) float64
         One per column that is not dependent.
     moves : list of float
@@ -80,6 +84,7 @@ class Directions:
         Number of vectors up to and with each feature.
     """
 
+    features: IndexArray
     vectors: list[Float64Array]
     moves: list[float]
     ends: list[int]
@@ -110,6 +115,7 @@ class LinearGains(Gains):
     span: tuple[Float64Array, ...]
     size: int
     value: float
+    members: Members
 
     @classmethod
     def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[LinearGains]:
@@ -126,11 +132,11 @@ class LinearGains(Gains):
         gradient = np.zeros_like(pivot)
         exact = problem.design.matrix.dtype == np.float64
         smallest = (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
-        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, (), 0, 0.0)
+        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, (), 0, 0.0, ())
 
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
         """Return ``g^2 / d``."""
-        yield Round(self.size, self.value)
+        yield Round(self.size, self.value, members=self.members)
         return self.all()[np.searchsorted(self.features, candidates)]
 
     def all(self) -> Float64Array:
@@ -160,7 +166,7 @@ class LinearGains(Gains):
         vectors = [self.objective.weighted(vector) for span in spans for vector in span.vectors]
         answers: Sequence[Gradients] = ()
         if vectors:
-            answers = yield from self.problem.ask(self.size, self.value, vectors, self.features, exact=True)
+            answers = yield from self.problem.ask(self.size, self.value, vectors, self.features, exact=True, members=self.members)
         starts = np.cumsum([0, *(len(span.vectors) for span in spans)]).tolist()
         return [
             self.walk(span, (answer.of(self.features) for answer in answers[start : start + len(span.vectors)]))
@@ -169,7 +175,7 @@ class LinearGains(Gains):
 
     def directions(self, features: IndexArray) -> Directions:
         """Orthogonalise the columns of ``features``, one after the other, against the set and each other."""
-        objective, span = self.objective, Directions([], [], [])
+        objective, span = self.objective, Directions(features, [], [], [])
         dense = objective.weighted(self.problem.pool.columns(features).dense(np.arange(len(features))))
         offsets = self.problem.design.standardisation.subset(features).offsets
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -194,11 +200,11 @@ class LinearGains(Gains):
     def walk(self, span: Directions, coordinates: Iterable[Float64Array]) -> Iterator[LinearGains]:
         """Yield the gains after each feature of ``span``; ``coordinates`` are those of all columns, one array per vector."""
         gains, following, first = self, iter(coordinates), 0
-        for end in span.ends:
+        for feature, end in zip(span.features.tolist(), span.ends, strict=True):
             for vector, move in zip(span.vectors[first:end], span.moves[first:end], strict=True):
                 gains = gains._moved(vector, move, next(following))
             first = end
-            gains = replace(gains, size=gains.size + 1)
+            gains = replace(gains, size=gains.size + 1, members=(*gains.members, feature))
             yield gains
 
     def _moved(self, vector: Float64Array, move: float, coordinates: Float64Array) -> LinearGains:
@@ -229,12 +235,17 @@ class _RefittedGains(Gains):
         """Features in the set."""
         return len(self.features)
 
+    @property
+    def members(self) -> Members:  # type: ignore[override]
+        """The set."""
+        return self.features
+
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
         """Refit with each candidate."""
         fitted = self._dense(self.features)
         gains = np.zeros(len(candidates))
         for start in range(0, len(candidates), REFITS):
-            yield Round(self.size, self.value)
+            yield Round(self.size, self.value, members=self.members)
             chunk = candidates[start : start + REFITS]
             rows = self.problem.design.standardisation.subset(chunk)
             dense = rows.materialise(self.problem.pool.read(chunk))
@@ -244,7 +255,7 @@ class _RefittedGains(Gains):
 
     def after(self, sets: Sequence[IndexArray]) -> Steps[list[Iterator[Gains]]]:
         """Return lazy fits of the prefixes."""
-        yield Round(self.size, self.value)
+        yield Round(self.size, self.value, members=self.members)
         self.problem.counters.gradient_rounds += 1
         self.problem.counters.gradient_calls += sum(map(len, sets))
         return [self._walk(features) for features in sets]

@@ -411,7 +411,7 @@ def survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
     basis = point.basis()
     taken = [point.directions([place]) for place in range(len(point.members))]
     vectors = [objective.response - basis @ point.along, *basis.T, *(vector for each in taken for vector in (basis @ each).T)]
-    products = _Products(problem, objective, vectors, len(selected), point.value)
+    products = _Products(problem, objective, vectors, selected, point.value)
     gradient = yield from products.next()
     pivot, groups = objective.remainders(standardisation, None)
     smallest = SMALLEST_PIVOT * pivot
@@ -442,9 +442,10 @@ class _Products:
     """Products of the usable columns with vectors, in as few queries as memory allows."""
 
     def __init__(
-        self, problem: Problem, objective: QuadraticObjective, vectors: Sequence[Float64Array], size: int, value: float
+        self, problem: Problem, objective: QuadraticObjective, vectors: Sequence[Float64Array], selected: IndexArray, value: float
     ) -> None:
-        self._problem, self._objective, self._vectors, self._at = problem, objective, vectors, (size, value)
+        self._problem, self._objective, self._vectors = problem, objective, vectors
+        self._selected, self._value = selected, value
         self._width = max(PRODUCT_BYTES // (8 * int(problem.design.standardisation.offsets[-1])), 1)
         self._answers: Iterator[Gradients] = iter(())
         self._asked = 0
@@ -455,6 +456,9 @@ class _Products:
         if answer is None:
             chunk = [self._objective.swept(vector) for vector in self._vectors[self._asked : self._asked + self._width]]
             self._asked += len(chunk)
-            self._answers = iter((yield from self._problem.ask(*self._at, chunk, self._problem.usable, exact=True)))
+            asked = self._problem.ask(
+                len(self._selected), self._value, chunk, self._problem.usable, exact=True, members=self._selected
+            )
+            self._answers = iter((yield from asked))
             answer = next(self._answers)
         return answer.of(self._problem.usable)

@@ -96,7 +96,7 @@ def _pursue(problem: Problem, tau: float, rank: int, selected: IndexArray) -> St
         candidates = candidates if extends.all() else candidates[extends]  # line 3: X = Cond(S), which only shrinks
         if not candidates.size:
             break
-        (gradients,) = yield from problem.ask(len(selected), lambda: model.value, [model.residual], candidates)
+        (gradients,) = yield from problem.ask(len(selected), lambda: model.value, [model.residual], candidates, members=selected)
         threshold = (1.0 - epsilon) * tau * gradients.top_mean(rank)  # line 4
         survivors, inner = gradients.at_least(threshold), 1
         if not len(survivors) < (1.0 - epsilon) * len(candidates):  # j* = 0 does not qualify: X stays as it is
@@ -108,7 +108,7 @@ def _pursue(problem: Problem, tau: float, rank: int, selected: IndexArray) -> St
             added, iterations, block = inner_iterations(problem, following, selected, threshold, outer, inner, block)
             selected = np.concatenate((selected, added))
             inner += iterations
-            yield Round(len(selected), lambda: model.value)
+            yield Round(len(selected), lambda: model.value, members=selected)
         del following  # frees columns before the next outer iteration
         outer += 1
     problem.objective.remember(selected, model)

@@ -103,7 +103,7 @@ def exchanged_by_fits(problem: Problem, objective: GLM, starts: Sequence[IndexAr
     joining, judged, proven = near(problem, selected, most), selected[:0], True
     for _ in range(MOST_SURVEYS):
         while True:
-            yield Round(len(selected), fits.value(selected))
+            yield Round(len(selected), fits.value(selected), members=selected)
             model = QuadraticModel(problem, objective, selected)
             hood = Neighbourhood(problem, model, np.union1d(selected, joining))
             point = Point(hood, np.searchsorted(hood.features, selected).tolist())

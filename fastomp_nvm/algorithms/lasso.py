@@ -67,14 +67,14 @@ def lasso(problem: Problem) -> Algorithm:
     chosen = np.empty(0, dtype=np.int64)
     penalty, high, low = largest * STEP, largest, 0.0
     while penalty > SMALLEST * largest and not low:
-        yield Round(len(chosen), 0.0)
+        yield Round(len(chosen), 0.0, members=chosen)
         found = support(penalty)
         if len(found) > k:
             low = penalty
         else:
             chosen, high, penalty = found, penalty, penalty * STEP
     for _ in range(BISECTIONS if low and len(chosen) < k else 0):
-        yield Round(len(chosen), 0.0)
+        yield Round(len(chosen), 0.0, members=chosen)
         middle = 0.5 * (low + high)
         found = support(middle)
         if len(found) > k:

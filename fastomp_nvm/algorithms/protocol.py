@@ -30,6 +30,7 @@ __all__ = [
     "Counters",
     "Gradients",
     "Journal",
+    "Members",
     "Outcome",
     "Parameters",
     "Problem",
@@ -55,6 +56,10 @@ class Parameters:
     skip_weak: bool = False
     plain: bool = False
     again: bool = False
+
+
+#: Features of a set in order of selection; those behind the set's size are not in it.
+Members: TypeAlias = Sequence[int] | IndexArray
 
 
 @dataclass(slots=True)
@@ -116,9 +121,10 @@ class Problem:
         candidates: IndexArray,
         *,
         exact: bool = False,
+        members: Members = (),
     ) -> Steps[Sequence[Gradients]]:
-        """Query the gradients of ``candidates`` at all ``vectors`` (n_obs,) in one round, and count it; see ``Query.exact``."""
-        answers = yield Query(selected, f, tuple(Ask(vector, candidates) for vector in vectors), exact)
+        """Query the gradients of ``candidates`` at all ``vectors`` (n_obs,) in one round, and count it; see ``Query``."""
+        answers = yield Query(selected, f, tuple(Ask(vector, candidates) for vector in vectors), exact, members=members)
         assert answers is not None
         self.counters.gradient_rounds += 1
         self.counters.gradient_calls += len(vectors)
@@ -141,10 +147,13 @@ class Round:
         Features selected so far.
     f : float or callable
         f of the selected features, or a callable that computes it lazily for observers.
+    members : sequence of int, or (s,) int64
+        The first ``selected`` are the features themselves; empty where they are not known. A reference, which only observers read.
     """
 
     selected: int
     f: float | Callable[[], float]
+    members: Members = field(default=(), kw_only=True)
 
     @property
     def value(self) -> float:

@@ -26,7 +26,7 @@ def sds_omp(problem: Problem) -> Algorithm:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
             return Outcome(selected, guarantee="greedy", greedy=[selected])
-        answers = yield from problem.ask(len(selected), model.value, [model.residual], candidates)
+        answers = yield from problem.ask(len(selected), model.value, [model.residual], candidates, members=selected)
         best = np.array([answers[0].argmax()], dtype=np.int64)
         model.add(problem.pool.columns(best).dense(np.zeros(1, dtype=np.int64)))
         selected = np.concatenate((selected, best))

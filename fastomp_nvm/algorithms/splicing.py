@@ -26,7 +26,7 @@ def spliced(problem: Problem, objective: Linear, most: int) -> Algorithm:
     near = max(affordable(problem, NEAR), 1)
     selected, value, residual = np.empty(0, dtype=np.int64), 0.0, objective.response
     for _ in range(PASSES):
-        answer = (yield from problem.ask(len(selected), value, [objective.swept(residual)], problem.usable))[0]
+        answer = (yield from problem.ask(len(selected), value, [objective.swept(residual)], problem.usable, members=selected))[0]
         close = problem.usable if len(problem.usable) <= near else answer.at_least(answer.top_mean(near))[:near]
         hood = Neighbourhood(problem, objective, np.union1d(selected, close))
         members = np.searchsorted(hood.features, selected)

@@ -35,7 +35,8 @@ def together(problem: Problem, parts: Sequence[Callable[[Problem], Steps[Result]
         if waiting:
             ahead = max(waiting.values(), key=lambda query: query.value)
             asks = tuple(ask for query in waiting.values() for ask in query.asks)
-            answered = yield Query(ahead.selected, ahead.f, asks, any(query.exact for query in waiting.values()))
+            exact = any(query.exact for query in waiting.values())
+            answered = yield Query(ahead.selected, ahead.f, asks, exact, members=ahead.members)
             assert answered is not None
             first = 0
             for place, query in waiting.items():

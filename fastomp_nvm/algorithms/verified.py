@@ -264,7 +264,7 @@ class MatchingPursuit(Greedy):
     ) -> Steps[tuple[int, int | None, IndexArray]]:
         """Sweep the residuals of all drafted models at once."""
         asks = tuple(map(Ask, self._residuals, feasible))
-        answers = yield Query(self.size, self._model.value, asks)
+        answers = yield Query(self.size, self._model.value, asks, members=self._winners)
         assert answers is not None
         self.problem.counters.gradient_rounds += 1
         self.problem.counters.gradient_calls += len(asks)
@@ -395,14 +395,20 @@ class ExactGainGreedy(Greedy):
                 gradient = gradient - products * move.coefficient if move.direction else products
                 pivot = pivot - products**2 if move.direction else pivot
         at, self._contenders = self._gains, None
-        self._gains = replace(self._start, gradient=gradient, pivot=pivot, span=at.span, size=at.size, value=at.value)
+        self._gains = replace(
+            self._start, gradient=gradient, pivot=pivot, span=at.span, size=at.size, value=at.value, members=at.members
+        )
 
     def _ask(self, moves: Sequence[Move], *, exact: bool) -> Steps[Sequence[Gradients]]:
         """Query the gradients of all features with ``moves``."""
         if not moves:
             return ()
         vectors = [move.vector for move in moves]
-        return (yield from self.problem.ask(self.size, self._gains.value, vectors, self.problem.usable, exact=exact))
+        return (
+            yield from self.problem.ask(
+                self.size, self._gains.value, vectors, self.problem.usable, exact=exact, members=self._winners
+            )
+        )
 
 
 def _nearest(near: int, _: int, candidates: IndexArray, growth: Float64Array) -> IndexArray:

@@ -8,14 +8,14 @@ is certified, the tier changes none either.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Journal, Outcome, Problem, Query
+from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Journal, Members, Outcome, Problem, Query
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.matrix.rows import Rows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
@@ -24,10 +24,12 @@ from fastomp_nvm.matrix.traffic import Traffic
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.tier import Tier, TierAccount
 
-__all__ = ["Engine", "Observer", "Progress", "Run"]
+__all__ = ["MOST_FEATURES", "Engine", "Observer", "Progress", "Run"]
 
 #: Bytes of products that one merged sweep may hold; further runs are answered in another sweep.
 PRODUCT_BYTES = 1 << 30
+#: Features that a report of progress names.
+MOST_FEATURES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Progress:
         Passes begun, by all runs together.
     share : float
         Share of the pass in flight that is done; 0 between passes.
+    members : sequence of int, or (s,) int64
+        The first ``selected`` are the features so far; empty where they are not known. Read through ``features``.
     """
 
     run: int
@@ -72,6 +76,23 @@ class Progress:
     ended: bool = False
     sweep: int = 0
     share: float = 0.0
+    members: Members = field(default=(), repr=False, compare=False)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """Indices of the features selected so far, at most the first ``MOST_FEATURES``; computed when asked for."""
+        return tuple(int(feature) for feature in self.members[: min(self.selected, MOST_FEATURES)])
+
+    def to_json(self, *, features: bool = True) -> dict[str, object]:
+        """Return this progress as JSON values, with its ``features`` in place of all members, or without any."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "members"}
+        return {**values, "features": list(self.features)} if features else values
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, object]) -> Progress:
+        """Return the progress of JSON values; those that this release does not know are left out."""
+        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        return cls(**{**known, "shards": tuple(known.get("shards", ())), "members": values.get("features", ())})  # type: ignore[arg-type]
 
 
 Observer = Callable[[Progress], None]
@@ -196,7 +217,7 @@ class Engine:
                     run.algorithm.close()
                     return
                 if self.observer is not None:
-                    self._report(self.observer, run, step.selected, step.value)
+                    self._report(self.observer, run, step.selected, step.value, step.members)
                 if isinstance(step, Query):
                     run.query = step
                     return
@@ -204,9 +225,10 @@ class Engine:
         except StopIteration as stop:
             run.outcome = stop.value
             if self.observer is not None:
-                self._report(self.observer, run, len(stop.value.selected), self._values.get(run.place, 0.0))
+                chosen = stop.value.selected
+                self._report(self.observer, run, len(chosen), self._values.get(run.place, 0.0), chosen)
 
-    def _report(self, observer: Observer, run: Run, selected: int, value: float) -> None:
+    def _report(self, observer: Observer, run: Run, selected: int, value: float, members: Members) -> None:
         """Report a round of a run, or its end."""
         # Counters are those of separate runs; only the bytes that merged sweeps really took are reported.
         taken = sum(other.problem.counters.traffic.bytes_read for other in self._runs) - self.saved.bytes_read
@@ -222,6 +244,7 @@ class Engine:
             runs=len(self._runs),
             ended=run.outcome is not None,
             sweep=self.traffic.sweeps,
+            members=members,
         )
         self._values[run.place] = value
         observer(self._latest)

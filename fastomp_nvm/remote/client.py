@@ -319,7 +319,7 @@ class Client:
         for progress in self.follow(job):
             for step in progress["progress"]:
                 if observer is not None and step:
-                    observer(Progress(**step))
+                    observer(Progress.of_json(step))
         reply = self.call("result", {"job": job})
         try:
             found = [decode_selection(answer) for answer in reply["answers"]]

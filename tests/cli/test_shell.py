@@ -105,6 +105,7 @@ DIFFERENT = {
     "--tier": "what a store keeps where it is built or planned, what is read afterwards",
     "--token-file": "the tokens that a server accepts, or the one that a client sends",
     "--insecure": "of the server, or of the client",
+    "--check": "of the settings of a server before it starts, of columns where a store is read",
     "--store": "of export",
     "--id": "kept with a store where it is built, written beside predictions",
 }

@@ -1,8 +1,8 @@
-"""Fuzzers of a real server on loopback: requests, YAML, upload streams, token files, and records damaged between two of its lives.
+"""Fuzzers of a real server on loopback: requests, YAML, streams, raw HTTP/2 frames, token files, records damaged between two lives.
 
-``python -m tests.harness.hostile [REQUESTS] [SEED]`` (``make hostile``). Counts what must not happen: an end of the server, a reply
-later than the deadline, a wrong answer to a well-formed request in between, a failure instead of a refusal, and memory or files
-left behind.
+``python -m tests.harness.hostile [REQUESTS] [SEED] [SHARE]`` (``make hostile``); SHARE of the requests (default .2) are connections
+of raw bytes. Counts what must not happen: an end of the server, a reply later than the deadline, a wrong answer to a well-formed
+request in between, a failure instead of a refusal, and memory, descriptors or files left behind.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pyarrow import flight
 import fastomp_nvm as fo
 from ado_plugin.service.operations import OPERATIONS
 from fastomp_nvm.limits import REQUEST_SECONDS
+from tests.harness.frames import FrameFuzzer, recorded
 from tests.service.running import RunningServer, small_data
 
 __all__ = ["Hostility"]
@@ -34,8 +35,8 @@ __all__ = ["Hostility"]
 _CLIENTS = {"ann": ("admin", "lab"), "ron": ("read", "lab"), "wim": ("write", "scratch")}
 #: Requests between two looks at the health of the server.
 _STEP = 50
-#: Bytes by which the memory of the server may grow.
-_GROWTH = 300 << 20
+#: Bytes by which the memory of the server may grow, descriptors by which it may have more, and seconds for connections to end.
+_GROWTH, _MORE_DESCRIPTORS, _SETTLE_SECONDS = 300 << 20, 16, 30.0
 
 _VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1e308, 2**70, "", "lab", "../x", "\x00", "[" * 3000, "*" * 2000),
@@ -68,9 +69,12 @@ class Hostility:
     ----------
     folder : Path
     seed : int
+    raw : float
+        Share of raw connections among the requests.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, raw: float = 0.2) -> None:
+        self._raw = raw
         self.findings: Counter[str] = Counter()
         self._draw = random.Random(seed)
         self._tokens = folder / "tokens.yaml"
@@ -88,15 +92,17 @@ class Hostility:
             client.put(X, y)
             self._job = client.submit(k=3)
             (self._answer,) = client.result(self._job)
+        self._frames = FrameFuzzer(self._draw, [recorded(self._server.port, talk) for talk in (self._select, self._upload)])
 
     def run(self, requests: int) -> None:
         """Send hostile requests, with looks at the server in between."""
         with self._server:
-            memory = 0
+            memory = descriptors = 0
             for number in range(requests):
                 if number % _STEP == 0:
                     self._look()
-                    memory = memory or psutil.Process(self._server.process.pid).memory_info().rss
+                    process = psutil.Process(self._server.process.pid)
+                    memory, descriptors = memory or process.memory_info().rss, descriptors or process.num_fds()
                 if number % _STEP == _STEP // 2:
                     self._replace_tokens()
                 self._send()
@@ -104,7 +110,11 @@ class Hostility:
                     self.findings["ends of the server"] += 1
                     self._server.start()
             self._look()
-            self.findings["memory"] += psutil.Process(self._server.process.pid).memory_info().rss > memory + _GROWTH
+            process, end = psutil.Process(self._server.process.pid), time.monotonic() + _SETTLE_SECONDS
+            while process.num_fds() > descriptors + _MORE_DESCRIPTORS and time.monotonic() < end:
+                time.sleep(0.1)
+            self.findings["descriptors"] += process.num_fds() > descriptors + _MORE_DESCRIPTORS
+            self.findings["memory"] += process.memory_info().rss > memory + _GROWTH
             self._damage_records()
             time.sleep(2.5)  # uploads that nobody continues are removed
             self.findings["files"] += len(list(self._server.pools.glob("[!.]*/.*")))
@@ -112,6 +122,18 @@ class Hostility:
 
     def _connect(self) -> fo.Client:
         return self._server.connect("/lab/data", token="ann-token")
+
+    def _select(self, port: int) -> None:
+        """Have a well-behaved client ask for several things."""
+        with fo.connect(f"grpc://127.0.0.1:{port}/scratch/data", token="wim-token") as client:
+            client.ping()
+            client.info()
+            client.select(k=2)
+
+    def _upload(self, port: int) -> None:
+        """Have a well-behaved client send a store."""
+        with fo.connect(f"grpc://127.0.0.1:{port}/scratch/sent", token="wim-token") as client:
+            client.put(*small_data())
 
     def _look(self) -> None:
         """Compare the answer of a well-formed request with the reference."""
@@ -124,7 +146,9 @@ class Hostility:
             self.findings["wrong answers"] += 1
 
     def _send(self) -> None:
-        """Send one hostile request or stream; time its reply."""
+        """Send one hostile request, stream or connection; time its reply."""
+        if self._draw.random() < self._raw:
+            return self._frames.send(self._server.port)
         name = self._draw.choice(["ron", "wim"])
         headers = [(b"authorization", f"Bearer {name}-token".encode())]
         options = flight.FlightCallOptions(timeout=2 * REQUEST_SECONDS, headers=headers)
@@ -195,7 +219,7 @@ def main(words: list[str]) -> int:
     """Run the fuzzers and print what they found; the exit code is 1 if that is anything."""
     requests, seed = int(words[0]) if words else 100_000, int(words[1]) if words[1:] else 0
     with tempfile.TemporaryDirectory() as folder:
-        hostility = Hostility(Path(folder), seed)
+        hostility = Hostility(Path(folder), seed, *map(float, words[2:3]))
         hostility.run(requests)
     findings = {name: count for name, count in hostility.findings.items() if count}
     print(f"{requests} hostile requests, seed {seed}: {findings or 'no finding'}")

@@ -80,7 +80,8 @@ class RunningServer:
 
     def connect(self, place: str = "", **options: Any) -> fo.Client:
         """Return a client, by default with the local token."""
-        options.setdefault("token", self.token() if "--token-file" not in self.options else None)
+        if "token" not in options:
+            options["token"] = self.token() if "--token-file" not in self.options else None
         return fo.connect(f"{self.url}{place}", **options)
 
     def signal(self, number: int) -> None:

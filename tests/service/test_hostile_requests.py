@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from ado_plugin.service.body import decode_body
 from fastomp_nvm import limits
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.selection.codec import encode_message, encode_vector
+from tests.harness.frames import PREFACE, FrameFuzzer, recorded
 from tests.harness.hostile import Hostility
 from tests.service.running import ROOT, RunningServer
 
@@ -140,10 +143,30 @@ def test_a_call_hears_that_its_client_is_gone(server: RunningServer, call: Calla
 
 
 def test_a_sample_of_hostile_requests(tmp_path: Path) -> None:
-    """Of a few hundred random requests, streams, token files and damaged records none ends, delays or fills the server."""
-    hostility = Hostility(tmp_path, seed=1)
-    hostility.run(200)
+    """Of a few hundred requests, streams, raw frames, token files and damaged records none ends, delays or fills the server."""
+    hostility = Hostility(tmp_path, seed=1, raw=0.5)
+    hostility.run(300)
     assert not {name: count for name, count in hostility.findings.items() if count}
+
+
+def test_raw_frames_are_those_of_a_client(server: RunningServer) -> None:
+    """A recorded conversation is made of frames, and a server answers it when it is sent again as it was; a changed one differs."""
+
+    def talk(port: int) -> None:
+        with fo.connect(f"grpc://127.0.0.1:{port}", token=server.token()) as client:
+            client.ping()
+
+    frames = recorded(server.port, talk)
+    assert {frame.kind for frame in frames} >= {0, 1, 4}, "data, headers and settings"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(PREFACE + b"".join(map(bytes, frames)))
+        reply = b""
+        while b'"name"' not in reply:
+            data = connection.recv(1 << 14)
+            assert data, reply
+            reply += data
+    fuzzer = FrameFuzzer(random.Random(0), [frames])
+    assert len({fuzzer.message() for _ in range(200)}) > 150
 
 
 def test_the_limits_are_documented() -> None:

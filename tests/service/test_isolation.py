@@ -52,7 +52,7 @@ def test_the_answer_is_that_of_the_server(tmp_path: Path) -> None:
     """A suspect that is innocent has its progress reported, and gets the answer that the server itself computes."""
     suspect = Suspect(tmp_path)
     suspect.run()
-    assert suspect.steps
+    assert list(suspect.steps[-1].features) == suspect.answers[0][0]["json"]["indices"]
     suspect.job = dataclasses.replace(suspect.job, crashes=0)
     suspect.run()
     alone, within = ({**answers[0]["json"], "seconds": 0, "choices": 0} for answers in suspect.answers)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import html
 import http.client
 import io
 import json
+import re
 import shutil
 import time
 import urllib.parse
@@ -20,6 +22,7 @@ import pytest
 pytest.importorskip("starlette", reason="the page needs Starlette and uvicorn")
 pytest.importorskip("uvicorn", reason="the page needs Starlette and uvicorn")
 
+from fastomp_nvm.engine.engine import Progress
 from tests.service.gated_server import HELD_FROM, GatedServer
 from tests.service.running import RunningServer, small_data
 
@@ -159,6 +162,34 @@ def test_a_read_role_only_reads(server: GatedServer) -> None:
     assert asked(server, "/jobs/finished/drop", "ada", "POST")[0] == 404
 
 
+def test_the_features_of_a_running_job_are_named(server: GatedServer) -> None:
+    """While a job runs the page names its features so far, escaped, at most 200; an observer of the client has their indices."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(40, 300))
+    with server.connect("/lab/wide", token=token_of("ada")) as client:
+        client.put(X, X[:, 7] - X[:, 9] + 0.1 * rng.normal(size=40), names=[f"{NASTY} {column}" for column in range(300)])
+        server.close_gate()
+        try:
+            client.submit(k=9, run="some", algorithm="sds_omp", polish="none")
+            view = until(lambda: (text := first_event(server, "ada", "some")["job"]) and "Selected so far" in text and text)
+            names = re.findall(r"<li>(.*?)</li>", view)
+            assert len(names) == HELD_FROM
+            assert "more</p>" not in view
+            server.open_gate()
+            (answer,) = client.result("some")
+            server.close_gate()
+            client.submit(k=260, run="many", algorithm="top_k")
+            view = until(lambda: (text := first_event(server, "ada", "many")["job"]) and "Selected so far" in text and text)
+            assert view.count("<li>") == 200
+            assert "and 60 more" in view
+        finally:
+            server.open_gate()
+        seen: list[Progress] = []
+        (again,) = client.result(client.submit(k=9, run="again", algorithm="sds_omp", polish="none"), observer=seen.append)
+    assert seen[-1].features == tuple(again.indices.tolist()) == tuple(answer.indices.tolist())
+    assert [html.unescape(name) for name in names] == list(answer.features[:HELD_FROM])
+
+
 def test_many_open_pages_leave_the_server_its_work(server: GatedServer) -> None:
     """Streams beyond the limit are refused, and selections continue; closed ones give their place back."""
     place = urllib.parse.urlsplit(server.page)
@@ -247,6 +278,9 @@ def test_a_job_is_watched_cancelled_resumed_and_answered_in_a_browser(server: Ga
     shown = until(lambda: f"{HELD_FROM} so far" in text_of(browser, "job") and text_of(browser, "job"))
     assert "running" in shown
     assert "time left" in shown
+    assert "Selected so far" in shown
+    assert browser.execute_script("return document.querySelectorAll('#job ol.features li').length") == HELD_FROM
+    assert browser.execute_script(CHECK) == []
     browser.execute_script("document.querySelector('#jobs button[data-act=cancel]').focus(); scrollTo(0, 40)")
     time.sleep(2.5)  # more than two changes of the stream
     kept = browser.execute_script("return [document.activeElement.dataset.act, scrollY]")

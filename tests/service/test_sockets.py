@@ -336,9 +336,13 @@ def test_health_tells_of_records_that_cannot_be_written(tmp_path: Path) -> None:
         with caught.value as reply:
             assert reply.code == 503
             assert reply.read().startswith(b"job records cannot be written: No such file or directory\n")
+        with urllib.request.urlopen(url.replace("/health", "/metrics"), timeout=10) as reply:
+            assert b"\nfastomp_healthy 0\n" in reply.read()
         (tmp_path / "away").rename(folder)
         with urllib.request.urlopen(url, timeout=10) as reply:
             assert reply.read().startswith(b"ok\n")
+        with urllib.request.urlopen(url.replace("/health", "/metrics"), timeout=10) as reply:
+            assert b"\nfastomp_healthy 1\n" in reply.read()
         assert len(client.select(k=2).features) == 2
 
 

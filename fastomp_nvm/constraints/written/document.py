@@ -177,4 +177,4 @@ def _place(source: str, mark: yaml.Mark | None) -> str:
 
 def _listed(required: tuple[str, ...], optional: tuple[str, ...]) -> str:
     """Return the keys of a mapping, for errors."""
-    return ", ".join(required) + (f" and optionally {', '.join(optional)}" if optional else "")
+    return " and optionally ".join(", ".join(names) for names in (required, optional) if names)
