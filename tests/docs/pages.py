@@ -136,12 +136,12 @@ class Session:
 
     def run(self, block: Block) -> str:
         """Run a block and return its output; an ``AssertionError`` says how it failed."""
-        if block.language == "yaml":
-            self._file(block)
-            return ""
         code = block.code
         for shown, port in self._ports.items():
             code = code.replace(shown, port)
+        if block.language == "yaml":
+            self._file(block.title, code)
+            return ""
         output = self._in_python(code) if block.language == "python" else self._in_shell(code)
         for shown, port in self._ports.items():
             output = output.replace(port, shown)
@@ -150,17 +150,17 @@ class Session:
             assert alike, f"line {block.line}: the page shows\n{block.output}\nbut the output is\n{output}"
         return output
 
-    def _file(self, block: Block) -> None:
+    def _file(self, title: str | None, text: str) -> None:
         """Write a file that the page shows, or hold a constraint against its schema."""
-        if block.title:
-            (self._folder / block.title).write_text(block.code)
+        if title:
+            (self._folder / title).write_text(text)
             return
         import jsonschema
         import yaml
 
         from fastomp_nvm.constraints.written.description import schema
 
-        jsonschema.validate(yaml.safe_load(block.code), schema())
+        jsonschema.validate(yaml.safe_load(text), schema())
 
     def _in_python(self, code: str) -> str:
         """Return what Python prints."""
