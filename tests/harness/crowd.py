@@ -33,8 +33,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"k": 3, "exclude": ["f3", "f4"]},
     {"k": 5, "constraint": "partition: {groups: {a: [f3, f4, f5]}, caps: {a: 1}}"},
 ]
-#: Clients of one process, and a refusal for a full queue.
-_PER_PROCESS = 60
+#: Clients of one process, the time limit of their calls, long because they share one machine, and a refusal for a full queue.
+_PER_PROCESS, _SECONDS = 60, 240.0
 _BUSY = re.compile(r"jobs( of '\w+')? are waiting, the most this server takes")
 
 
@@ -120,7 +120,7 @@ def _be_clients(url: str, token: str, count: int) -> None:
         except fo.FastompError as error:
             found[place] = str(error)
 
-    clients = [fo.connect(url, token=token) for _ in range(count)]
+    clients = [fo.connect(url, token=token, timeout=_SECONDS) for _ in range(count)]
     for client in clients:
         client.ping()
     print("ready", flush=True)
