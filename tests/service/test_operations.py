@@ -108,7 +108,7 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
         body = {**put_plan(), "request": {"k": 2}, "requests": [{"k": 2}], "job": "j", "upload": "u", "tiles": 0, "crc": 0}
         for field in ("pool", "key", "job"):
             if operation in ("ping", "commit", "abort") or (field == "job") == (
-                operation in ("info", "delete", "put", "list", "jobs", "predict")
+                operation in ("info", "delete", "put", "list", "jobs", "predict", "check_constraint", "extract")
             ):
                 continue
             if operation in ("progress", "result", "cancel", "resume") and field != "job":
@@ -121,7 +121,7 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
 
 def test_long_identifiers_are_cut_into_several_replies(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply of ``predict`` keeps below its limit whatever the length of the identifiers, and none is lost."""
-    monkeypatch.setattr(operations, "_PREDICT_BYTES", 20_000)
+    monkeypatch.setattr(operations, "_REPLY_BYTES", 20_000)
     ids = [f"\N{GRINNING FACE}{row:0120d}" for row in range(200)]
     (tmp_path / "t.csv").write_text("who,a,y\n" + "".join(f"{name},{row},{3 * row}\n" for row, name in enumerate(ids)))
     fo.ingest(str(tmp_path / "t.csv"), str(tmp_path / "pools" / "lab" / "people"), targets=["y"], id_column="who", dtype="float64")
