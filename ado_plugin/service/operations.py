@@ -436,15 +436,16 @@ class Operations:
 
     def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Return the answers of a finished job, in several replies where they are too large for one."""
-        answers, size = list[dict[str, Any]](), 0
-        for answer in self._queue.answer(self._job(caller, body)):
+        job = self._job(caller, body)
+        kind, answers, size = job.request.kind, list[dict[str, Any]](), 0
+        for answer in self._queue.answer(job):
             own = len(encode_message(answer))
             if answers and size + own > MESSAGE_BYTES // 2:
-                yield {"answers": answers}
+                yield {"kind": kind, "answers": answers}
                 answers, size = [], 0
             answers.append(answer)
             size += own
-        yield {"answers": answers}
+        yield {"kind": kind, "answers": answers}
 
     def _cancel(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Cancel a job."""

@@ -24,7 +24,7 @@ from fastomp_nvm.analysis.stability import Stability, stability
 from fastomp_nvm.arrays import JSONObject
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer, Progress
-from fastomp_nvm.errors import RequestError
+from fastomp_nvm.errors import RequestError, ServerError
 from fastomp_nvm.limits import ANALYSIS_SELECTIONS
 from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.selection.codec import (
@@ -41,7 +41,7 @@ from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.verification import StoreVerification, verify_store
 
-__all__ = ["ANALYSES", "Analysis", "Result", "Runs", "decode_fields", "encode_fields", "selections_of"]
+__all__ = ["ANALYSES", "Analysis", "Result", "Runs", "decode_fields", "decode_result", "encode_fields", "selections_of"]
 
 #: The result of a job other than a selection.
 Result = Grid | CrossValidation | Stability | SelectionPath | StoreVerification | Verification
@@ -97,8 +97,8 @@ class Analysis(Protocol):
         """Return the answers of the job: an object of the result's own fields, and its selections; ``options`` in JSON terms."""
         ...
 
-    def decode(self, answers: Sequence[JSONObject]) -> Any:
-        """Return the result; ``KeyError``, ``TypeError`` or ``ValueError`` where the answers are none of this kind."""
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> Any:
+        """Return the result; ``KeyError``, ``TypeError``, ``ValueError`` or ``IndexError`` where the answers are others."""
         ...
 
 
@@ -133,7 +133,7 @@ class _Grid:
         found = [cell.selection for cell in result.cells]
         return _answers({"over": options["over"], "sharing": asdict(result.sharing)}, found, result.best.selection)
 
-    def decode(self, answers: Sequence[JSONObject]) -> Grid:
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> Grid:
         """Return the grid."""
         own, selections = _parts(answers)
         settings = settings_of(_values(own["over"]))
@@ -197,7 +197,7 @@ class _CrossValidation:
         }
         return _answers(own, [result.selection, *(each for row in result.fold_selections for each in row)], result.selection)
 
-    def decode(self, answers: Sequence[JSONObject]) -> CrossValidation:
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> CrossValidation:
         """Return the cross-validation."""
         own, (selection, *others) = _parts(answers)
         ks, scores = np.array(own["ks"], dtype=np.int64), np.array(own["scores"], dtype=np.float64)
@@ -257,7 +257,7 @@ class _Stability:
         }
         return [{"analysis": own, "summary": {"objective": result.objective, "score": None, "selected": len(result.stable)}}]
 
-    def decode(self, answers: Sequence[JSONObject]) -> Stability:
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> Stability:
         """Return the frequencies."""
         own, _ = _parts(answers)
         indices = decode_vector(own["indices"], "indices").astype(np.int64)
@@ -294,7 +294,7 @@ class _Path:
         own = {"ks": result.ks.tolist(), "nested": result.nested, "reason": result.reason, "sharing": asdict(result.sharing)}
         return _answers(own, result.selections, result.selections[-1])
 
-    def decode(self, answers: Sequence[JSONObject]) -> SelectionPath:
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> SelectionPath:
         """Return the path."""
         own, selections = _parts(answers)
         ks = np.array(own["ks"], dtype=np.int64)
@@ -349,7 +349,7 @@ class _Proof:
             }
         ]
 
-    def decode(self, answers: Sequence[JSONObject]) -> Verification:
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> Verification:
         """Return the result."""
         own, _ = _parts(answers)
         steps = [(int(step), str(winner), str(second)) for step, winner, second in own["interchangeable"]]
@@ -392,9 +392,9 @@ class _Checksums:
 
     def encode(self, result: StoreVerification, options: Mapping[str, Any]) -> list[JSONObject]:
         """Return the fields."""
-        return [{"analysis": asdict(result)}]
+        return [{"analysis": result.to_json()}]
 
-    def decode(self, answers: Sequence[JSONObject]) -> StoreVerification:
+    def decode(self, answers: Sequence[Mapping[str, Any]]) -> StoreVerification:
         """Return the result."""
         own, _ = _parts(answers)
         return StoreVerification(int(own["blocks"]), int(own["bytes"]), str(own["unchecked"]))
@@ -411,6 +411,15 @@ ANALYSES: Mapping[str, Analysis] = MappingProxyType(
         "proof": _Proof(),
     }
 )
+
+
+def decode_result(kind: str, answers: Sequence[Mapping[str, Any]]) -> Result:
+    """Return the result of a job of a kind in ``ANALYSES``; ``ServerError`` where its answers cannot be read."""
+    try:
+        found: Result = ANALYSES[kind].decode(answers)
+        return found
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ServerError(f"the server's answer cannot be read ({error}): it may be of another version") from error
 
 
 def selections_of(result: Result) -> Sequence[Selection]:
@@ -502,10 +511,10 @@ def _answers(own: JSONObject, selections: Sequence[Selection], best: Selection) 
     return [{"analysis": own, "summary": summary}, *map(encode_selection, selections)]
 
 
-def _parts(answers: Sequence[JSONObject]) -> tuple[JSONObject, list[Selection]]:
+def _parts(answers: Sequence[Mapping[str, Any]]) -> tuple[JSONObject, list[Selection]]:
     """Return the fields of a result, and its selections."""
     first, *others = answers
-    return dict(first["analysis"]), [decode_selection(each) for each in others]
+    return dict(first["analysis"]), [decode_selection(dict(each)) for each in others]
 
 
 def _sharing(own: JSONObject) -> Sharing:

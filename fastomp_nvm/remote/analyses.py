@@ -16,7 +16,7 @@ from fastomp_nvm.analysis.cross_validation import CrossValidation
 from fastomp_nvm.analysis.grid import Grid
 from fastomp_nvm.analysis.path import SelectionPath
 from fastomp_nvm.analysis.stability import Stability
-from fastomp_nvm.analysis.wire import ANALYSES, Result, encode_fields
+from fastomp_nvm.analysis.wire import ANALYSES, Result, decode_result, encode_fields
 from fastomp_nvm.arrays import IndexArray, JSONObject
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.engine.engine import Observer, Progress
@@ -254,16 +254,16 @@ class RemoteAnalyses(ABC):
 
     def fetch(self, job: str, *, observer: Observer | None = None) -> Sequence[Selection] | Result:
         """Wait for a job of any kind and return its result: the selections, one per request, or what the analysis returns."""
-        kind = "select"
         for progress in self.follow(job):
-            kind = str(progress.get("kind", kind))
             for step in progress["progress"]:
                 if observer is not None and step:
                     observer(Progress(**step))
-        answers = [answer for reply in self.replies("result", {"job": job}) for answer in reply["answers"]]
+        replies = self.replies("result", {"job": job})
+        kind = str(replies[0].get("kind", "select")) if replies else "select"
         try:
-            if kind in ANALYSES:
-                return cast("Result", ANALYSES[kind].decode(answers))
+            answers = [answer for reply in replies for answer in reply["answers"]]
+            if kind != "select":
+                return decode_result(kind, answers)
             found = [decode_selection(answer) for answer in answers]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise _unreadable(error) from error

@@ -67,6 +67,11 @@ class RunInfo:
     detail: str = ""
     kind: str = "select"
 
+    @property
+    def asked(self) -> str:
+        """The kind, except of a selection, and the algorithm."""
+        return ", ".join(part for part in ("" if self.kind == "select" else self.kind, self.algorithm) if part)
+
     def to_json(self) -> JSONObject:
         """Return the object that ``runs --json`` prints."""
         return asdict(self)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from fastomp_nvm.arrays import JSONObject
 from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.stores.contract import FeatureStore
 
@@ -20,13 +21,22 @@ class StoreVerification:
     ----------
     blocks, bytes : int
         Of the matrix.
-    unchecked : str or None
-        Why selections do not compare columns with checksums as they read them; None where they do.
+    unchecked : str
+        Why selections do not compare columns with checksums as they read them; empty where they do.
     """
 
     blocks: int
     bytes: int
-    unchecked: str | None
+    unchecked: str
+
+    @classmethod
+    def of(cls, store: FeatureStore) -> StoreVerification:
+        """Return that of a store that was verified."""
+        return cls(len(store.layout.blocks) - 1, int(store.matrix.nbytes), store.unchecked)
+
+    def to_json(self) -> JSONObject:
+        """Return the fields."""
+        return asdict(self)
 
 
 def verify_store(
@@ -48,4 +58,4 @@ def verify_store(
             progress(done, total, time.monotonic() - began)
 
     store.verify(report)
-    return StoreVerification(len(store.layout.blocks) - 1, int(store.matrix.nbytes), store.unchecked)
+    return StoreVerification.of(store)
