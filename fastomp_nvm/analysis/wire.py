@@ -125,7 +125,9 @@ class _Grid:
         """Yield one for each cell."""
         decode_request(sent)
         for each in settings_of(options["over"]):
-            cell = {name: encode_vector(value) if name == "weights" else value for name, value in each.items() if name != "lambda"}
+            cell = {name: value for name, value in each.items() if name != "lambda"}
+            if cell.get("weights") is not None:
+                cell["weights"] = encode_vector(cell["weights"])
             yield Runs(decode_request({**sent, **cell}), 1, 1)
 
     def encode(self, result: Grid, options: Mapping[str, Any]) -> list[JSONObject]:
@@ -469,7 +471,8 @@ def _plain(name: str, value: object) -> object:
     """Return a value of a field of a grid in JSON terms."""
     if name == "lambda":
         return _item(value)
-    return encode_request(make_request({name: value}), complete=True)[name]
+    encoded = encode_request(make_request({name: value}), complete=True)[name]
+    return encode_vector(value) if name == "weights" and value is not None else encoded  # as they are: settings show them
 
 
 def _item(value: object) -> object:

@@ -36,7 +36,10 @@ _LOCAL_ONLY = {
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the connection to a server, and the job of an analysis there."""
     parser.add_argument(
-        "--run", dest="run_name", metavar="NAME", help="on a server: name of the job, for 'resume NAME URL' (default: a random one)"
+        "--run",
+        dest="run_name",
+        metavar="NAME",
+        help="as for select, but on a server alone: name of the job, for 'resume NAME URL'",
     )
     add_detach_argument(parser)
     add_connection_arguments(parser)
