@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -393,32 +394,29 @@ class Operations:
             yield asdict(check_constraint(constraint, dataset, samples, seed))
 
     def _extract(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return columns of a store, the target and the identifiers: first what there is, then everything in parts."""
+        """Return the names of columns of a store, the target and the identifiers, in parts; with ``first`` columns from that on."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
         indices = field_of(body, "indices", list, "a list of features")
         if not all(type(index) is int and 0 <= index < 2**31 for index in indices):
             raise RequestError("indices are not a list of features: expected whole numbers of at least 0")
         objective = field_of(body, "objective", str, "a text")
         target = None if body.get("target") is None else field_of(body, "target", str, "a name")
+        first = None if body.get("first") is None else field_of(body, "first", int, "the number of a column")
         with self._pools.open(pool, key) as store:
             found = Extraction(store, np.array(indices, dtype=np.int64), objective, target)
-            yield {
-                "names": found.names,
-                "n_obs": found.n_obs,
-                "dtype": found.dtype.str,
-                "label": found.label,
-                "classes": found.classes,
-                "ids": found.ids is not None,
-            }
+            if first is not None:
+                for block in itertools.islice(found.blocks(max(first, 0), _REPLY_BYTES), 1):
+                    flat = block.reshape(-1)
+                    for part in _slices(len(flat), flat.itemsize):
+                        yield {"values": encode_vector(flat[part]), "next": max(first, 0) + len(block)}
+                return
+            facts = {"n_obs": found.n_obs, "dtype": found.dtype.str, "label": found.label, "classes": found.classes}
+            yield {"names": found.names, **facts, "ids": found.ids is not None}
             for part in _slices(found.n_obs, 8):
                 yield {"target": encode_vector(found.codes[part])}
             if found.ids is not None:
                 for part in _slices(found.n_obs, 4 + 12 * max(map(len, found.ids))):
                     yield {"ids": list(found.ids[part])}
-            for block in found.blocks(_REPLY_BYTES):
-                flat = block.reshape(-1)
-                for part in _slices(len(flat), flat.itemsize):
-                    yield {"values": encode_vector(flat[part])}
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the jobs that the caller sees, or those on a pool or key, each with the progress of its first request."""

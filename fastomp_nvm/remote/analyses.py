@@ -188,8 +188,12 @@ class RemoteAnalyses(ABC):
 
     def extract_columns(self, indices: IndexArray, objective: str, target: str | None, *, key: str | None = None) -> Extract:
         """Return columns of features by position; see ``extract``."""
-        asked = {"indices": indices.tolist(), "objective": objective, "target": target}
-        head, *parts = self.replies("extract", {**self._place(key), **asked})
+        asked = {**self._place(key), "indices": indices.tolist(), "objective": objective, "target": target}
+        head, *parts = self.replies("extract", asked)
+        first = 0
+        while first < len(head["names"]) and (columns := self.replies("extract", {**asked, "first": first})):
+            parts += columns
+            first = int(columns[-1]["next"])
 
         def joined(name: str, dtype: str) -> Any:
             found = [decode_vector(part[name], name) for part in parts if name in part]

@@ -98,11 +98,11 @@ class Extraction:
         self.label, self.codes, self.classes = found.name, found.values, list(found.classes) or None
         self.ids = store.ids
 
-    def blocks(self, most: int = _BYTES_AT_ONCE) -> Iterator[AnyArray]:
-        """Yield the columns (count, n_obs), about ``most`` bytes at a time."""
+    def blocks(self, first: int = 0, most: int = _BYTES_AT_ONCE) -> Iterator[AnyArray]:
+        """Yield the columns (count, n_obs) from number ``first`` on, about ``most`` bytes at a time."""
         sweeper, step = Sweeper(1), max(most // (self.n_obs * self.dtype.itemsize), 1)
-        for first in range(0, len(self._columns), step):
-            part = self._columns[first : first + step]
+        for begin in range(first, len(self._columns), step):
+            part = self._columns[begin : begin + step]
             gathered = aligned_empty((len(part), self.n_obs), self.dtype)
             sweeper.gather(self._dataset.matrix, part, gathered)
             yield gathered

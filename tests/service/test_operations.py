@@ -625,3 +625,24 @@ def test_the_memory_of_an_analysis_is_bounded(tmp_path: Path) -> None:
         _, tall, _ = needs.needs_of_analysis("cv", request, crossed, None, store, limits)
         _, rows, _ = needs.needs_of_analysis("cv", {**request, "gram": "never"}, crossed, None, store, limits)
         assert tall < rows, "the runs work on as many rows as there are columns"
+
+
+def test_columns_leave_in_parts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of ``extract`` carries a few columns, however long, in replies below the limit; together they are all of them."""
+    monkeypatch.setattr(operations, "_REPLY_BYTES", 1000)
+    asked = {"pool": "lab", "key": "data", "indices": [5, 2, 40, 7], "objective": "linear"}
+    body = {**asked, "target": None}
+    head, *parts = [json.loads(reply) for reply in host.operations.call(ADMIN, "extract", json.dumps(body).encode())]
+    X, y = small_data()
+    assert head["names"] == ["f5", "f2", "f40", "f7"]
+    np.testing.assert_allclose(np.concatenate([decode_vector(part["target"], "y") for part in parts]), y)
+    values, first = [], 0
+    while first < 4:
+        sent = json.dumps({**body, "first": first}).encode()
+        replies = list(host.operations.call(ADMIN, "extract", sent))
+        assert max(map(len, replies)) < 2000
+        values += [decode_vector(json.loads(reply)["values"], "values") for reply in replies]
+        assert json.loads(replies[-1])["next"] > first
+        first = json.loads(replies[-1])["next"]
+    assert np.array_equal(np.concatenate(values).reshape(4, 80).T, X[:, [5, 2, 40, 7]].astype(np.float32))
+    assert "first is 'one'" in host.refused("extract", **body, first="one")
