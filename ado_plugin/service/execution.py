@@ -24,7 +24,7 @@ from fastomp_nvm.algorithms.table import ALGORITHMS
 from fastomp_nvm.analysis.wire import ANALYSES, decode_fields
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer, Progress
-from fastomp_nvm.errors import FastompError, StoreError
+from fastomp_nvm.errors import FastompError, MediumError, StoreError
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.runs.drive import JournaledRun, drive
 from fastomp_nvm.runs.log import RegionPlace, StateLog, drop_log
@@ -108,7 +108,7 @@ class Execution:
                 found = [each for _, each in sorted(answers[job].items()) if each is not None]
                 ended(job, found if len(found) == len(answers[job]) else None)
 
-        with open_store(url) as store:
+        with _named(url, f"{asked.pool}/{asked.key}"), open_store(url) as store:
             if store.layout.fingerprint != asked.fingerprint:
                 raise StoreError(f"{asked.pool}/{asked.key} was replaced after the job was submitted: submit it again")
             if asked.kind != "select":
@@ -179,6 +179,15 @@ class Execution:
                 identity["gather_bytes"] = request.gather_bytes
             open_log = partial(StateLog, self._place, _log_name(run_id), run_id) if journaled else None
             yield JournaledRun(request, open_log, identity)
+
+
+@contextlib.contextmanager
+def _named(url: str, name: str) -> Iterator[None]:
+    """Have errors of the block call the store ``name``: clients do not learn where the pools are."""
+    try:
+        yield
+    except (StoreError, MediumError) as error:
+        raise type(error)(str(error).replace(url, name)) from error
 
 
 def _log_name(run_id: bytes) -> str:

@@ -46,6 +46,9 @@ __all__ = ["ANALYSES", "Analysis", "Result", "Runs", "decode_fields", "decode_re
 #: The result of a job other than a selection.
 Result = Grid | CrossValidation | Stability | SelectionPath | StoreVerification | Verification
 
+#: Returns the most features that a request can select.
+Rank = Callable[[SelectionRequest], int]
+
 
 class Runs(NamedTuple):
     """Selections that differ in their observations, or not at all in what they cost.
@@ -89,8 +92,8 @@ class Analysis(Protocol):
         """Return the options, each of its type; ``RequestError`` otherwise."""
         ...
 
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
-        """Yield what it makes of a request in JSON terms; ``rank`` returns the most features that a request can select."""
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
+        """Yield what it makes of a request in JSON terms, which is checked."""
         ...
 
     def encode(self, result: Any, options: Mapping[str, Any]) -> list[JSONObject]:
@@ -109,7 +112,7 @@ class _Grid:
 
     def encode_options(self, *, over: Mapping[str, Sequence[object]]) -> JSONObject:
         """Return the values of each field as ``encode_request`` writes them."""
-        list(zip(settings_of(over), range(1), strict=False))  # raises for a field without values
+        settings_of(over)  # raises for a field without values
         return {"over": {name: [_plain(name, value) for value in values] for name, values in over.items()}}
 
     def decode_options(self, sent: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class _Grid:
             raise RequestError("over holds a lambda that is no number")
         return {"over": _values(over)}
 
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield one for each cell."""
         decode_request(sent)
         for each in settings_of(options["over"]):
@@ -163,7 +166,9 @@ class _CrossValidation:
         """Return the options."""
         options = _only(sent, "folds", "ks", "k_max", "rule")
         if isinstance(options["folds"], Mapping):
-            options["folds"] = decode_vector(options["folds"], "folds")
+            options["folds"] = folds = decode_vector(options["folds"], "folds")
+            if folds.dtype.kind not in "iu":
+                raise RequestError("folds are not whole numbers: give one from 0 for each observation")
         elif not _is_whole(options["folds"]):
             raise RequestError("folds must be a whole number, or one for each observation")
         if not (options["ks"] is None or (isinstance(options["ks"], list) and all(map(_is_whole, options["ks"])))):
@@ -174,7 +179,7 @@ class _CrossValidation:
             raise RequestError("rule is not a text: expected best or one-standard-error")
         return options
 
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield all folds and all sizes at once; nested greedy needs only the largest, but that is known with the data alone."""
         if sent.get("k") is not None:
             raise RequestError("cross-validation chooses k itself: give ks or k_max instead")
@@ -240,7 +245,7 @@ class _Stability:
                 raise RequestError(f"{name} is {str(options[name])[:40]!r}: expected a number")
         return options
 
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield all subsamples at once."""
         checked_request(_decoded(sent))
         count = options["subsamples"]
@@ -268,10 +273,8 @@ class _Stability:
         return Stability(**{**own, "indices": indices, "frequencies": frequencies, "sharing": _sharing(own)})
 
 
-class _Path:
-    """A selection for every k."""
-
-    run = staticmethod(path)
+class _WithoutOptions:
+    """An analysis that a request alone describes."""
 
     def encode_options(self) -> JSONObject:
         """Return nothing: there are none."""
@@ -281,14 +284,20 @@ class _Path:
         """Return nothing."""
         return _only(sent)
 
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
+
+class _Path(_WithoutOptions):
+    """A selection for every k."""
+
+    run = staticmethod(path)
+
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield all sizes at once."""
         request = decode_request(sent)
         if not {"algorithm", "quality"} & set(sent):
             request = decode_request({**sent, "algorithm": "sds_omp"})
         if request.k is None and request.constraint is None:
             raise RequestError("k is missing: give it, or a constraint that bounds how many features may be selected")
-        sizes = rank(request)
+        sizes = max(rank(request), 1)
         yield Runs(request, 1 if _one_run(request) else sizes, sizes)
 
     def encode(self, result: SelectionPath, options: Mapping[str, Any]) -> list[JSONObject]:
@@ -338,7 +347,7 @@ class _Proof:
         except ValueError as error:
             raise RequestError(f"the selection cannot be verified: {error}") from error
 
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield one."""
         yield Runs(decode_request(sent), 1, 1)
 
@@ -358,7 +367,7 @@ class _Proof:
         return Verification(bool(own["holds"]), str(own["sentence"]), steps)
 
 
-class _Checksums:
+class _Checksums(_WithoutOptions):
     """The checksums of a store."""
 
     @staticmethod
@@ -380,15 +389,7 @@ class _Checksums:
 
         return verify_store(store, report, cancelled)
 
-    def encode_options(self) -> JSONObject:
-        """Return nothing: there are none."""
-        return {}
-
-    def decode_options(self, sent: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing."""
-        return _only(sent)
-
-    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Callable[[SelectionRequest], int]) -> Iterator[Runs]:
+    def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield nothing: it makes no selections."""
         return iter(())
 

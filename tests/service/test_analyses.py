@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import signal
 import time
@@ -18,11 +17,12 @@ import fastomp_nvm as fo
 from fastomp_nvm.analysis.constraint_check import check_constraint
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.selection.codec import encode_vector
 from fastomp_nvm.selection.export import Extraction
 from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.verification import verify_store
 from tests.service.gated_server import HELD_FROM, GatedServer
-from tests.service.running import RunningServer, small_data
+from tests.service.running import RunningServer, small_data, token_of, write_tokens
 
 #: Function of the package, method of a client, parameters.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -205,9 +205,9 @@ def test_a_damaged_store_is_found_at_the_server(server: RunningServer) -> None:
         data = bytearray(matrix.read_bytes())
         data[-3] ^= 1
         matrix.write_bytes(data)
-        with pytest.raises(fo.StoreError, match=r"column 59 .*does not match its checksum") as found:
-            client.verify()
-        assert str(server.pools) not in str(found.value)
+        with pytest.raises(fo.StoreError, match=r"the store lab/damaged is damaged: column 59 .*does not match its checksum"):
+            client.verify(run="damage")
+        assert str(server.pools) not in json.dumps(client.progress("damage"))
 
 
 def test_columns_leave_the_server_as_they_are(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +259,8 @@ def test_a_job_is_left_alone_and_fetched_later(server: RunningServer, store: str
         assert listed.score == found.selection.score
 
 
+HALVES = encode_vector([0.5, 1.0])
+
 LIMITS: list[tuple[str, dict[str, Any], str]] = [
     ("grid", {"over": {"k": list(range(1, 60)), "seed": list(range(20))}}, "at most 1000 are made in one job"),
     (
@@ -279,6 +281,11 @@ LIMITS: list[tuple[str, dict[str, Any], str]] = [
     ("grid", {"options": {"over": {"constraint": ["/etc/hosts.yml"]}}}, "expected a mapping"),
     ("grid", {"options": {"over": {"constraint": [{"oracle": "os:getpid"}]}}}, "locally"),
     ("grid", {"options": {"over": [1]}}, "not an object of lists"),
+    (
+        "cv",
+        {"request": {}, "options": {"folds": encode_vector([0.5]), "ks": [1], "k_max": None, "rule": "best"}},
+        "not whole numbers",
+    ),
     ("select", {}, "there is no analysis 'select'"),
     ("proof", {"options": {"claim": {"indices": "all"}}}, "it lacks indices"),
 ]
@@ -424,27 +431,21 @@ def test_detached_from_the_shell(server: RunningServer, store: str, folder: Path
     assert "has 2 answers" in printed(capsys, "resume", "d-grid", url, "--save", "m.json", code=2)
 
 
+PRINCIPALS: dict[str, tuple[str, list[str] | None]] = {"ada": ("admin", None), "bob": ("read", ["lab"]), "eve": ("read", ["other"])}
+
+
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedServer]:
     """Run a server of several principals whose jobs can be held in the middle."""
     folder = tmp_path_factory.mktemp("mortal")
-    entries = []
-    for name, (role, pools) in {"ada": ("admin", None), "bob": ("read", ["lab"]), "eve": ("read", ["other"])}.items():
-        digest = hashlib.sha256(token_of(name).encode()).hexdigest()
-        entries.append({"name": name, "sha256": digest, "role": role, **({} if pools is None else {"pools": pools})})
     tokens = folder / "tokens.yaml"
-    tokens.write_text(json.dumps(entries))
-    tokens.chmod(0o600)
+    write_tokens(tokens, PRINCIPALS)
     with GatedServer(folder, "--token-file", str(tokens), "--drain", "0.2") as running:
         with running.connect("/lab/data", token=token_of("ada")) as client:
             client.put(*small_data(n_features=300), tier="none")
         yield running
         running.open_gate()
         assert running.stop() == 0
-
-
-def token_of(name: str) -> str:
-    return f"token-of-{name}-0123456789"
 
 
 def held(client: fo.Client, job: str) -> None:
@@ -518,15 +519,14 @@ def test_roles_pools_and_owners(mortal: GatedServer) -> None:
     with mortal.connect("/lab/data", token="no token of anybody") as client, pytest.raises(fo.ServerError):
         client.grid(over={"k": [2]})
     tokens = mortal.folder / "tokens.yaml"
-    entries = json.loads(tokens.read_text())
-    tokens.write_text(json.dumps([{**each, "pools": ["other"]} if each["name"] == "bob" else each for each in entries]))
+    write_tokens(tokens, {**PRINCIPALS, "bob": ("read", ["other"])})
     mortal.signal(signal.SIGHUP)
     with mortal.connect("/lab/data", token=token_of("bob")) as client:
         end = time.monotonic() + 60
         while (said := refusal(client, "of-bob")) is None and time.monotonic() < end:  # until the tokens are read again
             time.sleep(0.05)
         assert said == "bob has no access to the pool 'lab': ask for another token"
-    tokens.write_text(json.dumps(entries))
+    write_tokens(tokens, PRINCIPALS)
     mortal.signal(signal.SIGHUP)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import http.client
 import io
 import json
@@ -21,28 +20,19 @@ pytest.importorskip("starlette", reason="the page needs Starlette and uvicorn")
 pytest.importorskip("uvicorn", reason="the page needs Starlette and uvicorn")
 
 from tests.service.gated_server import HELD_FROM, GatedServer
-from tests.service.running import RunningServer, small_data
+from tests.service.running import RunningServer, small_data, token_of, write_tokens
 
 TOKENS = {"ada": ("write", None), "bob": ("read", None), "eve": ("write", ["other"])}
 #: A name that would be a tag, an attribute and a script if it were not escaped.
 NASTY = "<img src=x onerror=\"alert('x')\">&"
 
 
-def token_of(name: str) -> str:
-    return f"token-of-{name}-0123456789"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedServer]:
     """Run a server with a page and three principals; one store has a feature with a nasty name."""
     folder = tmp_path_factory.mktemp("page")
-    entries = []
-    for name, (role, pools) in TOKENS.items():
-        digest = hashlib.sha256(token_of(name).encode()).hexdigest()
-        entries.append({"name": name, "sha256": digest, "role": role, **({} if pools is None else {"pools": pools})})
     tokens = folder / "tokens.yaml"
-    tokens.write_text(json.dumps(entries))
-    tokens.chmod(0o600)
+    write_tokens(tokens, TOKENS)
     with GatedServer(folder, "--token-file", str(tokens), "--page", "127.0.0.1:0") as running:
         X, y = small_data()
         with running.connect("/lab/genes", token=token_of("ada")) as client:

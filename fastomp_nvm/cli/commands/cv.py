@@ -8,10 +8,10 @@ import json
 from rich.table import Table
 
 from fastomp_nvm.analysis.cross_validation import CrossValidation
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
 from fastomp_nvm.cli.results import sharing_in_words, show_selection
 from fastomp_nvm.cli.screen import Screen
-from fastomp_nvm.cli.servers import add_job_arguments, analysed
 
 __all__ = ["add_arguments", "run", "show"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.cli.analyses import only_selection
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, connected, open_local
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress
-from fastomp_nvm.cli.servers import only_selection
 from fastomp_nvm.errors import RequestError, near
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.drive import list_runs, registration, resume

@@ -10,11 +10,11 @@ from typing import Any
 from rich.table import Table
 
 from fastomp_nvm.analysis.grid import Grid
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.cli.results import sharing_in_words
 from fastomp_nvm.cli.screen import Screen
-from fastomp_nvm.cli.servers import add_job_arguments, analysed
 from fastomp_nvm.errors import RequestError
 
 __all__ = ["add_arguments", "run", "show"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fastomp_nvm.analysis.path import SelectionPath
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
 from fastomp_nvm.cli.arguments import (
     add_allow_infeasible_argument,
     add_replace_argument,
@@ -20,7 +21,6 @@ from fastomp_nvm.cli.arguments import (
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.cli.results import infeasible
 from fastomp_nvm.cli.screen import Screen
-from fastomp_nvm.cli.servers import add_job_arguments, analysed
 from fastomp_nvm.durable_files import write_atomically
 from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.selection.criteria import CRITERIA, OPTIMISTIC

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array
+from fastomp_nvm.cli.analyses import only_selection
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_replace_argument, connected
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
-from fastomp_nvm.cli.servers import only_selection
 from fastomp_nvm.durable_files import is_name, write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError, near
 from fastomp_nvm.remote.address import is_remote

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastomp_nvm.cli.analyses import as_selections
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_replace_argument, connected
-from fastomp_nvm.cli.servers import as_selections
 from fastomp_nvm.durable_files import write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, near
 from fastomp_nvm.runs.drive import list_runs, resume

@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import os
 
+from fastomp_nvm.cli.analyses import only_selection
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_threads_argument, connected, open_local
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean, human_bytes, run_progress
-from fastomp_nvm.cli.servers import only_selection
 from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.directory import names
