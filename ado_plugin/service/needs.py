@@ -20,6 +20,7 @@ from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import RequestError, ServerError
 from fastomp_nvm.limits import ANALYSIS_SELECTIONS, checkpoint
 from fastomp_nvm.matrix.pool import LARGEST_BUDGET, SMALLEST_BUDGET
+from fastomp_nvm.selection.codec import decode_request
 from fastomp_nvm.selection.compression import COLUMNS_PER_PASS, FEWEST_PER_COLUMN, MOST_BYTES, passes_of
 from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.response import resolve_response
@@ -75,6 +76,7 @@ def needs_of_analysis(
     ServerError
         It makes too many selections.
     """
+    decode_request(sent)
     ranks: dict[int, int] = {}
 
     def rank(request: SelectionRequest) -> int:

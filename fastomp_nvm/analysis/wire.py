@@ -126,7 +126,6 @@ class _Grid:
 
     def runs(self, sent: Mapping[str, Any], options: Mapping[str, Any], rank: Rank) -> Iterator[Runs]:
         """Yield one for each cell."""
-        decode_request(sent)
         for each in settings_of(options["over"]):
             cell = {name: value for name, value in each.items() if name != "lambda"}
             if cell.get("weights") is not None:

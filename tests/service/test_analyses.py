@@ -286,6 +286,7 @@ LIMITS: list[tuple[str, dict[str, Any], str]] = [
         {"request": {}, "options": {"folds": encode_vector([0.5]), "ks": [1], "k_max": None, "rule": "best"}},
         "not whole numbers",
     ),
+    ("verify", {"request": {"threads": 2}}, "no parameter 'threads'"),
     ("select", {}, "there is no analysis 'select'"),
     ("proof", {"options": {"claim": {"indices": "all"}}}, "it lacks indices"),
 ]

@@ -646,3 +646,18 @@ def test_columns_leave_in_parts(host: Host, monkeypatch: pytest.MonkeyPatch) -> 
         first = json.loads(replies[-1])["next"]
     assert np.array_equal(np.concatenate(values).reshape(4, 80).T, X[:, [5, 2, 40, 7]].astype(np.float32))
     assert "first is 'one'" in host.refused("extract", **body, first="one")
+
+
+def test_an_analysis_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """The time limit of a job ends a grid, and a verification, between two steps."""
+    host = Host(tmp_path, limits=JobLimits(seconds=-1.0))
+    try:
+        (tmp_path / "pools" / "lab").mkdir()
+        fo.create_store(str(tmp_path / "pools" / "lab" / "data"), *small_data()).close()
+        for kind, options in (("grid", {"over": {"k": [2, 3]}}), ("verify", {})):
+            host.call("analyse", pool="lab", key="data", job=kind, kind=kind, options=options, request={})
+            while host.call("progress", job=kind, wait=5.0)["state"] not in ("done", "failed"):
+                pass
+            assert "the job has used more than -1 s, the most one may" in host.refused("result", job=kind)
+    finally:
+        host.close()
