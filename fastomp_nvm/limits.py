@@ -29,6 +29,8 @@ REQUEST_LISTS = 1_000_000
 REQUEST_VALUES = 4_000_000
 #: Longest time in seconds that a server computes for one reply outside of jobs.
 REQUEST_SECONDS = 20.0
+#: Most selections of one grid, cross-validation, stability selection or path that a server makes.
+ANALYSIS_SELECTIONS = 1_000
 
 #: Most characters of a YAML text.
 YAML_CHARACTERS = 64 << 20

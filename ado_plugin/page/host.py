@@ -36,10 +36,12 @@ from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.metrics import Figure
 from ado_plugin.service.operations import Caller, Operations
 from ado_plugin.service.pools import Pools
-from fastomp_nvm.errors import FastompError
+from fastomp_nvm.analysis.wire import decode_result, selections_of
+from fastomp_nvm.errors import FastompError, ServerError
 from fastomp_nvm.selection.codec import decode_message, decode_selection, encode_message
 from fastomp_nvm.selection.display import selected_columns
 from fastomp_nvm.selection.report import report_page, style_sheet
+from fastomp_nvm.selection.result import Selection
 
 __all__ = ["PageHost"]
 
@@ -206,7 +208,7 @@ class PageHost:
     def _job(self, caller: Caller, job: Mapping[str, Any], trail: Trail | None, *, writes: bool) -> str:
         """Return the view of one job, with its answers once it has them."""
         done, running = job["state"] == "done", job["state"] == "running"
-        answers = self._call(caller, "result", {"job": job["job"]}).get("answers", ()) if done else ()
+        answers = self._result(caller, job["job"]).get("answers", ()) if done else ()
         bandwidth = self._bandwidths.of(job["pool"], job["key"]) if running else None
         return job_view(job, trail, answers, bandwidth, self._selected(job) if running else None, writes=writes)
 
@@ -253,45 +255,63 @@ class PageHost:
         job, ending = request.path_params["job"], request.path_params["ending"]
         if ending not in _WRITERS:
             return _refused(404, f"expected one of {', '.join(_WRITERS)}")
-        reply = self._call(Caller(principal, "page"), "result", {"job": job})
+        reply = self._result(Caller(principal, "page"), job)
         if "error" in reply:
             return JSONResponse(reply, 400, headers=_HEADERS)
         kind, write = _WRITERS[ending]
         headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{job}.{ending}"'}
-        return Response(write(job, reply["answers"]), media_type=kind, headers=headers)
+        try:
+            content = write(job, reply["kind"], reply["answers"])
+        except ServerError as error:
+            return _refused(400, str(error))
+        return Response(content, media_type=kind, headers=headers)
 
     def _call(self, caller: Caller, operation: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the last reply of an operation."""
-        reply = b"{}"
-        for reply in self._operations.call(caller, operation, encode_message(body)):  # noqa: B007
-            pass
-        return decode_message(reply)
+        return ([{}, *self._replies(caller, operation, body)])[-1]
+
+    def _result(self, caller: Caller, job: str) -> Mapping[str, Any]:
+        """Return kind and answers of a job, or the error."""
+        replies = self._replies(caller, "result", {"job": job})
+        if "error" in replies[-1]:
+            return replies[-1]
+        return {**replies[0], "answers": [answer for reply in replies for answer in reply["answers"]]}
+
+    def _replies(self, caller: Caller, operation: str, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the replies of an operation."""
+        return [decode_message(reply) for reply in self._operations.call(caller, operation, encode_message(body))]
 
 
-def _json(job: str, answers: Sequence[dict[str, Any]]) -> str:
+def _json(job: str, kind: str, answers: Sequence[dict[str, Any]]) -> str:
     """Return answers as ``fastomp resume --json`` prints them."""
+    if kind != "select":
+        return json.dumps(decode_result(kind, answers).to_json(), allow_nan=False)
     found = [answer["json"] for answer in answers]
     return json.dumps(found[0] if len(found) == 1 else found, allow_nan=False)
 
 
-def _csv(job: str, answers: Sequence[dict[str, Any]]) -> str:
+def _csv(job: str, kind: str, answers: Sequence[dict[str, Any]]) -> str:
     """Return the coefficients of all answers as a table."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("answer", "order", "feature", "column", "coefficient"))
-    for place, answer in enumerate(answers, start=1):
-        selection = decode_selection(answer)
+    for place, selection in enumerate(_selections(kind, answers), start=1):
         writer.writerows((place, *row) for row in selected_columns(selection))
         writer.writerow((place, "", "intercept", "", selection.intercept))
     return text.getvalue()
 
 
-def _html(job: str, answers: Sequence[dict[str, Any]]) -> str:
+def _html(job: str, kind: str, answers: Sequence[dict[str, Any]]) -> str:
     """Return answers as a report."""
-    return report_page(f"Job {job}", [decode_selection(answer) for answer in answers])
+    return report_page(f"Job {job}", _selections(kind, answers))
 
 
-_WRITERS: Mapping[str, tuple[str, Callable[[str, Sequence[dict[str, Any]]], str]]] = {
+def _selections(kind: str, answers: Sequence[dict[str, Any]]) -> Sequence[Selection]:
+    """Return the selections of a job."""
+    return [decode_selection(each) for each in answers] if kind == "select" else selections_of(decode_result(kind, answers))
+
+
+_WRITERS: Mapping[str, tuple[str, Callable[[str, str, Sequence[dict[str, Any]]], str]]] = {
     "json": ("application/json", _json),
     "csv": ("text/csv", _csv),
     "html": ("text/html", _html),

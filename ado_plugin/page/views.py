@@ -9,10 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from ado_plugin.page.results import result_view
 from ado_plugin.page.watch import Sample, Trail
+from fastomp_nvm.analysis.wire import Result, decode_result, selections_of
+from fastomp_nvm.errors import ServerError
 from fastomp_nvm.selection.charts import Line, line_chart
 from fastomp_nvm.selection.codec import decode_selection
 from fastomp_nvm.selection.markup import Markup, element, joined
+from fastomp_nvm.selection.progress import Tracker
 from fastomp_nvm.selection.report import report_body, table
 from fastomp_nvm.selection.run_info import RunInfo
 from fastomp_nvm.selection.text import clean, human_bytes, human_seconds
@@ -90,7 +94,8 @@ def _running(job: Mapping[str, Any], trail: Trail | None, writes: bool) -> tuple
     done = 0.0 if tracker is None else tracker.done
     bar = element("progress", value=round(done, 3), max=1, aria_label=f"progress of {job['job']}")
     info = _info(job)
-    features = joined(bar, element("div", f"{info.selected} features" + ("" if info.k is None else f" of at most {info.k}")))
+    found = f"{info.selected} features" + ("" if info.k is None else f" of at most {info.k}")
+    features = joined(bar, element("div", found if info.kind == "select" else _runs_of(info, tracker)))
     left = None if tracker is None else tracker.seconds_left
     spent = human_seconds(info.seconds)
     return (
@@ -101,6 +106,13 @@ def _running(job: Mapping[str, Any], trail: Trail | None, writes: bool) -> tuple
         f"{spent}, {'time left not known yet' if left is None else f'about {human_seconds(left)} left'}",
         _button(job, "cancel", writes),
     )
+
+
+def _runs_of(info: RunInfo, tracker: Tracker | None) -> str:
+    """Return how far a job of another kind than a selection is."""
+    if tracker is None or tracker.runs < 2:
+        return info.kind
+    return f"{info.kind}, {tracker.runs_done} of {tracker.runs} runs"
 
 
 def _ended(job: Mapping[str, Any], writes: bool) -> tuple[str | float | None, ...]:
@@ -116,7 +128,7 @@ def _ended(job: Mapping[str, Any], writes: bool) -> tuple[str | float | None, ..
         _owner(job),
         _data(job),
         state,
-        info.selected if found else None,
+        info.selected if found and info.kind != "verify" else None,
         info.score,
         human_seconds(info.seconds),
         again,
@@ -139,14 +151,14 @@ def job_view(
         "state": info.status + (f": {info.detail}" if info.detail else ""),
         "owner": str(job.get("owner", "")),
         "data": f"{job['pool']}/{job['key']}",
-        "asked": f"k = {info.k}, {info.objective}, {info.algorithm}",
+        "asked": _asked(info),
         "submitted": _since(job["submitted"]),
     }
     parts = [heading]
     chart, features = None, None
     if job["state"] == "running":
         facts |= _speed(info, trail, bandwidth)
-        if trail is not None and len(trail.points) > 1:
+        if trail is not None and len(trail.points) > 1 and info.kind == "select":
             scale = "R^2" if info.score is not None else "f so far"
             points = Line("so far", [(float(selected), value) for selected, value in trail.points])
             chart = line_chart(f"{scale} against features so far", [points], "features selected", scale)
@@ -165,6 +177,13 @@ def _features(found: SoFar) -> Markup:
     listed = element("ol", *(element("li", clean(name)) for name in found.names), class_="features", aria_label=title)
     more = element("p", f"and {found.others} more", class_="soft") if found.others else None
     return element("section", element("h3", title), listed, more)
+
+
+def _asked(info: RunInfo) -> str:
+    """Return what a job was asked for."""
+    parts = ("" if info.k is None and info.kind != "select" else f"k = {info.k}", info.objective, info.algorithm)
+    kind = "" if info.kind == "select" else f"{info.kind}: "
+    return kind + (", ".join(part for part in parts if part) or "all blocks")
 
 
 def _speed(info: RunInfo, trail: Trail | None, bandwidth: float | None) -> Mapping[str, str]:
@@ -188,12 +207,18 @@ def _speed(info: RunInfo, trail: Trail | None, bandwidth: float | None) -> Mappi
 
 def _answers(job: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
     """Yield the answers of a finished job and the buttons that download them."""
-    formats = (("json", "JSON"), ("csv", "CSV"), ("html", "HTML report"))
+    result = _result(job, answers)
+    formats: Sequence[tuple[str, str]] = (("json", "JSON"), ("csv", "CSV"), ("html", "HTML report"))
+    if isinstance(result, str) or (result is not None and not selections_of(result)):
+        formats = formats[:1]
     buttons = (
         element("button", f"Download {label}", type="button", data_download=ending, data_job=job["job"])
         for ending, label in formats
     )
     yield element("p", *(joined(button, " ") for button in buttons))
+    if result is not None:
+        yield element("p", result, class_="bad") if isinstance(result, str) else element("section", result_view(result))
+        return
     for answer in answers[:_MOST_ANSWERS]:
         try:
             yield element("section", report_body(decode_selection(dict(answer))))
@@ -201,6 +226,16 @@ def _answers(job: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> It
             yield element("p", f"This answer cannot be shown: {error}", class_="bad")
     if len(answers) > _MOST_ANSWERS:
         yield element("p", f"and {len(answers) - _MOST_ANSWERS} more answers: the downloads hold all of them")
+
+
+def _result(job: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> Result | str | None:
+    """Return the result of a job that is an analysis, or why it cannot be read; None for selections."""
+    if job["kind"] == "select":
+        return None
+    try:
+        return decode_result(job["kind"], answers)
+    except ServerError as error:
+        return str(error)
 
 
 def figures_view(samples: Sequence[Sample]) -> Markup:
@@ -239,8 +274,9 @@ def _info(job: Mapping[str, Any]) -> RunInfo:
 
 
 def _link(job: Mapping[str, Any]) -> Markup:
-    """Return a job's name, which opens it."""
-    return element("a", clean(job["job"], 40), href=f"#job={urllib.parse.quote(job['job'], safe='')}")
+    """Return a job's name, which opens it, and its kind."""
+    link = element("a", clean(job["job"], 40), href=f"#job={urllib.parse.quote(job['job'], safe='')}")
+    return link if job["kind"] == "select" else joined(link, element("div", clean(job["kind"], 20), class_="soft"))
 
 
 def _owner(job: Mapping[str, Any]) -> str:

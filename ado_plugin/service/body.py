@@ -13,7 +13,7 @@ __all__ = ["decode_body"]
 
 #: Operations whose bodies may hold a vector or a list of texts per observation or feature.
 _UPLOADS = ("put", "commit")
-_SELECTIONS = ("select", "select_many")
+_SELECTIONS = ("select", "select_many", "analyse")
 
 
 def decode_body(operation: str, body: bytes | memoryview) -> dict[str, Any]:
@@ -38,8 +38,11 @@ def decode_body(operation: str, body: bytes | memoryview) -> dict[str, Any]:
 
 
 def _without_vectors(message: Mapping[str, Any]) -> int:
-    """Return the bytes of a selection's body without response and weights."""
+    """Return the bytes of the body of a selection or an analysis without response, weights and folds."""
     requests = message.get("requests", [message.get("request")])
     if isinstance(requests, list):
         requests = [{**each, "weights": None} if isinstance(each, Mapping) else each for each in requests]
-    return len(encode_message({**message, "y": None, "request": None, "requests": requests}))
+    plain = {**message, "y": None, "request": None, "requests": requests}
+    if isinstance(options := message.get("options"), Mapping):
+        plain["options"] = {**options, "folds": None}
+    return len(encode_message(plain))

@@ -2,14 +2,14 @@
 
 A job that reads much keeps a journal in the server's own folder, from which the next server continues after a crash;
 a small job is faster run again. A journal is bound to data, request and numeric build, and dropped when these differ. A job that
-was running when a server crashed runs in a process of its own. Knows neither queues nor clients.
+was running when a server crashed runs in a process of its own. A grid, a cross-validation or the like runs alone and keeps no
+journal: it starts again. Knows neither queues nor clients.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,30 +19,26 @@ from typing import Any, Protocol
 import numpy as np
 
 from ado_plugin.service.isolation import run_isolated
-from ado_plugin.service.job import Job
+from ado_plugin.service.job import Job, JobRequest
 from fastomp_nvm.algorithms.table import ALGORITHMS
-from fastomp_nvm.algorithms.verified import LONGEST, PRODUCT_BYTES
+from fastomp_nvm.analysis.wire import ANALYSES, decode_fields
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.engine.engine import Progress
-from fastomp_nvm.errors import FastompError, StoreError
-from fastomp_nvm.matrix.pool import LARGEST_BUDGET
+from fastomp_nvm.engine.engine import Observer, Progress
+from fastomp_nvm.errors import FastompError, MediumError, StoreError
 from fastomp_nvm.objectives.table import OBJECTIVES
 from fastomp_nvm.runs.drive import JournaledRun, drive
 from fastomp_nvm.runs.log import RegionPlace, StateLog, drop_log
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_selection
-from fastomp_nvm.selection.request import RequestFields, SelectionRequest
+from fastomp_nvm.selection.request import RequestFields
 from fastomp_nvm.selection.select import select_many
-from fastomp_nvm.stores.contract import StoreLayout
+from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 from storage_backends.files.regions import DirectoryRegions
 
-__all__ = ["Execution", "estimate", "import_selectors"]
+__all__ = ["Execution", "import_selectors"]
 
 #: Bytes of work from which a job keeps a journal; a smaller job is run again after a crash.
 _JOURNAL_FROM = 4 << 30
-
-#: Algorithms that read the matrix at most once per selected feature; the others about ``1 / epsilon`` times.
-_ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
 
 
 def import_selectors() -> None:
@@ -56,23 +52,6 @@ def import_selectors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         select_many(X, [{"k": 2, **kind} for kind in kinds], X[:, 0] > 0)
-
-
-def estimate(request: SelectionRequest, layout: StoreLayout, rank: int) -> tuple[int, int]:
-    """Return upper estimates of the bytes of memory, beside the mapped matrix, and of the bytes read by a request.
-
-    ``rank`` is the most features it can select from a matrix of this layout.
-    """
-    matrix = layout.n_columns * layout.n_obs * {"float16": 2, "float32": 4, "float64": 8}[layout.dtype]
-    rank = min(rank, layout.n_features)
-    rounds = rank if request.algorithm in _ONE_PASS_PER_FEATURE else math.ceil(1 / request.epsilon)
-    models = 4 if request.tau == "auto" else 1
-    products = 3 * 8 * models * layout.n_columns
-    if request.quality != "fast" or (request.algorithm in ("sds_omp", "sds_ma") and not request.plain):
-        rounds += rank if request.quality != "fast" else 0  # at worst, plain greedy after FAST_OMP
-        products += 3 * min(PRODUCT_BYTES, 8 * 2 * LONGEST * layout.n_columns)
-    factors = 2 * 8 * min(rank, layout.n_obs) * layout.n_obs
-    return min(request.gather_bytes or LARGEST_BUDGET, matrix) + products + factors, (rounds + 2) * matrix
 
 
 class Stores(Protocol):
@@ -129,9 +108,11 @@ class Execution:
                 found = [each for _, each in sorted(answers[job].items()) if each is not None]
                 ended(job, found if len(found) == len(answers[job]) else None)
 
-        with open_store(url) as store:
+        with _named(url, f"{asked.pool}/{asked.key}"), open_store(url) as store:
             if store.layout.fingerprint != asked.fingerprint:
                 raise StoreError(f"{asked.pool}/{asked.key} was replaced after the job was submitted: submit it again")
+            if asked.kind != "select":
+                return ended(jobs[0], self._analyse(asked, store, observer, lambda: stopped() or dropped(jobs[0])))
             verified = any(job.request.verify for job in jobs)
             if verified:
                 store.verify()
@@ -162,9 +143,26 @@ class Execution:
                 runs = [run for job in jobs for run in self._runs(job, journaled=False)]
                 drive_all()
 
+    def _analyse(
+        self, asked: JobRequest, store: FeatureStore, observer: Observer, cancelled: Callable[[], bool]
+    ) -> list[dict[str, Any]]:
+        """Carry out a grid, a cross-validation or the like and return its answers, encoded."""
+        analysis = ANALYSES[asked.kind]
+        result = analysis.run(
+            store,
+            None if asked.y is None else decode_vector(asked.y, "y"),
+            threads=self._threads,
+            observer=observer,
+            cancelled=cancelled,
+            verify=asked.verify,
+            **analysis.decode_options(asked.options),
+            **decode_fields(asked.requests[0]),
+        )
+        return analysis.encode(result, asked.options)
+
     def keeps_journals(self, jobs: Sequence[Job]) -> bool:
         """Return whether jobs that are answered together keep journals."""
-        return sum(job.request.work for job in jobs) >= self._journal_from
+        return jobs[0].request.kind == "select" and sum(job.request.work for job in jobs) >= self._journal_from
 
     def forget(self, job: Job) -> None:
         """Remove the journals of a job."""
@@ -181,6 +179,15 @@ class Execution:
                 identity["gather_bytes"] = request.gather_bytes
             open_log = partial(StateLog, self._place, _log_name(run_id), run_id) if journaled else None
             yield JournaledRun(request, open_log, identity)
+
+
+@contextlib.contextmanager
+def _named(url: str, name: str) -> Iterator[None]:
+    """Have errors of the block call the store ``name``: clients do not learn where the pools are."""
+    try:
+        yield
+    except (StoreError, MediumError) as error:
+        raise type(error)(str(error).replace(url, name)) from error
 
 
 def _log_name(run_id: bytes) -> str:

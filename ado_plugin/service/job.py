@@ -41,6 +41,10 @@ class JobRequest:
         Estimated bytes of memory and bytes to read.
     submitted : float
         Seconds since the epoch.
+    kind : str
+        ``select``, or a name in ``ANALYSES`` of ``fastomp_nvm.analysis.wire``: then there is one request.
+    options : mapping
+        Of an analysis, in JSON terms.
     """
 
     owner: str
@@ -54,11 +58,14 @@ class JobRequest:
     memory: int
     work: int
     submitted: float
+    kind: str = "select"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def shortened(self) -> JobRequest:
         """Return the request with long values, such as vectors, replaced by their digests."""
         fields = [{name: _digest(value) for name, value in each.items()} for each in self.requests]
-        return replace(self, requests=fields, y=_digest(self.y))
+        options = {name: _digest(value) for name, value in self.options.items()}
+        return replace(self, requests=fields, y=_digest(self.y), options=options)
 
     def same_as(self, other: JobRequest) -> bool:
         """Return whether two requests are equal, apart from client and time of submission."""
@@ -110,6 +117,7 @@ class Job:
             "job": self.name,
             "pool": self.request.pool,
             "key": self.request.key,
+            "kind": self.request.kind,
             "state": self.state,
             "version": self.version,
             "progress": [{} if step is None else step.to_json(features=features) for step in self.progress],
@@ -135,8 +143,9 @@ class Job:
 
     @property
     def mergeable(self) -> bool:
-        """Whether the job may share sweeps: it uses the store's own target and was never running in a crash."""
-        return self.request.y is None and not self.crashes and not self.request.verify
+        """Whether the job may share sweeps: selections on the store's own target that were never running in a crash."""
+        asked = self.request
+        return asked.kind == "select" and asked.y is None and not self.crashes and not asked.verify
 
     @classmethod
     def of_records(cls, name: str, request: Mapping[str, Any], state: Mapping[str, Any]) -> Job:
@@ -145,8 +154,10 @@ class Job:
         ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError`` where they are none.
         """
         found = JobRequest(**request)
-        if state["state"] not in get_args(State) or not isinstance(found.owner, str) or not isinstance(found.session, str):
-            raise ValueError("state, owner or session is not valid")
+        if state["state"] not in get_args(State) or not all(
+            isinstance(each, str) for each in (found.owner, found.session, found.kind)
+        ):
+            raise ValueError("state, owner, session or kind is not valid")
         numbers = int(state["order"]), int(state["crashes"]), float(state["changed"]), float(state.get("seconds", 0.0))
         result = state.get("result")  # absent in records of older releases
         if not (result is None or isinstance(result, dict)):

@@ -161,7 +161,7 @@ class Jobs:
             return [
                 {
                     **job.describe(),
-                    **describe_job(job.request.requests[0] if job.request.requests else {}),
+                    **describe_job(job.request.requests[0] if job.request.requests else {}, kind=job.request.kind),
                     "owner": job.request.owner,
                     "result": job.result,
                     "submitted": job.request.submitted,
@@ -372,6 +372,7 @@ class Jobs:
     def _run(self, batch: Batch, jobs: list[Job]) -> None:
         """Run jobs of a batch together; if that fails, one by one."""
         read = 0
+        analysis = jobs[0].request.kind != "select"  # it is alone, and its first report tells how many runs it makes
         positions = [(job, place) for job in jobs for place in range(len(job.request.requests))]
         for job in jobs:
             job.progress = [None] * len(job.request.requests)
@@ -383,7 +384,12 @@ class Jobs:
                 with self._sweeping:
                     self.bytes_swept += step.bytes_read - read
                 read = step.bytes_read
-            job, place = positions[step.run]
+            if analysis:
+                job, place = jobs[0], step.run
+                if len(job.progress) < step.runs:
+                    job.progress = [*job.progress, *[None] * (step.runs - len(job.progress))]
+            else:
+                job, place = positions[step.run]
             job.progress[place] = replace(step, run=place, runs=len(job.progress))
             now = time.monotonic()
             running = [other for other in jobs if other in batch.running]
@@ -443,7 +449,7 @@ class Jobs:
                 self._end(batch, _INTERRUPTED, [job])
                 return
             self._records.write_answer(job.name, {"answers": answers})
-            job.result = describe_job({}, answers).get("result")
+            job.result = describe_job({}, answers, job.request.kind).get("result")
             self._finish(job, "done", None)
             batch.running.remove(job)
 

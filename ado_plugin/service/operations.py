@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from ado_plugin.service.access import Principal, Role
 from ado_plugin.service.body import decode_body
-from ado_plugin.service.execution import estimate
 from ado_plugin.service.job import Job, JobRequest
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.metrics import Histogram
+from ado_plugin.service.needs import estimate, needs_of_analysis, rank_of
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
+from fastomp_nvm.analysis.constraint_check import check_constraint
+from fastomp_nvm.analysis.wire import ANALYSES
+from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
+from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import (
     CancelledError,
     DataError,
@@ -39,7 +47,7 @@ from fastomp_nvm.errors import (
     StoreError,
     encode_error,
 )
-from fastomp_nvm.limits import REQUEST_SECONDS, checkpoint, limited
+from fastomp_nvm.limits import MESSAGE_BYTES, REQUEST_SECONDS, checkpoint, limited
 from fastomp_nvm.selection.codec import (
     decode_linear_model,
     decode_request,
@@ -47,7 +55,7 @@ from fastomp_nvm.selection.codec import (
     encode_message,
     encode_vector,
 )
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.export import Extraction
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.listing import list_names
@@ -62,8 +70,8 @@ _LONGEST_WAIT = 20.0
 #: Calls that may wait at a time, each in a thread; further calls are answered at once.
 _MOST_WAITING = 128
 _MOST_REQUESTS = 1000
-#: Bytes of one reply of ``predict``: less than the largest message.
-_PREDICT_BYTES = 16 << 20
+#: Bytes of one reply of several: less than the largest message.
+_REPLY_BYTES = 16 << 20
 
 
 #: Upper bounds of the histogram of latencies, in seconds; ``progress`` waits up to 20 s on purpose.
@@ -77,7 +85,22 @@ REFUSALS = ("access", "busy", "limit", "space", "input", "store", "medium", "can
 OPERATIONS: Mapping[str, Role] = {
     **dict.fromkeys(("ping", "list", "info"), "read"),
     **dict.fromkeys(("delete", "put", "commit", "abort"), "write"),
-    **dict.fromkeys(("select", "select_many", "predict", "jobs", "progress", "result", "cancel", "resume"), "read"),
+    **dict.fromkeys(
+        (
+            "select",
+            "select_many",
+            "analyse",
+            "predict",
+            "check_constraint",
+            "extract",
+            "jobs",
+            "progress",
+            "result",
+            "cancel",
+            "resume",
+        ),
+        "read",
+    ),
 }
 
 
@@ -266,22 +289,58 @@ class Operations:
         sent = field_of(body, "requests", list, "a list of requests", [body.get("request")])
         if not 1 <= len(sent) <= _MOST_REQUESTS:
             raise RequestError(f"{len(sent)} requests were sent: expected 1 to {_MOST_REQUESTS}")
-        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        name = check_name(body.get("job"), "run")
+
+        def needs(store: FeatureStore, y: AnyArray | None) -> tuple[list[Any], int, int]:
+            requests = [decode_request(each) for each in sent]
+            for weights in (request.weights for request in requests if request.weights is not None):
+                if len(weights) != store.layout.n_obs:
+                    raise RequestError(f"{len(weights)} weights were given for {store.layout.n_obs} observations")
+            found = [estimate(request, store.layout, rank_of(request, store)) for request in requests]
+            memory, work = map(sum, zip(*found, strict=True))
+            return sent, memory, work
+
+        yield self._submit(caller, self._place(caller, body), body, needs)
+
+    _select_many = _select
+
+    def _analyse(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Check a grid, a cross-validation or the like against the data; queue it and return its state."""
+
+        def needs(store: FeatureStore, y: AnyArray | None) -> tuple[list[Any], int, int]:
+            if kind not in ANALYSES:
+                raise RequestError(f"there is no analysis {kind[:40]!r}: expected one of {', '.join(ANALYSES)}")
+            sent, decoded = field_of(body, "request", dict, "an object of fields"), ANALYSES[kind].decode_options(options)
+            sent, memory, work = needs_of_analysis(kind, sent, decoded, y, store, self._limits)
+            return [sent], memory, work
+
+        place = self._place(caller, body)
+        kind = field_of(body, "kind", str, "the name of an analysis")
+        options = field_of(body, "options", dict, "an object", {})
+        yield self._submit(caller, place, body, needs, kind, options)
+
+    def _submit(
+        self,
+        caller: Caller,
+        place: tuple[str, str, str],
+        body: Mapping[str, Any],
+        needs: Callable[[FeatureStore, AnyArray | None], tuple[list[Any], int, int]],
+        kind: str = "select",
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Queue a job of this pool, key and name, and return its state.
+
+        ``needs`` checks the rest of ``body`` against a store and a response, and returns the requests, and estimates of the memory
+        and of the bytes read.
+        """
+        pool, key, name = place
         verify = field_of(body, "verify", bool, "true or false", False)
         y = body.get("y")
         response = None if y is None else decode_vector(y, "y")
-        requests = [decode_request(each) for each in sent]
         with self._pools.open(pool, key) as store:
-            n_obs = store.layout.n_obs
-            if response is not None and len(response) != n_obs:
-                raise DataError(f"the target has {len(response)} values for {n_obs} observations")
-            for weights in (request.weights for request in requests if request.weights is not None):
-                if len(weights) != n_obs:
-                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
-            needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
+            if response is not None and len(response) != store.layout.n_obs:
+                raise DataError(f"the target has {len(response)} values for {store.layout.n_obs} observations")
+            requests, memory, work = needs(store, response)
             fingerprint = store.layout.fingerprint
-        memory, work = map(sum, zip(*needs, strict=True))
         if memory > self._limits.memory:
             raise ServerError(
                 f"the job needs about {memory} bytes of memory, {self._limits.memory} are allowed: lower gather_bytes or split it",
@@ -292,14 +351,11 @@ class Operations:
                 f"the job reads about {work} bytes and {self._limits.work} are allowed: raise epsilon, lower k or split it",
                 reason="limit",
             )
-        request = JobRequest(
-            caller.principal.name, caller.session, pool, key, fingerprint, sent, y, verify, memory, work, time.time()
-        )
+        whose = caller.principal.name, caller.session
+        request = JobRequest(*whose, pool, key, fingerprint, requests, y, verify, memory, work, time.time(), kind, dict(options))
         job = self._queue.submit(name, request)
-        _log.info("submitted", extra={"job": name, "pool": pool, "key": key, "principal": caller.principal.name})
-        yield job.describe()
-
-    _select_many = _select
+        _log.info("submitted", extra={"job": name, "kind": kind, "pool": pool, "key": key, "principal": caller.principal.name})
+        return job.describe()
 
     def _predict(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Evaluate a model on a store; the linear predictor and the identifiers come in parts."""
@@ -318,10 +374,49 @@ class Operations:
                 values = rows.values @ coef + intercept
                 rows = replace(rows, values=rows.values[:, :0])
         longest = 0 if rows.ids is None else max(map(len, rows.ids))
-        step = max(_PREDICT_BYTES // (16 + 12 * longest), 1)  # a character is at most 12 bytes of JSON
-        for first in range(0, len(values), step):
-            part = slice(first, first + step)
+        for part in _slices(len(values), 16 + 12 * longest):  # a character is at most 12 bytes of JSON
             yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}
+
+    def _check_constraint(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Read a constraint against a store, and test that it is downward closed."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        samples = field_of(body, "samples", int, "a whole number of at least 0", 100)
+        seed = field_of(body, "seed", int, "a whole number of at least 0", 0)
+        if not (0 <= samples < 2**31 and 0 <= seed < 2**63):
+            raise RequestError("samples or seed is out of range: expected whole numbers of at least 0")
+        given = body.get("constraint")
+        if not isinstance(given, (str, dict)):
+            raise RequestError(f"the constraint is a {type(given).__name__}: expected a mapping or YAML text")
+        with self._pools.open(pool, key) as store:
+            dataset = Dataset.of_store(store)
+            usable = dataset.design().standardisation.usable()
+            constraint = parse_constraint(given, store.names, base_path=None, allow_oracle=False, usable=usable)
+            yield asdict(check_constraint(constraint, dataset, samples, seed))
+
+    def _extract(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return the names of columns of a store, the target and the identifiers, in parts; with ``first`` columns from that on."""
+        pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
+        indices = field_of(body, "indices", list, "a list of features")
+        if not all(type(index) is int and 0 <= index < 2**31 for index in indices):
+            raise RequestError("indices are not a list of features: expected whole numbers of at least 0")
+        objective = field_of(body, "objective", str, "a text")
+        target = None if body.get("target") is None else field_of(body, "target", str, "a name")
+        first = None if body.get("first") is None else field_of(body, "first", int, "the number of a column")
+        with self._pools.open(pool, key) as store:
+            found = Extraction(store, np.array(indices, dtype=np.int64), objective, target)
+            if first is not None:
+                for block in itertools.islice(found.blocks(max(first, 0), _REPLY_BYTES), 1):
+                    flat = block.reshape(-1)
+                    for part in _slices(len(flat), flat.itemsize):
+                        yield {"values": encode_vector(flat[part]), "next": max(first, 0) + len(block)}
+                return
+            facts = {"n_obs": found.n_obs, "dtype": found.dtype.str, "label": found.label, "classes": found.classes}
+            yield {"names": found.names, **facts, "ids": found.ids is not None}
+            for part in _slices(found.n_obs, 8):
+                yield {"target": encode_vector(found.codes[part])}
+            if found.ids is not None:
+                for part in _slices(found.n_obs, 4 + 12 * max(map(len, found.ids))):
+                    yield {"ids": list(found.ids[part])}
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the jobs that the caller sees, or those on a pool or key, each with the progress of its first request."""
@@ -338,8 +433,17 @@ class Operations:
             yield from self._queue.follow(job, since, wait)
 
     def _result(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return the answers of a finished job."""
-        yield {"answers": self._queue.answer(self._job(caller, body))}
+        """Return the answers of a finished job, in several replies where they are too large for one."""
+        job = self._job(caller, body)
+        kind, answers, size = job.request.kind, list[dict[str, Any]](), 0
+        for answer in self._queue.answer(job):
+            own = len(encode_message(answer))
+            if answers and size + own > MESSAGE_BYTES // 2:
+                yield {"kind": kind, "answers": answers}
+                answers, size = [], 0
+            answers.append(answer)
+            size += own
+        yield {"kind": kind, "answers": answers}
 
     def _cancel(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Cancel a job."""
@@ -374,6 +478,10 @@ class Operations:
         caller.principal.require_pool(pool)
         return pool
 
+    def _place(self, caller: Caller, body: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Return pool, key and name of a submission, if the caller has access to the pool."""
+        return self._pool(caller, body), check_name(body.get("key"), "key"), check_name(body.get("job"), "run")
+
     def _job(self, caller: Caller, body: Mapping[str, Any]) -> Job:
         """Return the job of a call, if the caller sees it and has access to its pool now."""
         job = self._queue.find(check_name(body.get("job"), "run"), caller.sees)
@@ -394,11 +502,7 @@ def _reason(error: Exception) -> str:
     return next((reason for kind, reason in kinds.items() if isinstance(error, kind)), "failed")
 
 
-def _rank(request: SelectionRequest, store: FeatureStore) -> int:
-    """Return the most features that a request can select; raise if its constraint names files or code."""
-    ranks = [store.layout.n_features]
-    if request.k is not None:
-        ranks.append(int(request.k))
-    if request.constraint is not None:
-        ranks.append(parse_constraint(request.constraint, store.names, base_path=None, allow_oracle=False).rank)  # type: ignore[arg-type]
-    return min(ranks)
+def _slices(count: int, width: int) -> Iterator[slice]:
+    """Yield the parts of ``count`` values of ``width`` bytes that fit into one reply each."""
+    step = max(_REPLY_BYTES // width, 1)
+    return (slice(first, first + step) for first in range(0, count, step))

@@ -30,7 +30,7 @@ from fastomp_nvm.selection.source import Load, Way, open_dataset
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CrossValidation", "cross_validate"]
+__all__ = ["CrossValidation", "cross_validate", "sizes_to_try"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def cross_validate(
     -------
     CrossValidation
     """
-    tried = _tried(ks, k_max)
+    tried = sizes_to_try(ks, k_max)
     if rule not in ("best", "one-standard-error"):
         raise RequestError(f"rule is {rule!r}: expected best or one-standard-error")
     if request.get("k") is not None:
@@ -225,7 +225,7 @@ def cross_validate(
     )
 
 
-def _tried(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
+def sizes_to_try(ks: Sequence[int] | None, k_max: int | None) -> list[int]:
     """Return the sizes to try, ascending, each once."""
     if (ks is None) == (k_max is None):
         raise RequestError("give either a list of sizes to try (ks; in the shell --k 1,2,5) or the largest of them (--k-max 20)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
@@ -29,7 +29,7 @@ from fastomp_nvm.selection.source import Load, Way, open_dataset
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Grid", "grid"]
+__all__ = ["Cell", "Grid", "grid", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,7 @@ def grid(
     -------
     Grid
     """
-    for field, values in over.items():
-        if isinstance(values, str) or not len(values):
-            raise RequestError(f"the grid over {field!r} is {values!r}: expected a list of at least one value")
+    settings = list(settings_of(over))
     with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
         limits = {}
         if "lambda" in over:
@@ -170,7 +168,6 @@ def grid(
             usable = dataset.design(request.get("standardize", True)).standardisation.usable()
             constraint = bind_constraint(given, dataset, usable)
             limits = {limit: _with_limit(constraint, cast("float", limit)) for limit in over["lambda"]}
-        settings = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
         requests = []
         for each in settings:
             fields = {**request, **{field: value for field, value in each.items() if field != "lambda"}}
@@ -179,6 +176,14 @@ def grid(
             selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
         cells = [Cell(each, selection) for each, selection in zip(settings, selections, strict=True)]
         return Grid(cells, Sharing.of(traffic, selections, dataset.n_features))
+
+
+def settings_of(over: Mapping[str, Sequence[object]]) -> Iterator[dict[str, object]]:
+    """Return the settings of the cells of a grid in order; ``RequestError`` where a field has no values."""
+    for field, values in over.items():
+        if isinstance(values, str) or not len(values):
+            raise RequestError(f"the grid over {field!r} is {values!r}: expected a list of at least one value")
+    return (dict(zip(over, values, strict=True)) for values in itertools.product(*over.values()))
 
 
 def _with_limit(constraint: Constraint, limit: float) -> Constraint:

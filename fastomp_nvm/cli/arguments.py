@@ -227,12 +227,13 @@ def add_ray_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def connected(arguments: argparse.Namespace) -> Client:
-    """Connect to the server that ``arguments.store`` names."""
+def connected(arguments: argparse.Namespace, url: str | None = None) -> Client:
+    """Connect to the server that ``url`` names, ``arguments.store`` by default."""
     from fastomp_nvm.remote.client import connect
 
-    if not is_remote(arguments.store):
-        raise InputError(f"{arguments.store!r} is not a server: expected grpc://host:port or the like")
+    url = arguments.store if url is None else url
+    if not is_remote(url):
+        raise InputError(f"{url!r} is not a server: expected grpc://host:port or the like")
     token = None
     if arguments.token_file is not None:
         try:
@@ -240,7 +241,7 @@ def connected(arguments: argparse.Namespace) -> Client:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
             raise InputError(f"the token file {arguments.token_file} cannot be read ({reason}): check its path") from error
-    return connect(arguments.store, token=token, tls_ca=arguments.tls_ca, timeout=arguments.timeout, insecure=arguments.insecure)
+    return connect(url, token=token, tls_ca=arguments.tls_ca, timeout=arguments.timeout, insecure=arguments.insecure)
 
 
 def open_local(url: str, tier_folder: str | None = None) -> FeatureStore:

@@ -16,6 +16,10 @@ from fastomp_nvm.remote.address import is_remote
 __all__ = ["after_interrupt", "terminating_cleanly"]
 
 
+#: Commands that run as jobs on a server.
+_JOBS = ("select", "path", "grid", "cv", "stability", "verify")
+
+
 @contextmanager
 def terminating_cleanly() -> Iterator[None]:
     """End on SIGTERM and SIGHUP through every ``finally``, as on Ctrl-C: drafts are removed, the exit code is 143 or 129."""
@@ -35,7 +39,7 @@ def terminating_cleanly() -> Iterator[None]:
 def after_interrupt(arguments: argparse.Namespace) -> str:
     """Return in one or two sentences what Ctrl-C left of a command, and the command that goes on."""
     command, store = arguments.command, getattr(arguments, "store", None)
-    if command in ("select", "resume") and store is not None and is_remote(store):
+    if command in (*_JOBS, "resume") and store is not None and is_remote(store):
         return _of_job(arguments, getattr(arguments, "job", None) or getattr(arguments, "name", None))
     if command in ("select", "resume"):
         name = getattr(arguments, "run_name", None) or getattr(arguments, "name", None)

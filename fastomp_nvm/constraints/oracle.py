@@ -21,6 +21,7 @@ from fastomp_nvm.arrays import BoolArray, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.checks import finite_number, whole_number
 from fastomp_nvm.errors import ConstraintError, UnavailableError
+from fastomp_nvm.limits import checkpoint
 
 __all__ = ["Counterexample", "Oracle", "check_downward_closed"]
 
@@ -150,6 +151,7 @@ def check_downward_closed(constraint: Constraint, *, samples: int = 100, seed: i
     """
     generator = np.random.default_rng(seed)
     for _ in range(samples):
+        checkpoint()
         features = generator.permutation(constraint.n_features)[:_CHAIN].astype(np.int64)
         found = _broken_chain(constraint, features)
         if found is None:

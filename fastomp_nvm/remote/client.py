@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -21,9 +20,10 @@ import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, JSONObject
 from fastomp_nvm.durable_files import check_name
-from fastomp_nvm.engine.engine import Observer, Progress
+from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import (
     InputError,
+    RequestError,
     ServerError,
     StoreURLError,
     UnreachableError,
@@ -32,13 +32,13 @@ from fastomp_nvm.errors import (
     raise_error,
 )
 from fastomp_nvm.remote.address import ServerURL
+from fastomp_nvm.remote.analyses import RemoteAnalyses
 from fastomp_nvm.remote.credentials import credentials
 from fastomp_nvm.remote.protocol import WireTile
 from fastomp_nvm.remote.transport import TRANSPORTS, Transport
 from fastomp_nvm.remote.upload import Upload
 from fastomp_nvm.selection.codec import (
     decode_message,
-    decode_selection,
     decode_vector,
     encode_message,
     encode_request,
@@ -54,7 +54,7 @@ __all__ = ["Client", "connect"]
 
 #: Idempotent operations, which may be repeated.
 _REPEATABLE = frozenset(
-    {"ping", "list", "info", "put", "commit", "select", "select_many", "jobs", "progress", "result", "cancel", "resume"}
+    {"ping", "list", "info", "put", "commit", "select", "select_many", "analyse", "jobs", "progress", "result", "cancel", "resume"}
 )
 _UPLOAD_ATTEMPTS = 3
 #: Most seconds that one call waits for a change.
@@ -107,7 +107,7 @@ def connect(
     return Client(address, transport, timeout)
 
 
-class Client:
+class Client(RemoteAnalyses):
     """A connection to a pool server, returned by ``connect``; a context manager that closes it.
 
     ``key`` is ``pool/key``, or ``key`` alone if the URL names the pool; by default the one in the URL.
@@ -316,18 +316,9 @@ class Client:
 
     def result(self, job: str, *, observer: Observer | None = None) -> Sequence[Selection]:
         """Wait for a job to end and return its selections, one per request; raise its error if it failed."""
-        for progress in self.follow(job):
-            for step in progress["progress"]:
-                if observer is not None and step:
-                    observer(Progress.of_json(step))
-        reply = self.call("result", {"job": job})
-        try:
-            found = [decode_selection(answer) for answer in reply["answers"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerError(f"the server's answer cannot be read ({error}): it may be of another version") from error
-        for selection in found:
-            if selection.violations:
-                warnings.warn(f"the answer breaks the constraint as written: {'; '.join(selection.violations)}", stacklevel=3)
+        found = self.fetch(job, observer=observer)
+        if not isinstance(found, list):
+            raise RequestError(f"the job {job!r} is no selection but a {type(found).__name__}: use fetch")
         return found
 
     def cancel(self, job: str) -> JSONObject:
@@ -395,13 +386,17 @@ class Client:
         return _checked_reply(self._transport.send(upload, tiles, self._timeout))
 
     def call(self, operation: str, body: Mapping[str, object]) -> JSONObject:
-        """Carry out an operation by name and return its one reply; an idempotent one is repeated within the time limit."""
+        """Carry out an operation by name and return its one reply; see ``replies``."""
+        for reply in self.replies(operation, body):
+            return reply
+        raise ServerError(f"the server gave no reply to {operation}: it may be of another version")
+
+    def replies(self, operation: str, body: Mapping[str, object]) -> Sequence[JSONObject]:
+        """Carry out an operation by name and return all of its replies; an idempotent one is repeated within the time limit."""
         began, pause = time.monotonic(), 0.05
         while True:
             try:
-                for reply in self._calls(operation, body, max(began + self._timeout - time.monotonic(), 0.05)):
-                    return reply
-                raise ServerError(f"the server gave no reply to {operation}: it may be of another version")
+                return list(self._calls(operation, body, max(began + self._timeout - time.monotonic(), 0.05)))
             except UnreachableError as error:
                 lasting = isinstance(error, UntrustedError) or operation not in _REPEATABLE
                 if lasting or time.monotonic() + pause >= began + self._patience:

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, cast
 
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError, RequestError, near
 from fastomp_nvm.runs.drive import list_runs, registration, resume
+from fastomp_nvm.runs.registration import Registration
 from fastomp_nvm.selection.codec import decode_request
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.recheck import Claim, Verification, recheck
@@ -19,7 +20,7 @@ from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import open_dataset
 
-__all__ = ["verify"]
+__all__ = ["claim_of", "verify"]
 
 
 def verify(
@@ -53,6 +54,37 @@ def verify(
     Verification
         ``holds`` and a ``sentence``.
     """
+    name, _, claim, kept = _found(run)
+    if kept is not None:
+        data, y = kept.store if data is None else data, kept.decoded_response()
+    elif data is None:
+        raise RequestError(f"{name} does not say where its data is: name the store (--store)")
+    with open_dataset(data) as dataset, watched(observer, progress, "verify") as watching:
+        if kept is not None:
+            wanted = replace(kept.selection_request(dataset), objective=str(claim.proof.request.get("objective")))
+        else:
+            wanted = _request(claim, y, request)
+        return recheck(dataset, claim, wanted, y, threads=threads, observer=watching, cancelled=cancelled)
+
+
+def claim_of(
+    run: str | os.PathLike[str] | Selection, y: object, request: RequestFields
+) -> tuple[Mapping[str, object], RequestFields, object]:
+    """Return what a server needs to check a proof again: the result, the fields of its request, and its response if it was given.
+
+    Parameters
+    ----------
+    run, y, request
+        As for ``verify``; nothing but the result of a run is taken from this machine.
+    """
+    _, result, claim, kept = _found(run)
+    response = y if kept is None or y is not None else kept.decoded_response()
+    wanted = _request(claim, response, request)
+    return result, cast("RequestFields", {name: getattr(wanted, name) for name in SelectionRequest.__dataclass_fields__}), response
+
+
+def _found(run: str | os.PathLike[str] | Selection) -> tuple[str, Mapping[str, object], Claim, Registration | None]:
+    """Return how errors call a selection, its result, the claim in it, and the registration of a run."""
     states = {} if isinstance(run, Selection) else {info.name: info.status for info in list_runs()}
     kept = None
     if isinstance(run, Selection):
@@ -70,16 +102,7 @@ def verify(
         claim = Claim.of(result)
     except ValueError as error:
         raise RequestError(f"{name} cannot be verified: {error}") from error
-    if kept is not None:
-        data, y = kept.store if data is None else data, kept.decoded_response()
-    elif data is None:
-        raise RequestError(f"{name} does not say where its data is: name the store (--store)")
-    with open_dataset(data) as dataset, watched(observer, progress, "verify") as watching:
-        if kept is not None:
-            wanted = replace(kept.selection_request(dataset), objective=str(claim.proof.request.get("objective")))
-        else:
-            wanted = _request(claim, y, request)
-        return recheck(dataset, claim, wanted, y, threads=threads, observer=watching, cancelled=cancelled)
+    return name, result, claim, kept
 
 
 def _read(path: str | os.PathLike[str], runs: Mapping[str, str]) -> dict[str, object]:

@@ -39,6 +39,7 @@ __all__ = [
     "decode_request",
     "decode_selection",
     "decode_vector",
+    "encode_constraint",
     "encode_message",
     "encode_request",
     "encode_selection",
@@ -139,11 +140,11 @@ def encode_request(request: SelectionRequest, *, complete: bool = False) -> JSON
         elif complete or name == "objective" or (value is not field.default and value != field.default):
             fields[name] = value.item() if isinstance(value, np.generic) else value
     if request.constraint is not None:
-        fields["constraint"] = _encode_constraint(request.constraint)
+        fields["constraint"] = encode_constraint(request.constraint)
     return fields
 
 
-def _encode_constraint(given: Constraint | Mapping[str, object] | str | os.PathLike[str]) -> object:
+def encode_constraint(given: Constraint | Mapping[str, object] | str | os.PathLike[str]) -> object:
     """Return a constraint in JSON terms; a file with the files that it names written into it."""
     if isinstance(given, Constraint):
         raise RequestError(

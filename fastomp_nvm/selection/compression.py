@@ -28,7 +28,7 @@ from fastomp_nvm.selection.response import resolve_response
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.gram import Compressed, Moments
 
-__all__ = ["Compression", "Split", "compress"]
+__all__ = ["Compression", "Split", "compress", "passes_of"]
 
 #: Observations per column, and entries of the matrix, below which data is not compressed: sweeps cost little there.
 FEWEST_PER_COLUMN, FEWEST_ENTRIES = 8, 1 << 22
@@ -114,7 +114,9 @@ def compress(
         dataset.matrix.arrays
         and n_obs * n_columns >= FEWEST_ENTRIES
         and n_obs >= FEWEST_PER_COLUMN * n_columns
-        and n_columns <= COLUMNS_PER_PASS * (passes := sum(_passes(split, n_columns) for split in splits))
+        and n_columns
+        <= COLUMNS_PER_PASS
+        * (passes := sum(passes_of(split.request, n_columns, weighted=split.weights is not None) for split in splits))
         and all(each.gram == "auto" and each.standardize and each.tier != "int8" for each in requests)
         and len({(each.objective, each.target) for each in requests}) == 1
     ):
@@ -196,11 +198,11 @@ def _blocks(n_obs: int, given: Sequence[Float64Array | None]) -> _Blocks | None:
     return _Blocks(largest, block_of, factors)
 
 
-def _passes(split: Split, n_columns: int) -> int:
+def passes_of(request: SelectionRequest, n_columns: int, *, weighted: bool) -> int:
     """Return the number of passes whose time a request takes by sweeps, gathers and products of gathered columns included.
 
     SDS_OMP takes one for each feature that it selects, FAST_OMP and the others about half as many (measured).
     """
-    k, algorithm = min(split.request.k or n_columns, n_columns), split.request.algorithm
+    k, algorithm = min(request.k or n_columns, n_columns), request.algorithm
     passes = {"sds_omp": k, "random": 0, "top_k": 2}.get(algorithm, 2 + k // 2)
-    return passes + (0 if split.weights is None else WEIGHTED_PASSES)
+    return passes + (WEIGHTED_PASSES if weighted else 0)

@@ -8,7 +8,7 @@ the run computed them; where kernel or BLAS differ, features closer than ``CLOSE
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from fastomp_nvm.algorithms.protocol import Problem
 from fastomp_nvm.algorithms.trace import CLOSE, Trace
 from fastomp_nvm.algorithms.verified import retraced
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import IndexArray, JSONObject
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Engine, Observer, Run
 from fastomp_nvm.engine.identity import target_digest
@@ -85,6 +85,10 @@ class Verification:
     holds: bool
     sentence: str
     interchangeable: Sequence[tuple[int, str, str]] = ()
+
+    def to_json(self) -> JSONObject:
+        """Return the fields in JSON terms."""
+        return {**asdict(self), "interchangeable": [list(each) for each in self.interchangeable]}
 
 
 def recheck(

@@ -32,6 +32,8 @@ class RunInfo:
     name : str
     status : {"queued", "running", "stopped", "finished", "failed", "cancelled", "damaged"}
         ``stopped``, ``failed`` and ``cancelled`` runs can be resumed.
+    kind : str
+        ``select``; of a job on a server also ``grid``, ``cv``, ``stability``, ``path``, ``verify`` or ``proof``.
     store, algorithm, objective : str
         The objective is ``auto`` until it has been chosen.
     k : int, optional
@@ -48,7 +50,7 @@ class RunInfo:
     detail : str
         The damage of a damaged run or the error of a failed one; otherwise empty.
 
-    A job of several requests shows its first.
+    A job of several requests shows its first, one of another kind than ``select`` its best selection.
     """
 
     name: str
@@ -63,6 +65,12 @@ class RunInfo:
     seconds: float = 0.0
     created: str = ""
     detail: str = ""
+    kind: str = "select"
+
+    @property
+    def asked(self) -> str:
+        """The kind, except of a selection, and the algorithm."""
+        return ", ".join(part for part in ("" if self.kind == "select" else self.kind, self.algorithm) if part)
 
     def to_json(self) -> JSONObject:
         """Return the object that ``runs --json`` prints."""
@@ -90,6 +98,7 @@ class RunInfo:
             seconds=result.get("seconds", step.get("seconds", 0.0)),
             created="" if created is None else datetime.fromtimestamp(created, UTC).isoformat(timespec="seconds"),
             detail="" if job["state"] == "cancelled" else str(error.get("message", "")),
+            kind=str(job.get("kind", "select")),
         )
 
 
@@ -98,7 +107,7 @@ def score_so_far(objective: str, ridge: float | None, value: float) -> float | N
     return value if objective == "linear" and not ridge else None
 
 
-def describe_job(request: Mapping[str, object], answers: Sequence[JSONObject] = ()) -> JSONObject:
+def describe_job(request: Mapping[str, object], answers: Sequence[JSONObject] = (), kind: str = "select") -> JSONObject:
     """Return what ``RunInfo.of_job`` needs beside a job's state: parts of its first request, and of its answer once there is one.
 
     Parameters
@@ -106,13 +115,19 @@ def describe_job(request: Mapping[str, object], answers: Sequence[JSONObject] = 
     request : mapping
         The first request, encoded.
     answers : sequence of dict
-        The encoded selections.
+        The encoded selections, or answers of an analysis.
+    kind : str
     """
+    if kind == "verify":  # it selects nothing
+        return {}
+    usual = "fast_omp" if kind in ("select", "grid", "cv", "stability") else ""
     asked = {
-        "algorithm": request.get("algorithm", "fast_omp"),
+        "algorithm": request.get("algorithm", usual),
         "objective": request.get("objective", "linear"),
         **{name: request.get(name) for name in ("k", "ridge")},
     }
+    if answers and kind != "select":
+        return {"request": asked, "result": dict(answers[0].get("summary", {}))}
     found = answers[0].get("json") if answers else None
     if found is None:
         return {"request": asked}

@@ -144,7 +144,7 @@ def test_people_get_a_readable_answer(store: str, capsys: pytest.CaptureFixture[
         (["select", "STORE", "--k", "2", "--objective", "logistic"], 2, "two"),
         (["select", "STORE", "--k", "2", "--target", "sold", "--objective", "linear"], 2, "logistic"),
         (["select", "STORE", "--k", "2", "--constraint", "missing.yaml"], 2, "missing.yaml"),
-        (["verify", "grpc://host:1/pool/key"], 2, "is on a server"),
+        (["verify", "grpc://host:1/pool/key", "--add-checksums"], 2, "is on a server"),
         (["select", "floppy:///a", "--k", "2"], 2, "unknown medium"),
         (["info", "TABLE"], 2, "houses.csv"),
         (["ingest", "missing.csv", "new"], 2, "missing.csv"),

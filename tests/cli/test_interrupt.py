@@ -155,7 +155,8 @@ def test_commands_that_read_start_again(store: str, tmp_path: Path) -> None:
     assert done.stderr == "fastomp: interrupted before anything was done; the same command starts again\n"
 
 
-def test_a_job_on_a_server_continues_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["select", "cv"])
+def test_a_job_on_a_server_continues_there(command: str, tmp_path: Path) -> None:
     """The commands that list, await and cancel it work as printed, with the options of the connection, quoted."""
     X, y = small_data()
     with GatedServer(tmp_path / "server") as server:
@@ -165,7 +166,7 @@ def test_a_job_on_a_server_continues_there(tmp_path: Path) -> None:
         token.write_text(server.token())
         server.close_gate()
         url = f"{server.url}/lab/data"
-        words = ("select", url, "--k", "8", "--algorithm", "sds_omp", "--token-file", str(token))
+        words = (command, url, "--k", "8", "--algorithm", "sds_omp", "--token-file", str(token))
         said = interrupted(*words, reports=1)
         assert "continues on the server" in said
         listing, resume, cancel = re.findall(r"with: (fastomp .*?)(?:; |$)", said)

@@ -87,15 +87,9 @@ def test_settings_of_stores_are_refused_for_arrays(store: str) -> None:
         fo.select(store, k=1, io="tape")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["grid", "URL", "--k", "2"], ["path", "URL", "--k", "2"], ["verify", "URL"], ["export", "FILE", "out.csv", "--store", "URL"]],
-)
-def test_commands_on_stores_of_this_machine_say_so(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server's URL is refused in terms of the shell."""
-    (tmp_path / "found.json").write_text(json.dumps({"indices": [0], "objective": "linear", "target": "y"}))
-    places = {"URL": "grpc://host:1/pool/key", "FILE": str(tmp_path / "found.json")}
-    assert main([places.get(word, word) for word in words]) == 2
+def test_what_only_this_machine_can_do_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Adding checksums changes a store, and is refused for a server's URL in terms of the shell."""
+    assert main(["verify", "grpc://host:1/pool/key", "--add-checksums"]) == 2
     error = capsys.readouterr().err
     assert "run it where the store is" in error
     assert "connect" not in error

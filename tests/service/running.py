@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import fastomp_nvm as fo
 
-__all__ = ["RunningServer", "small_data"]
+__all__ = ["RunningServer", "small_data", "token_of", "write_tokens"]
 
 ROOT = Path(fo.__file__).parents[1]
 
@@ -136,3 +138,18 @@ def small_data(seed: int = 0, n_obs: int = 80, n_features: int = 60) -> tuple[An
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n_obs, n_features))
     return X, X[:, 3:8] @ np.array([3.0, -2.0, 1.5, 1.0, 0.5]) + 0.1 * rng.normal(size=n_obs)
+
+
+def token_of(name: str) -> str:
+    """Return the token of a principal of ``write_tokens``."""
+    return f"token-of-{name}-0123456789"
+
+
+def write_tokens(path: Path, principals: Mapping[str, tuple[str, Sequence[str] | None]]) -> None:
+    """Write a token file of principals, each with a role and, unless None, the pools that it reaches."""
+    entries = []
+    for name, (role, pools) in principals.items():
+        digest = hashlib.sha256(token_of(name).encode()).hexdigest()
+        entries.append({"name": name, "sha256": digest, "role": role, **({} if pools is None else {"pools": list(pools)})})
+    path.write_text(json.dumps(entries))
+    path.chmod(0o600)

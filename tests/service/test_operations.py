@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import fastomp_nvm as fo
 from ado_plugin.flight.server import _tile
-from ado_plugin.service import operations
+from ado_plugin.service import needs, operations
 from ado_plugin.service.access import Access, Principal
 from ado_plugin.service.execution import Execution
 from ado_plugin.service.jobs import Jobs
@@ -108,7 +108,7 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
         body = {**put_plan(), "request": {"k": 2}, "requests": [{"k": 2}], "job": "j", "upload": "u", "tiles": 0, "crc": 0}
         for field in ("pool", "key", "job"):
             if operation in ("ping", "commit", "abort") or (field == "job") == (
-                operation in ("info", "delete", "put", "list", "jobs", "predict")
+                operation in ("info", "delete", "put", "list", "jobs", "predict", "check_constraint", "extract")
             ):
                 continue
             if operation in ("progress", "result", "cancel", "resume") and field != "job":
@@ -121,7 +121,7 @@ def test_names_never_become_paths(host: Host, name: Any) -> None:
 
 def test_long_identifiers_are_cut_into_several_replies(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply of ``predict`` keeps below its limit whatever the length of the identifiers, and none is lost."""
-    monkeypatch.setattr(operations, "_PREDICT_BYTES", 20_000)
+    monkeypatch.setattr(operations, "_REPLY_BYTES", 20_000)
     ids = [f"\N{GRINNING FACE}{row:0120d}" for row in range(200)]
     (tmp_path / "t.csv").write_text("who,a,y\n" + "".join(f"{name},{row},{3 * row}\n" for row, name in enumerate(ids)))
     fo.ingest(str(tmp_path / "t.csv"), str(tmp_path / "pools" / "lab" / "people"), targets=["y"], id_column="who", dtype="float64")
@@ -463,6 +463,20 @@ plausible = st.fixed_dictionaries(
         "tier": st.sampled_from(["int8", "none"]) | json_values,
         "replace": st.booleans() | json_values,
         "name": json_values,
+        "kind": st.sampled_from(["grid", "cv", "stability", "path", "verify", "proof"]) | json_values,
+        "options": st.fixed_dictionaries(
+            {},
+            optional={
+                "over": st.dictionaries(st.sampled_from(["k", "tau", "lambda", "weights", "constraint"]), json_values, max_size=2),
+                **dict.fromkeys(("folds", "ks", "k_max", "rule", "subsamples", "fraction", "threshold", "claim"), json_values),
+            },
+        )
+        | st.sampled_from([{}, {"over": {"k": [1, 2]}}, {"ks": [1], "k_max": None, "folds": 3, "rule": "best"}])
+        | json_values,
+        "constraint": json_values,
+        "samples": json_values,
+        "indices": json_values,
+        "objective": json_values,
     },
 )
 
@@ -567,3 +581,83 @@ def test_token_files(tmp_path: Path) -> None:
     with pytest.raises(fo.InputError, match="chmod 600"):
         Access(write("correct-horse-battery-staple", 0o644))
     assert Access().authenticate("anything") is None
+
+
+def test_long_answers_come_in_several_replies(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The selections of a large result are divided among replies, in order, and none is lost."""
+    body = {"pool": "lab", "key": "data", "job": "many", "kind": "grid", "options": {"over": {"k": [1, 2, 3, 4, 5]}}}
+    assert host.call("analyse", **body, request={"objective": "linear"})["kind"] == "grid"
+    while host.call("progress", job="many", wait=5.0)["state"] not in ("done", "failed"):
+        pass
+    (whole,) = [json.loads(reply) for reply in host.operations.call(ADMIN, "result", b'{"job": "many"}')]
+    monkeypatch.setattr(operations, "MESSAGE_BYTES", 8000)
+    replies = [json.loads(reply) for reply in host.operations.call(ADMIN, "result", b'{"job": "many"}')]
+    assert len(replies) > 2
+    assert all(reply["kind"] == "grid" for reply in replies)
+    assert [answer for reply in replies for answer in reply["answers"]] == whole["answers"]
+
+
+def test_a_constraint_check_ends_at_the_deadline(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples without end are refused once the time of a request is over."""
+    monkeypatch.setattr(operations, "REQUEST_SECONDS", 0.05)
+    said = host.refused("check_constraint", pool="lab", key="data", constraint={"cardinality": 40}, samples=2**31 - 1)
+    assert "the request takes longer than 0.05 s" in said
+
+
+def test_the_memory_of_an_analysis_is_bounded(tmp_path: Path) -> None:
+    """Columns that many runs gather share a part of the limit, a budget of the request is kept, and what needs more is refused."""
+    X, y = small_data(n_obs=400, n_features=20_000)
+    with fo.create_store("dram:bounded", X, y, tier="none") as store:
+        options = {"subsamples": 100, "fraction": 0.5, "threshold": 0.6}
+        limits = JobLimits(memory=8 << 30)
+        sent, memory, work = needs.needs_of_analysis("stability", {"objective": "linear", "k": 5}, options, None, store, limits)
+        assert sent["gather_bytes"] == limits.memory // 4 // 100
+        assert memory < limits.memory
+        assert work < 20 * store.matrix.nbytes, "sweeps are shared"
+        own = {"objective": "linear", "k": 5, "gather_bytes": 1 << 30}
+        assert needs.needs_of_analysis("stability", own, options, None, store, limits)[:1] == (own,)
+        weights = {"weights": encode_vector(np.ones(3))}
+        with pytest.raises(fo.RequestError, match="3 weights were given for 400 observations"):
+            needs.needs_of_analysis("path", {"k": 2, **weights}, {}, None, store, limits)
+    with fo.create_store("dram:tall", *small_data(n_obs=60_000, n_features=80), tier="none") as store:
+        request = {"objective": "linear"}
+        crossed = {"ks": list(range(1, 21)), "k_max": None, "folds": 5, "rule": "best"}
+        _, tall, _ = needs.needs_of_analysis("cv", request, crossed, None, store, limits)
+        _, rows, _ = needs.needs_of_analysis("cv", {**request, "gram": "never"}, crossed, None, store, limits)
+        assert tall < rows, "the runs work on as many rows as there are columns"
+
+
+def test_columns_leave_in_parts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of ``extract`` carries a few columns, however long, in replies below the limit; together they are all of them."""
+    monkeypatch.setattr(operations, "_REPLY_BYTES", 1000)
+    asked = {"pool": "lab", "key": "data", "indices": [5, 2, 40, 7], "objective": "linear"}
+    body = {**asked, "target": None}
+    head, *parts = [json.loads(reply) for reply in host.operations.call(ADMIN, "extract", json.dumps(body).encode())]
+    X, y = small_data()
+    assert head["names"] == ["f5", "f2", "f40", "f7"]
+    np.testing.assert_allclose(np.concatenate([decode_vector(part["target"], "y") for part in parts]), y)
+    values, first = [], 0
+    while first < 4:
+        sent = json.dumps({**body, "first": first}).encode()
+        replies = list(host.operations.call(ADMIN, "extract", sent))
+        assert max(map(len, replies)) < 2000
+        values += [decode_vector(json.loads(reply)["values"], "values") for reply in replies]
+        assert json.loads(replies[-1])["next"] > first
+        first = json.loads(replies[-1])["next"]
+    assert np.array_equal(np.concatenate(values).reshape(4, 80).T, X[:, [5, 2, 40, 7]].astype(np.float32))
+    assert "first is 'one'" in host.refused("extract", **body, first="one")
+
+
+def test_an_analysis_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """The time limit of a job ends a grid, and a verification, between two steps."""
+    host = Host(tmp_path, limits=JobLimits(seconds=-1.0))
+    try:
+        (tmp_path / "pools" / "lab").mkdir()
+        fo.create_store(str(tmp_path / "pools" / "lab" / "data"), *small_data()).close()
+        for kind, options in (("grid", {"over": {"k": [2, 3]}}), ("verify", {})):
+            host.call("analyse", pool="lab", key="data", job=kind, kind=kind, options=options, request={})
+            while host.call("progress", job=kind, wait=5.0)["state"] not in ("done", "failed"):
+                pass
+            assert "the job has used more than -1 s, the most one may" in host.refused("result", job=kind)
+    finally:
+        host.close()

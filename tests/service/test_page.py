@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import html
 import http.client
 import io
@@ -24,28 +23,19 @@ pytest.importorskip("uvicorn", reason="the page needs Starlette and uvicorn")
 
 from fastomp_nvm.engine.engine import Progress
 from tests.service.gated_server import HELD_FROM, GatedServer
-from tests.service.running import RunningServer, small_data
+from tests.service.running import RunningServer, small_data, token_of, write_tokens
 
 TOKENS = {"ada": ("write", None), "bob": ("read", None), "eve": ("write", ["other"])}
 #: A name that would be a tag, an attribute and a script if it were not escaped.
 NASTY = "<img src=x onerror=\"alert('x')\">&"
 
 
-def token_of(name: str) -> str:
-    return f"token-of-{name}-0123456789"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedServer]:
     """Run a server with a page and three principals; one store has a feature with a nasty name."""
     folder = tmp_path_factory.mktemp("page")
-    entries = []
-    for name, (role, pools) in TOKENS.items():
-        digest = hashlib.sha256(token_of(name).encode()).hexdigest()
-        entries.append({"name": name, "sha256": digest, "role": role, **({} if pools is None else {"pools": pools})})
     tokens = folder / "tokens.yaml"
-    tokens.write_text(json.dumps(entries))
-    tokens.chmod(0o600)
+    write_tokens(tokens, TOKENS)
     with GatedServer(folder, "--token-file", str(tokens), "--page", "127.0.0.1:0") as running:
         X, y = small_data()
         with running.connect("/lab/genes", token=token_of("ada")) as client:
@@ -150,6 +140,50 @@ def test_downloads_hold_the_answer_of_the_client(server: GatedServer) -> None:
     assert report.startswith("<!doctype html>")
     assert "Certificate: f is" in report
     assert asked(server, "/jobs/finished/answer.exe")[0] == 404
+
+
+#: Kinds of jobs, their options and requests, and texts that the page shows of their results.
+ANALYSES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "grid": ({"over": {"k": [2, 3]}}, {}, ("2 selections", "k 3", "Download CSV")),
+    "cv": ({"k_max": 2, "folds": 3}, {}, ("3 folds", "best", "standard error", "Download HTML report")),
+    "stability": ({"subsamples": 6}, {"k": 4}, ("share of 6 subsamples", "stable")),
+    "path": ({}, {"k": 4}, ("one run of sds_ma answers every k", "+gene_5")),
+    "verify": ({}, {}, ("All 1 blocks (", "all blocks")),
+}
+
+
+@pytest.mark.parametrize("kind", ANALYSES)
+def test_analyses_are_shown_and_downloaded(server: GatedServer, kind: str) -> None:
+    """A job of every kind is listed with it; its result is a table, and the JSON that its command prints."""
+    options, request, texts = ANALYSES[kind]
+    with server.connect("/lab/genes", token=token_of("ada")) as client:
+        found = client.fetch(client.submit_analysis(kind, options=options, run=f"page-{kind}", **request))
+    event = first_event(server, "ada", f"page-{kind}")
+    assert f'<div class="soft">{kind}</div>' in event["jobs"]
+    for text in texts:
+        assert text in event["job"], text
+    assert "<img" not in event["job"]
+    status, _, text = asked(server, f"/jobs/page-{kind}/answer.json")
+    assert (status, json.loads(text)) == (200, json.loads(json.dumps(found.to_json())))
+    assert ("Download CSV" in event["job"]) == (kind in ("grid", "cv", "path"))
+    if kind == "path":
+        rows = list(csv.DictReader(io.StringIO(asked(server, f"/jobs/page-{kind}/answer.csv")[2])))
+        assert {row["answer"] for row in rows} == {"1", "2", "3", "4"}
+
+
+def test_a_running_analysis_is_shown(server: GatedServer) -> None:
+    """While its runs go on, a job shows its kind and how many of them have ended; a waiting and a cancelled one keep their kind."""
+    server.close_gate()
+    with server.connect("/lab/genes", token=token_of("ada")) as client:
+        options = {"over": {"k": [2, 10], "seed": [0, 1]}}
+        job = client.submit_analysis("grid", options=options, run="page-running", algorithm="sds_omp", plain=True)
+        until(lambda: any(step.get("selected", 0) >= HELD_FROM for step in client.progress(job)["progress"]))
+        until(lambda: "of 4 runs" in first_event(server, "ada")["jobs"])
+        assert "grid: auto, sds_omp" in first_event(server, "ada", job)["job"]
+        client.cancel(job)
+        until(lambda: client.progress(job)["state"] == "cancelled")
+        assert "grid: auto, sds_omp" in first_event(server, "ada", job)["job"]
+    server.open_gate()
 
 
 def test_a_read_role_only_reads(server: GatedServer) -> None:

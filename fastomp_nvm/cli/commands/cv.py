@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 
 from rich.table import Table
 
-from fastomp_nvm.analysis.cross_validation import cross_validate
-from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
-from fastomp_nvm.cli.output import run_progress
+from fastomp_nvm.analysis.cross_validation import CrossValidation
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
+from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
 from fastomp_nvm.cli.results import sharing_in_words, show_selection
 from fastomp_nvm.cli.screen import Screen
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "show"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser, several=("k",))
+    add_job_arguments(parser)
     parser.add_argument("--k-max", type=int, metavar="K", help="try 1 to K, instead of the values of --k (default: only those)")
     parser.add_argument("--folds", type=int, default=5, metavar="N", help="folds, drawn by --seed (default 5)")
     parser.add_argument(
@@ -31,22 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Cross-validate and print."""
     ks, arguments.k = arguments.k, None
-    with opened_request(arguments) as request, run_progress("cv", arguments.progress) as observer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = cross_validate(
-            request.store,
-            request.response,
-            folds=arguments.folds,
-            ks=ks,
-            k_max=arguments.k_max,
-            rule=arguments.rule,
-            observer=observer,
-            **request.reading,
-            **request.fields,
-        )
-    if arguments.json:
+    options = {"folds": arguments.folds, "ks": ks, "k_max": arguments.k_max, "rule": arguments.rule}
+    found = analysed(arguments, "cv", options)
+    if found is not None:
+        show(found, as_json=arguments.json)
+    return 0
+
+
+def show(found: CrossValidation, *, as_json: bool) -> None:
+    """Print a cross-validation."""
+    if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
-        return 0
+        return
     console = Screen()
     table = Table(title=f"{found.scores.shape[1]} folds, score on held-out observations")
     for name in ("k", "mean", "standard error"):
@@ -58,4 +54,3 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table)
     show_selection(found.selection)
     console.print(sharing_in_words(found.sharing))
-    return 0

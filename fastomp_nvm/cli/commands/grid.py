@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
-from fastomp_nvm.analysis.grid import grid
-from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
-from fastomp_nvm.cli.output import clean, run_progress
+from fastomp_nvm.analysis.grid import Grid
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
+from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
+from fastomp_nvm.cli.output import clean
 from fastomp_nvm.cli.results import sharing_in_words
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import RequestError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "show"]
 
 #: Options that take comma-separated values.
 SEVERAL = ("k", "tau", "epsilon", "ridge")
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser, several=SEVERAL)
+    add_job_arguments(parser)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds to try, from --seed on (default 1)")
     parser.add_argument(
         "--lambda", dest="limits", metavar="X,...", help="limits to put into the fairness constraints (default: theirs)"
@@ -51,12 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
         except ValueError:
             raise RequestError(f"--lambda is {arguments.limits!r}: expected comma-separated numbers") from None
         arguments.seed = None
-    with opened_request(arguments) as request, run_progress("grid", arguments.progress) as observer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the table shows which answers are feasible
-        found = grid(request.store, request.response, over=over, observer=observer, **request.reading, **request.fields)
-    if arguments.json:
+    found = analysed(arguments, "grid", {"over": over})
+    if found is not None:
+        show(found, as_json=arguments.json)
+    return 0
+
+
+def show(found: Grid, *, as_json: bool) -> None:
+    """Print a grid."""
+    if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
-        return 0
+        return
+    over = found.cells[0].settings
     console = Screen()
     table = Table(title=f"{len(found.cells)} selections")
     held_out = found.ranked_by == "test_score"
@@ -87,7 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
     if best.objective_reason is not None:
         console.print(f"objective {best.objective}: {clean(best.objective_reason, None)}")
     console.print(sharing_in_words(found.sharing))
-    return 0
 
 
 def _number(score: float | None) -> str:

@@ -6,20 +6,19 @@ import argparse
 import io
 import json
 import os
-import warnings
 from pathlib import Path
 
 from rich.table import Table
 
-from fastomp_nvm.analysis.path import SelectionPath, path
+from fastomp_nvm.analysis.path import SelectionPath
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
 from fastomp_nvm.cli.arguments import (
     add_allow_infeasible_argument,
     add_replace_argument,
     add_request_arguments,
     add_store_arguments,
-    opened_request,
 )
-from fastomp_nvm.cli.output import clean, run_progress
+from fastomp_nvm.cli.output import clean
 from fastomp_nvm.cli.results import infeasible
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.durable_files import write_atomically
@@ -28,7 +27,7 @@ from fastomp_nvm.selection.criteria import CRITERIA, OPTIMISTIC
 from fastomp_nvm.selection.display import SCALES
 from fastomp_nvm.selection.plots import pyplot
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "show"]
 
 #: Endings of pictures.
 _PICTURES = ("png", "svg", "pdf")
@@ -43,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_store_arguments(parser)
     add_request_arguments(parser)
+    add_job_arguments(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help=f"draw scores and criteria into a file: {', '.join(_PICTURES)} (default: none)"
     )
@@ -54,22 +54,27 @@ def run(arguments: argparse.Namespace) -> int:
     """Select for every k and print."""
     if arguments.plot is not None:
         _check_plot(arguments.plot, arguments.replace)
-    with opened_request(arguments) as request, run_progress("path", arguments.progress) as observer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # violations are printed below
-        found = path(request.store, request.response, observer=observer, **request.reading, **request.fields)
+    found = analysed(arguments, "path", {})
+    if found is None:
+        return 0
     if arguments.plot is not None:
         picture = io.BytesIO()
         found.plot()
         pyplot().savefig(picture, format=arguments.plot.suffix[1:].lower(), dpi=110)
         write_atomically(arguments.plot, picture.getvalue(), replace=arguments.replace, mode=0o644)
-    if arguments.json:
+    return show(found, as_json=arguments.json, allow_infeasible=arguments.allow_infeasible)
+
+
+def show(found: SelectionPath, *, as_json: bool, allow_infeasible: bool) -> int:
+    """Print a path; return the exit code."""
+    if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
         _show(found)
     broken = [
         f"k = {k}: {'; '.join(each.violations)}" for k, each in zip(found.ks, found.selections, strict=True) if not each.feasible
     ]
-    return 0 if not broken or arguments.allow_infeasible else infeasible(broken)
+    return 0 if not broken or allow_infeasible else infeasible(broken)
 
 
 def _check_plot(file: Path, replace: bool) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array
+from fastomp_nvm.cli.analyses import only_selection
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_replace_argument, connected
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
-from fastomp_nvm.durable_files import write_atomically
+from fastomp_nvm.durable_files import is_name, write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError, near
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.drive import list_runs, resume
@@ -31,7 +32,9 @@ _FORMATS = (".csv", ".parquet")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", metavar="RUN|MODEL.json", help="a finished run, or a file of 'select --save'")
+    parser.add_argument(
+        "model", metavar="RUN|MODEL.json", help="a finished run, a file of 'select --save', or a job on the server of DATA"
+    )
     parser.add_argument(
         "store", metavar="DATA", help="new rows: a file in a format that ingest reads, a store, or a store on a server"
     )
@@ -57,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise RequestError(f"{out} has an unknown extension: expected one of {', '.join(_FORMATS)}, or - to print CSV")
         if os.path.lexists(out) and not arguments.replace:
             raise InputError(f"{out} exists: choose another name or ask to replace it (--replace)")
-    model = _model(arguments.model)
+    model = _model(arguments)
     if arguments.id_column in (outputs := _output_names(model)):
         raise RequestError(
             f"--id {arguments.id_column!r} has the name of a column that is written ({', '.join(outputs)}): rename it"
@@ -87,13 +90,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _model(name: str) -> Selection:
-    """Return the selection of a finished run or of a file."""
+def _model(arguments: argparse.Namespace) -> Selection:
+    """Return the selection of a finished run, of a file, or of a job on the server that the data is on."""
+    name = arguments.model
     states = {info.name: info.status for info in list_runs()}
     if name in states:
         if states[name] != "finished":
             raise RequestError(f"the run {name!r} is {states[name]}, and only a finished one can predict: resume it first")
         return resume(name)
+    if not os.path.isfile(name) and is_remote(arguments.store) and is_name(name):
+        with connected(arguments) as client:
+            return only_selection(name, client)
     if not os.path.isfile(name):
         folder = Path(name).parent
         files = [str(each) for each in folder.glob("*.json")] if folder.is_dir() else []

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastomp_nvm.cli.analyses import as_selections
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_replace_argument, connected
 from fastomp_nvm.durable_files import write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, near
@@ -55,7 +56,7 @@ def _selections(arguments: argparse.Namespace) -> Sequence[Selection]:
     name = arguments.name
     if arguments.store is not None:
         with connected(arguments) as client:
-            return client.result(name)
+            return as_selections(name, client.fetch(name))
     states = {info.name: info.status for info in list_runs()}
     if name in states:
         if states[name] != "finished":

@@ -73,4 +73,4 @@ def _cells(info: RunInfo) -> tuple[str, ...]:
     features = str(info.selected) + ("" if info.k is None else f" of {info.k}")
     score = "" if info.score is None else f"{info.score:.6g}"
     figures = (str(info.rounds), features, score, human_seconds(info.seconds)) if info.rounds or info.selected else ("",) * 4
-    return clean(info.name, 200), info.status, *figures, info.algorithm
+    return clean(info.name, 200), info.status, *figures, info.asked

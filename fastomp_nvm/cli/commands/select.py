@@ -17,10 +17,10 @@ from fastomp_nvm.cli.arguments import (
     add_store_arguments,
     connected,
     opened_request,
-    request_fields,
 )
 from fastomp_nvm.cli.output import run_progress
 from fastomp_nvm.cli.results import infeasible, show_fairness, show_selection
+from fastomp_nvm.cli.servers import add_detach_argument, detached, remote_request
 from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import InputError, RequestError, near
 from fastomp_nvm.remote.address import is_remote
@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client
 
 __all__ = ["add_arguments", "run"]
-
-#: Options that concern this machine, and what to do instead on a server.
-_LOCAL_ONLY = {
-    "threads": "leave it out, and start the server with 'fastomp serve --threads N' where its own choice will not do",
-    "load": "leave it out, and keep the server's pools on a tmpfs ('fastomp serve --pools') where they shall be in memory",
-    "check": "leave it out, the server compares columns when it first reads them",
-    "tier_load": "leave it out, the server reads the tier through its own page cache",
-    "io": "leave it out, the server chooses how it reads its own files",
-    "protected": "leave it out, and report on the selection where the data is: run this command there on the store's path",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-protected", action="store_true", help="let the feature of --protected be selected")
     add_allow_infeasible_argument(parser)
     add_connection_arguments(parser)
-    parser.add_argument(
-        "--detach", action="store_true", help="on a server: submit the job, print its name and do not wait; 'resume NAME URL' does"
-    )
+    add_detach_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save is not None and os.path.lexists(arguments.save) and not arguments.replace:
         raise InputError(f"{arguments.save} exists: choose another name or ask to replace it (--replace)")
     if arguments.detach:
-        return _detach(arguments)
+        detached(arguments, lambda client: _submit(client, arguments))
+        return 0
     with run_progress("select", arguments.progress) as observer, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # violations are printed below
         selection = (_select_remotely if is_remote(arguments.store) else _select)(arguments, observer)
@@ -130,22 +119,6 @@ def _protected(name: str, store: FeatureStore) -> object:
     raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file{hint}: name one of these")
 
 
-def _detach(arguments: argparse.Namespace) -> int:
-    """Submit a job to a server and print its name."""
-    if not is_remote(arguments.store):
-        raise InputError(f"--detach is for stores on a server, and {arguments.store} is on this machine: leave it out")
-    if arguments.save is not None:
-        raise InputError("--detach does not wait for the model of --save: leave one of the two out")
-    with connected(arguments) as client:
-        job = _submit(client, arguments)
-    if arguments.json:
-        print(json.dumps({"job": job}))
-    else:
-        place = shlex.quote(arguments.store)
-        print(f"{job}\n'fastomp resume {job} {place}' waits for its answer, 'fastomp runs {place}' shows its progress")
-    return 0
-
-
 def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> Selection:
     """Select on a server."""
     with connected(arguments) as client:
@@ -155,10 +128,5 @@ def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -
 
 def _submit(client: Client, arguments: argparse.Namespace) -> str:
     """Submit the job that the arguments describe and return its name."""
-    for name, advice in _LOCAL_ONLY.items():
-        if getattr(arguments, name) is not None:
-            raise InputError(f"--{name.replace('_', '-')} is for stores on this machine, and this one is on a server: {advice}")
-    fields, values = request_fields(
-        arguments, lambda name: bool(client.info(name=name)["has_name"]), lambda: int(client.info()["n_obs"])
-    )
+    fields, values = remote_request(client, arguments)
     return client.submit(values, run=arguments.run_name, verify=arguments.verify, **fields)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 
 from rich.table import Table
 
-from fastomp_nvm.analysis.stability import stability
-from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments, opened_request
-from fastomp_nvm.cli.output import clean, run_progress
+from fastomp_nvm.analysis.stability import Stability
+from fastomp_nvm.cli.analyses import add_job_arguments, analysed
+from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
+from fastomp_nvm.cli.output import clean
 from fastomp_nvm.cli.results import sharing_in_words
 from fastomp_nvm.cli.screen import Screen
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "show"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_store_arguments(parser)
     add_request_arguments(parser)
+    add_job_arguments(parser)
     parser.add_argument("--subsamples", type=int, default=50, metavar="N", help="subsamples, drawn by --seed (default 50)")
     parser.add_argument("--fraction", type=float, default=0.5, metavar="F", help="share of the observations in each (default 0.5)")
     parser.add_argument("--threshold", type=float, default=0.6, metavar="P", help="frequency of a stable feature (default 0.6)")
@@ -28,21 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Select on subsamples and print."""
-    with opened_request(arguments) as request, run_progress("stability", arguments.progress) as observer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = stability(
-            request.store,
-            request.response,
-            subsamples=arguments.subsamples,
-            fraction=arguments.fraction,
-            threshold=arguments.threshold,
-            observer=observer,
-            **request.reading,
-            **request.fields,
-        )
-    if arguments.json:
+    names = ("subsamples", "fraction", "threshold")
+    found = analysed(arguments, "stability", {name: getattr(arguments, name) for name in names})
+    if found is not None:
+        show(found, as_json=arguments.json)
+    return 0
+
+
+def show(found: Stability, *, as_json: bool) -> None:
+    """Print frequencies of selection."""
+    if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
-        return 0
+        return
     console = Screen()
     shown = max(len(found.stable), 20)
     table = Table(title=f"{len(found.stable)} stable features, the {min(shown, len(found.features))} most frequent")
@@ -59,4 +57,3 @@ def run(arguments: argparse.Namespace) -> int:
     if found.expected_false is not None and not found.notes:
         console.print(f"at most {found.expected_false:.2g} irrelevant features are to be expected among the stable ones")
     console.print(sharing_in_words(found.sharing))
-    return 0
