@@ -178,7 +178,9 @@ def _run(command: list[str], purpose: str, environment: dict[str, str], typed: s
         raise UnavailableError(f"{command[0]} cannot {purpose}: {error}") from error
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        reason = next((line for line in said if line.startswith("ERROR:")), said[-1] if said else "no reason given")
+        reason = next((line for line in said if line.lower().startswith("error:")), said[-1] if said else "no reason given")
         hint = ": it has another version, name a wheel or a source tree with --source" if "not a supported wheel" in reason else ""
-        raise UnavailableError(f"{command[0]} cannot {purpose}: {reason.removeprefix('ERROR:').strip()}{hint}")
+        raise UnavailableError(
+            f"{command[0]} cannot {purpose}: {reason[6:].strip() if reason.lower().startswith('error:') else reason}{hint}"
+        )
     return done.stdout
