@@ -32,15 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="build the virtual environment of the server's Python",
         description="Build or renew a virtual environment with this installation for the server's Python.",
     )
-    install.add_argument("--venv", type=Path, required=True, metavar="DIR", help="a new folder, or the environment to renew")
+    install.add_argument("--venv", type=Path, required=True, metavar="DIR", help="the virtual environment of the server's Python")
     install.add_argument(
-        "--python", metavar="EXE", help="what to build it from, of the version that the plugin embeds (default: this one)"
+        "--python", metavar="EXE", help="the Python to build it from, of the version that the plugin embeds (default this one)"
     )
-    install.add_argument("--numpy", type=int, choices=(1, 2), help="the major version that the plugin was compiled for (default 2)")
     install.add_argument(
-        "--source", type=Path, metavar="PATH", help="a wheel or source tree to install instead of this installation"
+        "--numpy", type=int, choices=(1, 2), help="the major version of numpy that the plugin was compiled for (default 2)"
     )
-    install.add_argument("--config", type=Path, metavar="CONF", help="the server's configuration, for the start command")
+    install.add_argument(
+        "--source", type=Path, metavar="PATH", help="what to install: a wheel or a source tree (default this installation)"
+    )
+    install.add_argument(
+        "--config", type=Path, metavar="CONF", help="the server's configuration, for the start command (default placeholders)"
+    )
     check = actions.add_parser(
         "check",
         help="check a server's configuration before its start, or a live server",
@@ -52,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONF|mcas://HOST:PORT/POOL",
         help="the server's JSON; or a pool, where a store fastomp_check is put and deleted",
     )
-    check.add_argument("--venv", type=Path, metavar="DIR", help="the environment that the server's PATH will begin with")
+    check.add_argument(
+        "--venv", type=Path, metavar="DIR", help="the virtual environment of the server's Python (default the PATH as it is)"
+    )
     check.add_argument("--timeout", type=float, default=45.0, metavar="S", help="seconds to wait for an answer (default 45)")
     add_json_argument(check)
 

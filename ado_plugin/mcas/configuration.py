@@ -71,7 +71,9 @@ def read_configuration(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a readable JSON file ({error}): expected a server's configuration") from error
+        raise InputError(
+            f"{path} is not a readable JSON file ({error}): expected a server's configuration, or mcas://host:port/pool"
+        ) from error
     if not isinstance(found, dict) or not isinstance(found.get("ado_path"), str) or not isinstance(found.get("shards"), list):
         raise InputError(f"{path} is no server's configuration: expected an object with ado_path (text) and shards (a list)")
     if not found["shards"]:

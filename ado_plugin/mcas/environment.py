@@ -63,7 +63,7 @@ def install(folder: Path, python: str | None = None, numpy: Literal[1, 2] = 2, s
     created = not folder.exists()
     if not created and not (folder / "pyvenv.cfg").exists():
         raise InputError(f"{folder} exists and is no virtual environment: name a new folder")
-    interpreter = folder.absolute() / "bin" / "python3"
+    interpreter = os.path.join(_programs(folder), "python3")
     base: str = python or getattr(sys, "_base_executable", "") or sys.executable
     environment = server_environment(folder)
     try:
@@ -71,11 +71,11 @@ def install(folder: Path, python: str | None = None, numpy: Literal[1, 2] = 2, s
             command = [os.path.abspath(base) if os.sep in base else base, "-m", "venv", str(folder.absolute())]
             _run(command, "build a virtual environment (Debian: apt-get install python3-venv)", environment)
         with _package(source) as package:
-            pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _run([*pip, _NUMPY[numpy], package], "install with pip", environment)
             if not created:  # the same release may have other contents
                 _run([*pip, "--force-reinstall", "--no-deps", package], "install with pip", environment)
-        found = try_plugin(str(interpreter), environment)
+        found = try_plugin(interpreter, environment)
         if found["version"] != __version__:
             raise InputError(f"{source} holds release {found['version']}, and clients of this one need {__version__} there")
     except BaseException:
@@ -102,7 +102,7 @@ def server_environment(folder: Path | None = None) -> dict[str, str]:
     if folder is None:
         return dict(os.environ)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return {**kept, "PATH": f"{folder.absolute() / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    return {**kept, "PATH": f"{_programs(folder)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
 def start_command(folder: Path | None, server: str, configuration: str, address: str) -> str:
@@ -117,9 +117,14 @@ def start_command(folder: Path | None, server: str, configuration: str, address:
     address : str
         Where the control port shall listen.
     """
-    python = "" if folder is None else f'-u PYTHONPATH -u PYTHONHOME PATH={shlex.quote(str(folder.absolute() / "bin"))}:"$PATH" '
+    python = "" if folder is None else f'-u PYTHONPATH -u PYTHONHOME PATH={shlex.quote(_programs(folder))}:"$PATH" '
     words = (f"FABRIC_SERVER_ADDR={address}", "setarch", "-R", server, "--config", configuration)
     return f"env {python}{shlex.join(words)}"
+
+
+def _programs(folder: Path) -> str:
+    """Return the folder of programs of a virtual environment."""
+    return os.path.abspath(folder / "bin")
 
 
 @contextlib.contextmanager
