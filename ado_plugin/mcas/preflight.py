@@ -282,6 +282,9 @@ def _pool(folder: Path, name: str) -> Finding:
         f"{folder}{name} is {kind} {'mounted with DAX' if dax else 'without DAX'}, {human_bytes(room)} free, "
         f"{'pools ' + ', '.join(pools[:5]) if pools else 'no pool yet'}"
     )
+    if len(pools) > 1:
+        reason = "upstream without its compile-time define maps them at one address, and one may show the contents of another"
+        return Finding("pool", "note", f"{told}; {reason}: keep one pool in a directory")
     if room < _LEAST_ROOM and not pools:
         return Finding("pool", "note", f"{told}: the first put makes a pool of 1 GiB unless FASTOMP_MCAS_POOL_BYTES says less")
     if kind in ("tmpfs", "ramfs"):

@@ -223,6 +223,17 @@ def test_mapstore_needs_the_kernel_module(deployment, checked, monkeypatch) -> N
         assert checked()[1]["pool"]["verdict"] == verdict
 
 
+def test_several_pools_are_a_note(deployment, checked) -> None:
+    """Pools are listed; more than one would be mapped over each other."""
+    for name, hazard in (("lab", False), ("other", True)):
+        (deployment.folder / "pools" / f"{name}.data").write_bytes(b"")
+        code, found = checked()
+        assert code == 0
+        assert ("contents of another" in found["pool"]["detail"]) == hazard
+    assert found["pool"]["verdict"] == "note"
+    assert "pools lab, other; " in found["pool"]["detail"]
+
+
 def test_other_networks_are_a_note(deployment, checked, monkeypatch) -> None:
     """A server that others can reach works, and the check says what they can do there."""
     monkeypatch.setenv("FABRIC_SERVER_ADDR", "127.0.0.1")
