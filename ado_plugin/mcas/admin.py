@@ -100,8 +100,8 @@ def _explained(error: FastompError, step: str, meaning: str) -> str:
     """Return an error with its known cause, unless its message names the cause."""
     if isinstance(error, UnavailableError):  # elsewhere the message names the missing package of this machine
         return f"{error}; known cause: {_NO_PLUGIN}" if step == "invoke" else str(error)
-    # A server that answered neither hung nor failed to load the plugin.
-    return f"{error}; known cause: {meaning}" if isinstance(error, _SILENT) or step != "invoke" else str(error)
+    # A server that answered neither hung nor failed to load the plugin: its own words are the reason.
+    return f"{error}; known cause: {meaning}" if isinstance(error, _SILENT) else str(error)
 
 
 def _put(client: Client, local: list[Selection]) -> _Outcome:
