@@ -29,6 +29,7 @@ __all__ = [
     "plugin_message",
     "read_plugin_reply",
     "read_reply",
+    "stub_source",
     "value_of",
 ]
 
@@ -92,7 +93,7 @@ def invoke_message(function: str, code: str, parameters: str) -> bytes:
 
 def plugin_message(parameters: Mapping[str, Any]) -> bytes:
     """Return the message that calls the plugin in the server with an operation and its parameters."""
-    return invoke_message("fastomp_slice", _stub(), json.dumps(parameters, separators=(",", ":")))
+    return invoke_message("fastomp_slice", stub_source(), json.dumps(parameters, separators=(",", ":")))
 
 
 def read_plugin_reply(data: bytes | bytearray) -> dict[str, Any]:
@@ -109,13 +110,18 @@ def read_plugin_reply(data: bytes | bytearray) -> dict[str, Any]:
 
 
 @functools.cache
-def _stub() -> str:
+def stub_source() -> str:
     """Return the source of ``fastomp_slice``, read as text: importing it here would import the plugin for every message."""
     return "def " + Path(__file__).with_name("stub.py").read_text("utf-8").partition("\ndef ")[2]
 
 
 def read_reply(data: bytes | bytearray) -> str | bytes:
     """Return the text or bytes in a reply; raise ``ServerError`` for any other pickle."""
+    if not data:  # NumPy refused to be imported by the personality, which then ends its work without a word
+        raise ServerError(
+            "the reply of the MCAS server is empty: its personality was compiled against headers of another major version of numpy "
+            "than its Python has, so compile it again, or give it the other numpy with 'fastomp ado install --numpy'"
+        )
     try:
         found = _PlainUnpickler(io.BytesIO(bytes(data))).load()
     except ServerError:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
+from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.identity import numeric_build
 from fastomp_nvm.errors import FastompError, RequestError, ServerError, StoreError, encode_error
 from fastomp_nvm.matrix.kernels import kernel
 from fastomp_nvm.runs.drive import JournaledRun, drive
@@ -99,12 +99,12 @@ def log_name(place: int) -> str:
 
 
 def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions of plugin and Python, and how the view of the value lies in memory."""
+    """Return the versions of plugin and Python, the software that bits depend on, and how the view of the value lies in memory."""
     return {
         "version": __version__,
         "python": platform.python_version(),
-        "numpy": np.__version__,
-        "kernel": kernel().id,
+        "build": numeric_build(kernel().id),
+        "extension": bool(native.extension),
         "owns_data": bool(target.flags.owndata),
         "address": int(target.__array_interface__["data"][0]),
     }

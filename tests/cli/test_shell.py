@@ -79,7 +79,7 @@ def test_help_of_an_action_and_of_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert main(["help", "ado", "check"]) == 0
     assert "mcas://HOST:PORT/POOL" in capsys.readouterr().out
     with pytest.raises(fo.StoreURLError, match="is not the address of a server"):
-        main(["ado", "check", "nowhere", "--debug"])
+        main(["ado", "check", "nowhere://host/pool", "--debug"])
     assert main(["help", "constraint"]) == 2
     assert "did you mean 'constraints'" in capsys.readouterr().err
 
