@@ -12,8 +12,8 @@ from typing import Any
 from ado_plugin.page.watch import Sample, Trail
 from fastomp_nvm.selection.charts import Line, line_chart
 from fastomp_nvm.selection.codec import decode_selection
-from fastomp_nvm.selection.markup import Markup, element, joined
-from fastomp_nvm.selection.report import report_body, table
+from fastomp_nvm.selection.markup import Markup, element, joined, table
+from fastomp_nvm.selection.report import report_body
 from fastomp_nvm.selection.run_info import RunInfo
 from fastomp_nvm.selection.text import clean, human_bytes, human_seconds
 

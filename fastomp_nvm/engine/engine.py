@@ -100,6 +100,8 @@ class Run:
         Rounds so far.
     place : int
         Position among the runs driven together.
+    quiet : bool
+        Not reported, dropped or handed over: a question beside the runs of requests.
     """
 
     problem: Problem
@@ -111,6 +113,7 @@ class Run:
     query: Query | None = None
     rounds: int = 0
     place: int = 0
+    quiet: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +175,7 @@ class Engine:
                 self._advance(run, None)
                 if run.journal is not None:
                     self._replay(run, run.journal)
-                if run.query is None and self.ended is not None:
+                if run.query is None and self.ended is not None and not run.quiet:
                     self.ended(place)
             while self._answer(runs):
                 if deadline is not None and deadline() and any(run.query is not None for run in runs):
@@ -192,10 +195,10 @@ class Engine:
                 run.rounds += 1
                 if self.cancelled is not None and self.cancelled():
                     raise CancelledError("the selection was cancelled")
-                if self.dropped is not None and self.dropped(run.place):
+                if self.dropped is not None and not run.quiet and self.dropped(run.place):
                     run.algorithm.close()
                     return
-                if self.observer is not None:
+                if self.observer is not None and not run.quiet:
                     self._report(self.observer, run, step.selected, step.value)
                 if isinstance(step, Query):
                     run.query = step
@@ -203,7 +206,7 @@ class Engine:
                 answers = None
         except StopIteration as stop:
             run.outcome = stop.value
-            if self.observer is not None:
+            if self.observer is not None and not run.quiet:
                 self._report(self.observer, run, len(stop.value.selected), self._values.get(run.place, 0.0))
 
     def _report(self, observer: Observer, run: Run, selected: int, value: float) -> None:
@@ -219,7 +222,7 @@ class Engine:
             value,
             taken,
             seconds,
-            runs=len(self._runs),
+            runs=sum(not other.quiet for other in self._runs),
             ended=run.outcome is not None,
             sweep=self.traffic.sweeps,
         )
@@ -304,6 +307,6 @@ class Engine:
                 run.account.settle(cost)
             if run.journal is not None:
                 run.journal.commit()
-            if run.query is None and self.ended is not None:
+            if run.query is None and self.ended is not None and not run.quiet:
                 self.ended(run.place)
         return True
