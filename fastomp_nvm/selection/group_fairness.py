@@ -404,6 +404,8 @@ def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[Part, str]:
         given = np.asarray(rows)
         if given.ndim != 1 or given.dtype.kind not in "biu" or (given.dtype.kind == "b" and len(given) != n_obs):
             raise RequestError(f"rows has shape {given.shape} and type {given.dtype}: expected row numbers or {n_obs} booleans")
+        if given.dtype.kind != "b" and given.size and not -n_obs <= given.min() <= given.max() < n_obs:
+            raise RequestError(f"rows holds {given.min()} to {given.max()}: expected numbers of {n_obs} observations, from 0")
         chosen = everywhere[given]
         return Part(chosen, chosen), "given"
     fraction = selection.test_fraction
@@ -414,5 +416,5 @@ def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[Part, str]:
 
 
 def _defined(value: float) -> float | None:
-    """Return a figure, None instead of NaN."""
-    return None if np.isnan(value) else float(value)
+    """Return a figure, None where it is not finite."""
+    return float(value) if np.isfinite(value) else None

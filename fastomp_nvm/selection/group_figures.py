@@ -135,14 +135,16 @@ class Regressed:
         self._means = np.array([observed[span].mean() for span in self._spans])
         centred = observed - np.repeat(self._means, np.diff(bounds))  # about the group's mean, so that squares cancel no digits
         residual = (actual - predicted)[order]
-        parts = np.ones(len(order)), predicted[order], centred, residual, np.abs(residual), centred**2, residual**2
+        with np.errstate(over="ignore"):  # observations held out may hold anything
+            parts = np.ones(len(order)), predicted[order], centred, residual, np.abs(residual), centred**2, residual**2
         self._parts = np.stack(parts, axis=1)
 
     def figures(self, counts: Float64Array) -> Figures:
         """Return the figures of each group."""
-        sums = np.stack([counts[:, span] @ self._parts[span] for span in self._spans], axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = np.stack([counts[:, span] @ self._parts[span] for span in self._spans], axis=1)
         rows, predicted, centred, residual, absolute, squares, errors = np.moveaxis(sums, 2, 0)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             spread = squares - centred**2 / rows
             return {
                 "rows": rows,
@@ -212,7 +214,7 @@ def intervals(values: Float64Array) -> list[list[float] | None]:
     """Return the percentile interval of each column of ``values`` (b, c), over the replicates in which it is defined."""
     found: list[list[float] | None] = []
     for column in values.T:
-        known = column[~np.isnan(column)]
+        known = column[np.isfinite(column)]
         tail = (1.0 - LEVEL) / 2
         found.append(np.quantile(known, (tail, 1.0 - tail)).tolist() if known.size else None)
     return found

@@ -206,9 +206,10 @@ def proxy_reports(
         alone.pop(attribute.feature or "", None)
         single: dict[str, float] = {}
         if sweeps is not None and best.get(place):
-            single = {str(sweeps.dataset.names[leader]): of_leaders[leaders.index(leader), column] for leader in best[place]}
+            single = {str(sweeps.dataset.names[each]): float(of_leaders[leaders.index(each), column]) for each in best[place]}
             single |= {name: value for name, value in alone.items() if name not in sweeps.excluded}
-        name, value = max(single.items(), key=lambda each: np.nan_to_num(each[1], nan=-np.inf), default=(None, np.nan))
+        known = {name: value for name, value in single.items() if np.isfinite(value)}
+        leader = max(known, key=known.__getitem__, default=None)
         found.append(
             ProxyReport(
                 attribute=attribute.name,
@@ -217,8 +218,8 @@ def proxy_reports(
                 selected={feature: _defined(each) for feature, each in alone.items()},
                 together=_defined(of_selected[-1, column]) if features else None,
                 itself=attribute.feature in features,
-                best_feature=name,
-                best=_defined(value),
+                best_feature=leader,
+                best=None if leader is None else known[leader],
                 everything=_defined(of_all[column]) if of_all.size else None,
                 held_out=held_out,
             )
@@ -263,7 +264,8 @@ def _measured(known: Known, values: Float64Array, numeric: Sequence[bool], parts
         for column, number in enumerate(numeric):
             if number:
                 residual = actual[:, column] - predicted[:, column]
-                found[place, column] = 1.0 - residual @ residual / spread[column] if spread[column] > 0.0 else np.nan
+                with np.errstate(over="ignore"):  # observations held out may hold anything
+                    found[place, column] = 1.0 - (residual**2).sum() / spread[column] if spread[column] > 0.0 else np.nan
             else:
                 size = float(np.abs(predicted[:, column]).max(initial=0.0)) or 1.0
                 found[place, column] = auc(np.round(predicted[:, column] / (size * _TIES)), actual[:, column] == 1.0)
@@ -286,15 +288,18 @@ class _Fit:
         pieces = [fitted[first : first + _PIECE] for first in range(0, len(fitted), _PIECE)]
         self.intercept = values[fitted].mean(axis=0)
         self.mean = sum((rows[:, piece].sum(axis=1, dtype=np.float64) for piece in pieces), np.zeros(len(rows))) / len(fitted)
+        largest = np.zeros(len(rows))
+        for piece in pieces:
+            np.maximum(largest, np.abs(rows[:, piece] - self.mean[:, None]).max(axis=1), out=largest)
+        self.scale = np.where(largest > 0.0, 1.0 / np.where(largest > 0.0, largest, 1.0), 0.0)  # no square overflows
         self.gram, self.moves = np.zeros((len(rows), len(rows))), np.zeros((len(rows), values.shape[1]))
         for piece in pieces:
-            centred = rows[:, piece] - self.mean[:, None]
+            centred = (rows[:, piece] - self.mean[:, None]) * self.scale[:, None]
             self.gram += centred @ centred.T
             self.moves += centred @ (values[piece] - self.intercept)
         lengths = np.sqrt(self.gram.diagonal())
-        self.scale = np.where(lengths > 0.0, 1.0 / np.where(lengths > 0.0, lengths, 1.0), 0.0)
-        self.gram *= np.multiply.outer(self.scale, self.scale)
-        self.moves *= self.scale[:, None]
+        unit = np.where(lengths > 0.0, 1.0 / np.where(lengths > 0.0, lengths, 1.0), 0.0)
+        self.scale, self.gram, self.moves = self.scale * unit, self.gram * np.multiply.outer(unit, unit), self.moves * unit[:, None]
 
     def predict(self, span: IndexArray, rows: AnyArray) -> Float64Array:
         """Return (n, t) predictions from the columns ``span``, whose values are ``rows`` (m, n)."""
@@ -306,5 +311,5 @@ class _Fit:
 
 
 def _defined(value: float) -> float | None:
-    """Return a figure, None instead of NaN."""
-    return None if np.isnan(value) else float(value)
+    """Return a figure, None where it is not finite."""
+    return float(value) if np.isfinite(value) else None

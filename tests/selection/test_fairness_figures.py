@@ -12,6 +12,7 @@ import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.selection.group_fairness import group_report
 from fastomp_nvm.selection.group_figures import Classified, Regressed, automatic_replicates, replicates
+from fastomp_nvm.selection.model_file import SCHEMA
 from fastomp_nvm.selection.protected import Attribute, intersection, resolve_protected
 
 N_OBS = 500
@@ -213,6 +214,8 @@ def test_several_attributes_and_their_intersection(folder, capsys) -> None:
     assert json.loads(json.dumps(again.to_json()["fairness"])) == found["fairness"]
     again.save("model.json")
     assert fo.load("model.json").fairness == again.fairness
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(json.loads(Path("model.json").read_text()), json.loads(SCHEMA.read_text()))
 
 
 def test_people_read_the_report_and_its_definitions(folder, capsys) -> None:

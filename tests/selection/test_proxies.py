@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,8 @@ from fastomp_nvm.cli.main import main
 from fastomp_nvm.selection import compression
 from fastomp_nvm.selection.group_figures import auc
 from fastomp_nvm.selection.held_out import held_out_rows
+from storage_backends.build.sharding import cut
+from tests.cluster.in_process import open_in_process
 
 N_OBS, N_FEATURES = 600, 40
 
@@ -111,6 +116,33 @@ def test_proxies_do_not_depend_on_how_the_selection_reads_or_weighs(people: str,
     plain, found = fo.select(people, **common), fo.select(people, **common, **how)
     for one, other in zip(plain.fairness.proxies, found.fairness.proxies, strict=True):
         assert (one.best_feature, one.best, one.everything) == (other.best_feature, other.best, other.everything)
+
+
+def test_shards_have_the_same_report(tmp_path: Path) -> None:
+    """Figures, intervals and proxies of a store in two shards are those of the whole store."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(200, 300))
+    url, group = f"mmap://{tmp_path}/store", X[:, 9] + rng.normal(size=200) > 0
+    fo.create_store(url, X, (X[:, 9] - X[:, 280] > 0).astype(int), names=[f"c{place}" for place in range(300)]).close()
+    common = {"k": 4, "objective": "logistic", "protected": {"g": group, "c3": "c3"}, "test_fraction": 0.4, "bootstrap": 40}
+    whole = fo.select(url, **common)
+    assert whole.fairness.proxies[0].best_feature == "c9"
+    with open_in_process(cut(f"{tmp_path}/store", f"{tmp_path}/shards", 2)) as sharded:
+        assert fo.select(sharded, **common).fairness == whole.fairness
+
+
+def test_held_out_values_beyond_all_bounds_are_undefined_figures() -> None:
+    """What files are filled with where nothing was measured neither stops the report nor makes it other than JSON."""
+    rng = np.random.default_rng(0)
+    X, rows = rng.normal(size=(400, 6)), held_out_rows(400, 0.25, 4)
+    X[np.flatnonzero(rows)[:3]] = [[1e30], [-3.4e38], [1e200]]
+    y = X[:, 0].clip(-3, 3) + X[:, 2].clip(-3, 3)
+    protected = {"age": rng.integers(18, 80, 400), "sex": rng.choice(["a", "b"], 400)}
+    for objective, response in (("linear", y), ("logistic", (y > 0).astype(int))):
+        found = fo.select(X, response, k=3, objective=objective, test_fraction=0.25, seed=4, protected=protected)
+        json.dumps(found.to_json(), allow_nan=False)
+        assert found.fairness.proxies[0].together is None
+        assert found.fairness.proxies[1].together is not None
 
 
 def test_compressed_data_has_proxies_too(monkeypatch: pytest.MonkeyPatch) -> None:
