@@ -21,7 +21,7 @@ from fastomp_nvm.constraints import Fairness
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.objectives.logistic import Logistic
-from fastomp_nvm.selection.group_fairness import group_report
+from fastomp_nvm.selection.group_figures import group_report
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.protected import Attribute
 

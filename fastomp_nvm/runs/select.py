@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -94,44 +95,35 @@ def select(
     >>> sorted(fo.select(X, y, k=2).indices.tolist())
     [7, 21]
     """
-    if protected is not None:
-        if run is not None:
-            raise RequestError("a durable run cannot report on groups: leave protected out, and call fairness_report on its result")
-        from fastomp_nvm.selection.group_fairness import GroupFairness
+    if run is None:
+        with ExitStack() as stack:
+            fairness = None
+            if protected is not None or bootstrap is not None:
+                from fastomp_nvm.selection.group_fairness import GroupFairness
 
-        with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
-            fairness = GroupFairness.of_request(dataset, y, request, protected, keep_protected, bootstrap)
-            assert fairness is not None
-            request = fairness.without_protected(request)
+                data = stack.enter_context(open_dataset(data, names, verify=verify, load=load, io=io, check=check))
+                names, verify, load, io, check = None, False, None, None, None
+                fairness = GroupFairness.of_request(data, y, request, protected, keep_protected, bootstrap)
+            if fairness is not None:
+                request = fairness.without_protected(request)
             with watched(observer, progress, "select") as watching:
-                ((found,), _) = select_shared(
-                    dataset,
+                ((selection,), _) = select_shared(
+                    data,
                     [make_request(request)],
                     y,
                     threads=threads,
+                    names=names,
                     observer=watching,
                     cancelled=cancelled,
-                    beside=fairness.beside,
+                    verify=verify,
+                    load=load,
+                    io=io,
+                    check=check,
+                    beside=None if fairness is None else fairness.beside,
                 )
-            return fairness.on(found, y, request)
-    if bootstrap is not None:
-        raise RequestError("bootstrap is about the fairness report: name a protected attribute, or leave bootstrap out")
-    if run is None:
-        with watched(observer, progress, "select") as watching:
-            ((selection,), _) = select_shared(
-                data,
-                [make_request(request)],
-                y,
-                threads=threads,
-                names=names,
-                observer=watching,
-                cancelled=cancelled,
-                verify=verify,
-                load=load,
-                io=io,
-                check=check,
-            )
-        return selection
+            return selection if fairness is None else fairness.on(selection, y, request)
+    if protected is not None or bootstrap is not None:
+        raise RequestError("a durable run cannot report on groups: leave protected out, and call fairness_report on its result")
     if io is not None:
         raise RequestError(f"a durable run reads as io auto does, so that it can be resumed anywhere: leave io {io} out")
     if check is not None:

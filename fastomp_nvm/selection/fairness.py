@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 from fastomp_nvm.arrays import JSONObject
 from fastomp_nvm.selection import plots
 from fastomp_nvm.selection.display import frame, html_table, listed
-from fastomp_nvm.selection.group_figures import LEVEL
 from fastomp_nvm.selection.text import clean
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["EVALUATED_ON", "SMALL_GROUP", "FairnessReport", "GroupReport", "ProxyReport", "figure_in_words"]
+__all__ = ["EVALUATED_ON", "LEVEL", "SMALL_GROUP", "FairnessReport", "GroupReport", "ProxyReport", "figure_in_words"]
 
 #: Groups of fewer observations are shown and flagged, and take no part in differences.
 SMALL_GROUP = 30
+
+#: Share of the replicates inside an interval.
+LEVEL = 0.95
 
 #: ``evaluated_on`` in words.
 EVALUATED_ON = {

@@ -26,8 +26,8 @@ from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Run
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.sweeper import Sweeper
-from fastomp_nvm.selection.fairness import SMALL_GROUP, FairnessReport, GroupReport
-from fastomp_nvm.selection.group_figures import Classified, Regressed, automatic_replicates, differences, intervals, replicates
+from fastomp_nvm.selection.fairness import FairnessReport
+from fastomp_nvm.selection.group_figures import automatic_replicates, group_report
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.protected import Attribute, intersection, resolve_protected
 from fastomp_nvm.selection.proxies import Known, Part, ProxySweeps, proxy_reports, proxy_targets
@@ -39,14 +39,14 @@ from fastomp_nvm.selection.source import has_text, open_dataset
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
-__all__ = ["GroupFairness", "fairness_report", "group_report"]
+__all__ = ["GroupFairness", "fairness_report"]
 
 #: Most replicates.
 MOST = 100_000
 
 _NOT_CANDIDATES = (
-    "the protected {} {} {} (--keep-protected, keep_protected=True), but other features may stand for {}: compare the proxies and "
-    "the groups of the fairness report"
+    "the protected {} {} {} (unless --keep-protected, keep_protected=True), but other features may stand for {}: compare the "
+    "proxies and the groups of the fairness report"
 )
 
 
@@ -189,18 +189,15 @@ class GroupFairness:
     def beside(self, dataset: Dataset, sweeper: Sweeper, prepared: Iterable[Prepared]) -> list[Run]:
         """Return the runs that look for proxies, for the engine to drive with those of selections; see ``select_shared``."""
         assert self._sweeps is not None
-        found: dict[bytes, Run | None] = {}
-        for each in prepared:
-            request, problem, tier = each.split.request, each.run.problem, each.run.tier
+        found = []
+        for each in sorted(prepared, key=_is_alike, reverse=True):
+            request, problem, account = each.split.request, each.run.problem, each.run.account
             training = training_rows(dataset.n_obs, request.test_fraction, request.seed)
-            key = b"" if training is None else training.tobytes()
-            if key not in found:
-                alike = request.weights is None and request.standardize and each.compression is None
-                pays = each.run.account is None or each.run.account.pays
-                found[key] = self._sweeps.run(
-                    training, sweeper, problem.design if alike else None, tier if alike and pays else None
-                )
-        return [run for run in found.values() if run is not None]
+            alike, pays = _is_alike(each), account is None or account.pays
+            found.append(
+                self._sweeps.run(training, sweeper, problem.design if alike else None, each.run.tier if alike and pays else None)
+            )
+        return [run for run in found if run is not None]
 
     def on(self, selection: Selection, y: object, request: RequestFields) -> Selection:
         """Return a selection from the data set with its report; ``request`` is what it answers."""
@@ -303,53 +300,10 @@ class GroupFairness:
         return FairnessReport(groups, proxies, unfairness, evaluated_on, count)
 
 
-def group_report(
-    attribute: Attribute,
-    predicted: Float64Array,
-    actual: Float64Array,
-    codes: IndexArray,
-    classifies: bool,
-    count: int = 0,
-    seed: int = 0,
-) -> GroupReport:
-    """Return the figures of the groups of an attribute, whose ``codes`` (n,) are those of the observations evaluated.
-
-    ``count`` replicates are drawn under ``seed``; none without.
-    """
-    present, codes = np.unique(codes, return_inverse=True)
-    groups = (Classified if classifies else Regressed)(predicted, actual, codes.ravel())
-    once = groups.figures(np.bincount(groups.cell_of, minlength=groups.n_cells)[None].astype(np.float64))
-    compared = once["rows"][0] >= SMALL_GROUP
-    drawn: dict[str, Float64Array] = {}
-    spread: dict[str, list[list[float] | None]] = {}
-    gaps: dict[str, list[float] | None] = {}
-    if count:
-        each = [groups.figures(counts) for counts in replicates(groups, count, seed)]
-        drawn = {name: np.concatenate([figures[name] for figures in each]) for name in once}
-        spread = {name: intervals(values) for name, values in drawn.items() if name != "rows"}
-        gaps = {name: intervals(values[:, None])[0] for name, values in differences(drawn, compared).items()}
-    labels = attribute.labels
-    place_of = {int(code): place for place, code in enumerate(present)}
-    figures: dict[str, dict[str, float | None]] = {}
-    ranges: dict[str, dict[str, list[float] | None]] = {}
-    for code, label in enumerate(labels):
-        place = place_of.get(code)
-        figures[label] = {name: None if place is None else _defined(values[0, place]) for name, values in once.items()}
-        figures[label]["rows"] = 0 if place is None else int(once["rows"][0, place])
-        if count:
-            ranges[label] = {
-                name: None if place is None or figures[label][name] is None else found[place] for name, found in spread.items()
-            }
-    estimates = {name: _defined(values[0]) for name, values in differences(once, compared).items()}
-    return GroupReport(
-        attribute=attribute.name,
-        binned=attribute.numbers is not None,
-        groups=figures,
-        differences=estimates,
-        small=[label for label, values in figures.items() if (values["rows"] or 0) < SMALL_GROUP],
-        group_intervals=ranges,
-        difference_intervals={name: None if estimates[name] is None else found for name, found in gaps.items()},
-    )
+def _is_alike(prepared: Prepared) -> bool:
+    """Return whether proxies can share the standardisation of a request, and so its sweeps."""
+    request = prepared.split.request
+    return request.weights is None and request.standardize and prepared.compression is None
 
 
 def training_rows(n_obs: int, fraction: float | None, seed: int) -> BoolArray | None:
@@ -413,8 +367,3 @@ def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[Part, str]:
         return Part(everywhere, everywhere), "all"
     held_out = held_out_rows(n_obs, fraction, selection.seed)
     return Part(np.flatnonzero(~held_out), np.flatnonzero(held_out)), "test"
-
-
-def _defined(value: float) -> float | None:
-    """Return a figure, None where it is not finite."""
-    return float(value) if np.isfinite(value) else None

@@ -14,25 +14,25 @@ from typing import Protocol
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.selection.fairness import LEVEL, SMALL_GROUP, GroupReport
+from fastomp_nvm.selection.protected import Attribute
 
 __all__ = [
-    "LEVEL",
     "Classified",
     "Figures",
     "GroupFigures",
     "Regressed",
     "auc",
     "automatic_replicates",
+    "defined",
     "differences",
+    "group_report",
     "intervals",
     "replicates",
 ]
 
 #: Figures or differences by name: one row per replicate, one column per group.
 Figures = dict[str, Float64Array]
-
-#: Share of the replicates inside an interval.
-LEVEL = 0.95
 
 #: Bins of equal width of the predicted probability, for the calibration error.
 _BINS = 10
@@ -218,3 +218,57 @@ def intervals(values: Float64Array) -> list[list[float] | None]:
         tail = (1.0 - LEVEL) / 2
         found.append(np.quantile(known, (tail, 1.0 - tail)).tolist() if known.size else None)
     return found
+
+
+def group_report(
+    attribute: Attribute,
+    predicted: Float64Array,
+    actual: Float64Array,
+    codes: IndexArray,
+    classifies: bool,
+    count: int = 0,
+    seed: int = 0,
+) -> GroupReport:
+    """Return the figures of the groups of an attribute, whose ``codes`` (n,) are those of the observations evaluated.
+
+    ``count`` replicates are drawn under ``seed``; none without.
+    """
+    present, codes = np.unique(codes, return_inverse=True)
+    groups = (Classified if classifies else Regressed)(predicted, actual, codes.ravel())
+    once = groups.figures(np.bincount(groups.cell_of, minlength=groups.n_cells)[None].astype(np.float64))
+    compared = once["rows"][0] >= SMALL_GROUP
+    drawn: dict[str, Float64Array] = {}
+    spread: dict[str, list[list[float] | None]] = {}
+    gaps: dict[str, list[float] | None] = {}
+    if count:
+        each = [groups.figures(counts) for counts in replicates(groups, count, seed)]
+        drawn = {name: np.concatenate([figures[name] for figures in each]) for name in once}
+        spread = {name: intervals(values) for name, values in drawn.items() if name != "rows"}
+        gaps = {name: intervals(values[:, None])[0] for name, values in differences(drawn, compared).items()}
+    labels = attribute.labels
+    place_of = {int(code): place for place, code in enumerate(present)}
+    figures: dict[str, dict[str, float | None]] = {}
+    ranges: dict[str, dict[str, list[float] | None]] = {}
+    for code, label in enumerate(labels):
+        place = place_of.get(code)
+        figures[label] = {name: None if place is None else defined(values[0, place]) for name, values in once.items()}
+        figures[label]["rows"] = 0 if place is None else int(once["rows"][0, place])
+        if count:
+            ranges[label] = {
+                name: None if place is None or figures[label][name] is None else found[place] for name, found in spread.items()
+            }
+    estimates = {name: defined(values[0]) for name, values in differences(once, compared).items()}
+    return GroupReport(
+        attribute=attribute.name,
+        binned=attribute.numbers is not None,
+        groups=figures,
+        differences=estimates,
+        small=[label for label, values in figures.items() if (values["rows"] or 0) < SMALL_GROUP],
+        group_intervals=ranges,
+        difference_intervals={name: None if estimates[name] is None else found for name, found in gaps.items()},
+    )
+
+
+def defined(value: float) -> float | None:
+    """Return a figure, None where it is not finite."""
+    return float(value) if np.isfinite(value) else None

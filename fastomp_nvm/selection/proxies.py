@@ -24,7 +24,7 @@ from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.tier import Tier
 from fastomp_nvm.objectives.linear import Linear
 from fastomp_nvm.selection.fairness import SMALL_GROUP, ProxyReport
-from fastomp_nvm.selection.group_figures import auc
+from fastomp_nvm.selection.group_figures import auc, defined
 from fastomp_nvm.selection.protected import Attribute
 
 __all__ = ["Known", "Part", "ProxySweeps", "Target", "proxy_reports", "proxy_targets"]
@@ -215,12 +215,12 @@ def proxy_reports(
                 attribute=attribute.name,
                 level=None if target.level is None else attribute.labels[target.level],
                 measure="r2" if numeric[column] else "auc",
-                selected={feature: _defined(each) for feature, each in alone.items()},
-                together=_defined(of_selected[-1, column]) if features else None,
+                selected={feature: defined(each) for feature, each in alone.items()},
+                together=defined(of_selected[-1, column]) if features else None,
                 itself=attribute.feature in features,
                 best_feature=leader,
                 best=None if leader is None else known[leader],
-                everything=_defined(of_all[column]) if of_all.size else None,
+                everything=defined(of_all[column]) if of_all.size else None,
                 held_out=held_out,
             )
         )
@@ -308,8 +308,3 @@ class _Fit:
         coef = directions[:, kept] @ ((directions[:, kept].T @ self.moves[span]) / lengths[kept, None])
         standardised = (rows - self.mean[span, None]) * self.scale[span, None]
         return np.asarray(standardised.T @ coef + self.intercept)
-
-
-def _defined(value: float) -> float | None:
-    """Return a figure, None where it is not finite."""
-    return float(value) if np.isfinite(value) else None

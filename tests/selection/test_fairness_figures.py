@@ -10,8 +10,7 @@ import pytest
 
 import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
-from fastomp_nvm.selection.group_fairness import group_report
-from fastomp_nvm.selection.group_figures import Classified, Regressed, automatic_replicates, replicates
+from fastomp_nvm.selection.group_figures import Classified, Regressed, automatic_replicates, group_report, replicates
 from fastomp_nvm.selection.model_file import SCHEMA
 from fastomp_nvm.selection.protected import Attribute, intersection, resolve_protected
 

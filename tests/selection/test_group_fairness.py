@@ -13,7 +13,7 @@ import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.constraints import Cardinality, Fairness
 from fastomp_nvm.constraints.extendable import intersect
-from fastomp_nvm.selection.group_fairness import group_report
+from fastomp_nvm.selection.group_figures import group_report
 from fastomp_nvm.selection.held_out import held_out_rows, split_weights
 from fastomp_nvm.selection.protected import Attribute
 
@@ -189,6 +189,20 @@ def test_a_report_looks_at_the_rows_held_out(data) -> None:
     assert fo.fairness_report(found, X[rows], y[rows], group[rows]).groups == report.groups
 
 
+def test_a_table_of_numbers_is_looked_through_where_its_columns_are_those_of_the_selection(data) -> None:
+    """In another order the selected columns are found by name, and the best of all features is not known."""
+    pandas = pytest.importorskip("pandas")
+    X, y, group = data
+    table = pandas.DataFrame(X, columns=[f"c{place}" for place in range(6)])
+    found = fo.select(table, y, k=2, objective="logistic")
+    same, other = (fo.fairness_report(found, each, y, group) for each in (table, table[table.columns[::-1]]))
+    assert same.groups == other.groups
+    (known,), (unknown,) = same.proxies, other.proxies
+    assert known.together == pytest.approx(unknown.together)
+    assert known.best_feature in table.columns
+    assert (unknown.best_feature, unknown.everything) == (None, None)
+
+
 @pytest.mark.numerics
 def test_unusable_groups_are_refused(data) -> None:
     """A measurement, a single group, a wrong length and a gap each get one sentence."""
@@ -202,6 +216,11 @@ def test_unusable_groups_are_refused(data) -> None:
     ):
         with pytest.raises(fo.DataError, match=complaint):
             fo.fairness_report(found, X, y, protected)
+    for rows, complaint in (([400], "rows holds 400 to 400"), (np.ones(3, bool), "expected row numbers"), ([], "no observation")):
+        with pytest.raises(fo.RequestError, match=complaint):
+            fo.fairness_report(found, X, y, group, np.array(rows, dtype=np.int64 if isinstance(rows, list) else None))
+    with pytest.raises(fo.RequestError, match="9 protected attributes"):
+        fo.fairness_report(found, X, y, dict.fromkeys("abcdefghi", group))
     with pytest.raises(fo.RequestError, match="needs a store"):
         fo.fairness_report(found, X, y, "group")
     with pytest.raises(fo.DataError, match="fitted on 0 and 1"):
