@@ -82,9 +82,7 @@ class Grid:
     def gaps(self) -> list[str]:
         """Names of the differences between groups of the first protected attribute that tables show."""
         reports = [cell.selection.fairness for cell in self.cells]
-        known = (
-            {} if None in reports else dict.fromkeys(name for each in reports if each for name in each.attributes[0].differences)
-        )
+        known = dict.fromkeys(name for each in reports if each is not None for name in each.attributes[0].differences)
         return [name for name in known if name in _SHOWN]
 
     def gap(self, cell: Cell, name: str) -> float | None:

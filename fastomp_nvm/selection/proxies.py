@@ -37,6 +37,8 @@ _MOST_COLUMNS, _MOST_ELEMENTS = 256, 1 << 23
 _DEPENDENT = 1e-10
 #: Observations multiplied at a time.
 _PIECE = 1 << 16
+#: Columns that deviate from their mean by less than this share of it are constant: rounding.
+_CONSTANT = 1e-13
 #: Predictions that agree to this share of their spread are equal: rounding must not order observations.
 _TIES = 1e-9
 
@@ -262,11 +264,13 @@ def _measured(known: Known, values: Float64Array, numeric: Sequence[bool], parts
             [fit.predict(span, known.rows[np.ix_(span, part.predicted)]) for fit, part in zip(fits, parts, strict=True)]
         )
         for column, number in enumerate(numeric):
-            if number:
+            if not np.isfinite(predicted[:, column]).all():
+                continue
+            if number and spread[column] > 0.0:
                 residual = actual[:, column] - predicted[:, column]
                 with np.errstate(over="ignore"):  # observations held out may hold anything
-                    found[place, column] = 1.0 - (residual**2).sum() / spread[column] if spread[column] > 0.0 else np.nan
-            else:
+                    found[place, column] = 1.0 - (residual**2).sum() / spread[column]
+            elif not number:
                 size = float(np.abs(predicted[:, column]).max(initial=0.0)) or 1.0
                 found[place, column] = auc(np.round(predicted[:, column] / (size * _TIES)), actual[:, column] == 1.0)
     return found
@@ -291,7 +295,8 @@ class _Fit:
         largest = np.zeros(len(rows))
         for piece in pieces:
             np.maximum(largest, np.abs(rows[:, piece] - self.mean[:, None]).max(axis=1), out=largest)
-        self.scale = np.where(largest > 0.0, 1.0 / np.where(largest > 0.0, largest, 1.0), 0.0)  # no square overflows
+        varies = largest > _CONSTANT * np.abs(self.mean)
+        self.scale = np.where(varies, 1.0 / np.where(varies, largest, 1.0), 0.0)  # no square overflows
         self.gram, self.moves = np.zeros((len(rows), len(rows))), np.zeros((len(rows), values.shape[1]))
         for piece in pieces:
             centred = (rows[:, piece] - self.mean[:, None]) * self.scale[:, None]
@@ -306,5 +311,6 @@ class _Fit:
         lengths, directions = np.linalg.eigh(self.gram[np.ix_(span, span)])
         kept = lengths > _DEPENDENT * max(float(lengths[-1]), 1e-300)
         coef = directions[:, kept] @ ((directions[:, kept].T @ self.moves[span]) / lengths[kept, None])
-        standardised = (rows - self.mean[span, None]) * self.scale[span, None]
-        return np.asarray(standardised.T @ coef + self.intercept)
+        with np.errstate(over="ignore", invalid="ignore"):
+            standardised = (rows - self.mean[span, None]) * self.scale[span, None]
+            return np.asarray(standardised.T @ coef + self.intercept)

@@ -173,6 +173,18 @@ def test_an_attribute_that_is_kept_is_no_proxy_of_itself(people: str) -> None:
     assert "it is selected itself" in proxy.sentence()
 
 
+@pytest.mark.numerics
+def test_a_feature_that_is_constant_where_it_is_fitted_predicts_nothing() -> None:
+    """What rounding leaves of a constant beside its mean is no predictor."""
+    rng = np.random.default_rng(6)
+    X, group, rows = rng.normal(size=(400, 3)), rng.choice(["a", "b"], 400), held_out_rows(400, 0.3, 0)
+    X[:, 2] = np.where(rows, 100.0 * (group == "b") + 0.1, 0.1)
+    found = fo.select(X, X[:, 0], k=2, test_fraction=0.3, protected=group, bootstrap=0)
+    assert abs(found.fairness.proxies[0].everything - 0.5) < 0.2  # 0 or 1 with it
+    trained = fo.select(X[:, [2, 0]] + 1e-9 * X[:, [1, 1]], X[:, 0], k=2, protected=group, bootstrap=0)
+    assert trained.fairness.proxies[0].together > 0.6
+
+
 def test_levels_and_small_groups() -> None:
     """Of more than two groups each has its proxies, unless it is small; values that name no feature are compared with all."""
     rng = np.random.default_rng(8)
