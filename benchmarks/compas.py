@@ -21,8 +21,9 @@ from fastomp_nvm.constraints import Fairness
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.objectives.logistic import Logistic
-from fastomp_nvm.selection.group_fairness import classification_figures, outcome_fairness
+from fastomp_nvm.selection.group_figures import group_report
 from fastomp_nvm.selection.held_out import held_out_rows
+from fastomp_nvm.selection.protected import Attribute
 
 __all__ = ["IN_SAMPLE", "JUDGEMENTS", "Compas", "CurvePoint", "FittedSet", "curve", "every_set", "load"]
 
@@ -131,8 +132,8 @@ def every_set(compas: Compas, held_out: BoolArray | None = None) -> list[FittedS
     dataset = Dataset.of_store(compas.store)
     weights = None if held_out is None else (~held_out).astype(np.float64)
     standardisation = dataset.design(weights=weights).standardisation
-    groups_of = [(compas.white == white) & (True if held_out is None else held_out) for white in (False, True)]
-    evaluated = groups_of[0] | groups_of[1]
+    evaluated = np.ones(len(compas.y), dtype=np.bool_) if held_out is None else held_out
+    white = Attribute("white", ("no", "yes"), compas.white.astype(np.int64))
     dense = standardisation.materialise(np.asarray(dataset.matrix))
     objective = Logistic(compas.y, weights)
     spans = [np.arange(dataset.offsets[f], dataset.offsets[f + 1]) for f in range(dataset.n_features)]
@@ -142,8 +143,8 @@ def every_set(compas: Compas, held_out: BoolArray | None = None) -> list[FittedS
         columns = dense[:, np.concatenate([np.empty(0, dtype=np.int64), *(spans[f] for f in features)])]
         fit = objective.fit(columns)
         probability = objective.mean(columns @ fit.coef + fit.intercept)
-        groups = {str(place): classification_figures(probability[rows], compas.y[rows]) for place, rows in enumerate(groups_of)}
-        fairness = outcome_fairness(groups)
+        groups = group_report(white, probability[evaluated], compas.y[evaluated], white.codes[evaluated], classifies=True)
+        fairness = groups.differences["outcome_fairness"]
         assert fairness is not None  # both groups have both outcomes
         accuracy = float(((probability >= 0.5) == (compas.y == 1.0))[evaluated].mean())
         fitted.append(FittedSet(features, fit.score, accuracy, fairness))

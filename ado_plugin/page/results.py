@@ -10,9 +10,9 @@ from fastomp_nvm.analysis.path import SelectionPath
 from fastomp_nvm.analysis.stability import Stability
 from fastomp_nvm.analysis.wire import Result
 from fastomp_nvm.selection.display import listed
-from fastomp_nvm.selection.markup import Markup, element, joined
+from fastomp_nvm.selection.markup import Markup, element, joined, table
 from fastomp_nvm.selection.recheck import Verification
-from fastomp_nvm.selection.report import report_body, table
+from fastomp_nvm.selection.report import report_body
 from fastomp_nvm.selection.text import clean, human_bytes
 
 __all__ = ["result_view"]

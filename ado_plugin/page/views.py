@@ -15,9 +15,9 @@ from fastomp_nvm.analysis.wire import Result, decode_result, selections_of
 from fastomp_nvm.errors import ServerError
 from fastomp_nvm.selection.charts import Line, line_chart
 from fastomp_nvm.selection.codec import decode_selection
-from fastomp_nvm.selection.markup import Markup, element, joined
+from fastomp_nvm.selection.markup import Markup, element, joined, table
 from fastomp_nvm.selection.progress import Tracker
-from fastomp_nvm.selection.report import report_body, table
+from fastomp_nvm.selection.report import report_body
 from fastomp_nvm.selection.run_info import RunInfo
 from fastomp_nvm.selection.text import clean, human_bytes, human_seconds
 

@@ -20,6 +20,7 @@ from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
+from fastomp_nvm.selection.group_fairness import GroupFairness
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
 from fastomp_nvm.selection.response import resolve_response
@@ -87,9 +88,9 @@ class CrossValidation:
             for k, mean, error in zip(self.ks.tolist(), self.mean, self.standard_error, strict=True)
         ]
         title = f"k = {self.k} by {self.scores.shape[1]} folds; on all observations: {score_in_words(self.selection)}"
-        return html_table(
-            title, ("k", "mean", "standard error", ""), rows, [listed(self.selection.features), self.sharing.in_words()]
-        )
+        notes = [listed(self.selection.features), self.sharing.in_words()]
+        fairness = "" if self.selection.fairness is None else self.selection.fairness._repr_html_()
+        return html_table(title, ("k", "mean", "standard error", ""), rows, notes) + fairness
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per k: means, standard errors and the score of every fold."""
@@ -143,6 +144,9 @@ def cross_validate(
     load: Load | None = None,
     io: Way | None = None,
     check: Check | None = None,
+    protected: object = None,
+    keep_protected: bool = False,
+    bootstrap: int | None = None,
     **request: Unpack[RequestFields],
 ) -> CrossValidation:
     """Choose k by cross-validation, all folds and all k in shared sweeps.
@@ -153,8 +157,9 @@ def cross_validate(
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
-        As for ``select``.
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check, protected, keep_protected, bootstrap
+        As for ``select``. The fairness report is about the models of the folds with the k chosen, on the observations that each has
+        not seen.
     folds : int or (n_obs,) int64
         How many, drawn by the request's ``seed`` with classes spread evenly; or the fold of each observation, from 0.
     ks : sequence of int, optional
@@ -177,6 +182,10 @@ def cross_validate(
         raise RequestError("cross-validation chooses k itself: give ks or k_max instead")
     common = checked_request(request)
     with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
+        fairness = GroupFairness.of_request(dataset, y, request, protected, keep_protected, bootstrap)
+        if fairness is not None:
+            request = fairness.without_protected(request)
+            common = checked_request(request)
         response = resolve_response(dataset, common, y)
         fold_of = draw_folds(folds, common, response)
         every = np.ones(dataset.n_obs) if common.weights is None else common.weights
@@ -200,16 +209,20 @@ def cross_validate(
                 cancelled=cancelled,
                 held_out=tests,
                 longest=longest if nested(dataset, common) else (),
+                beside=None if fairness is None else fairness.beside,
             )
         by_k = [selections[place * n_folds : (place + 1) * n_folds] for place in range(len(tried))]
         scores = np.array([[selection.test_score for selection in row] for row in by_k], dtype=np.float64)  # None becomes NaN
         if not np.isfinite(scores).all():
             raise DataError("the target is constant on the held-out observations of a fold: choose fewer folds")
         sharing = Sharing.of(traffic, selections, dataset.n_features)
-    mean, error = scores.mean(axis=1), scores.std(axis=1, ddof=1) / math.sqrt(n_folds)
-    best = int(np.argmax(mean))
-    within = int(np.flatnonzero(mean >= mean[best] - error[best])[0])
-    chosen = best if rule == "best" else within
+        mean, error = scores.mean(axis=1), scores.std(axis=1, ddof=1) / math.sqrt(n_folds)
+        best = int(np.argmax(mean))
+        within = int(np.flatnonzero(mean >= mean[best] - error[best])[0])
+        chosen = best if rule == "best" else within
+        selection = selections[len(tried) * n_folds + chosen]
+        if fairness is not None:
+            selection = fairness.over_folds(selection, by_k[chosen], fold_of, y, request)
     return CrossValidation(
         ks=np.array(tried, dtype=np.int64),
         scores=scores,
@@ -218,7 +231,7 @@ def cross_validate(
         best_k=tried[best],
         one_standard_error_k=tried[within],
         k=tried[chosen],
-        selection=selections[len(tried) * n_folds + chosen],
+        selection=selection,
         fold_of=fold_of,
         fold_selections=by_k,
         sharing=sharing,

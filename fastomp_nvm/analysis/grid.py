@@ -20,6 +20,8 @@ from fastomp_nvm.engine.engine import Observer
 from fastomp_nvm.errors import ConstraintError, RequestError
 from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.display import frame, html_table, listed, score_in_words
+from fastomp_nvm.selection.fairness import figure_in_words, named
+from fastomp_nvm.selection.group_fairness import GroupFairness
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request, named_file
 from fastomp_nvm.selection.result import Selection
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Cell", "Grid", "grid", "settings_of"]
+
+#: Differences between groups in tables of a grid.
+_SHOWN = ("demographic_parity_difference", "equalized_odds_difference", "outcome_fairness", "mean_residual_difference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,17 @@ class Grid:
 
         return max(feasible, key=rank)
 
+    @property
+    def gaps(self) -> list[str]:
+        """Names of the differences between groups of the first protected attribute that tables show."""
+        reports = [cell.selection.fairness for cell in self.cells]
+        known = dict.fromkeys(name for each in reports if each is not None for name in each.attributes[0].differences)
+        return [name for name in known if name in _SHOWN]
+
+    def gap(self, cell: Cell, name: str) -> float | None:
+        """Return a difference between groups of the first protected attribute."""
+        return None if cell.selection.fairness is None else cell.selection.fairness.attributes[0].differences.get(name)
+
     def __repr__(self) -> str:
         best = self.best
         return (
@@ -81,17 +97,19 @@ class Grid:
         )
 
     def _repr_html_(self) -> str:
+        gaps = self.gaps
         rows = [
             (
                 *(f"{value:g}" if isinstance(value, float) else str(value) for value in cell.settings.values()),
                 str(len(cell.selection.features)),
                 f"{cell.selection.score:.6g}",
                 "" if cell.selection.test_score is None else f"{cell.selection.test_score:.6g}",
+                *(figure_in_words(self.gap(cell, name)) for name in gaps),
                 "yes" if cell.selection.feasible else "no",
             )
             for cell in self.cells
         ]
-        head = (*self.cells[0].settings, "features", "score", "score held out", "feasible")
+        head = (*self.cells[0].settings, "features", "score", "score held out", *map(named, gaps), "feasible")
         return html_table(f"{len(rows)} selections, best {_settings(self.best.settings)}", head, rows, [self.sharing.in_words()])
 
     def to_frame(self) -> pd.DataFrame:
@@ -101,6 +119,7 @@ class Grid:
         columns |= {"n_selected": [len(each.features) for each in selections], "score": [each.score for each in selections]}
         if any(each.test_score is not None for each in selections):
             columns["test_score"] = [each.test_score for each in selections]
+        columns |= {name: [self.gap(cell, name) for cell in self.cells] for name in self.gaps}
         columns |= {"feasible": [each.feasible for each in selections], "features": [list(each.features) for each in selections]}
         return frame(columns)
 
@@ -140,14 +159,17 @@ def grid(
     load: Load | None = None,
     io: Way | None = None,
     check: Check | None = None,
+    protected: object = None,
+    keep_protected: bool = False,
+    bootstrap: int | None = None,
     **request: Unpack[RequestFields],
 ) -> Grid:
     """Answer every combination of parameters in shared sweeps.
 
     Parameters
     ----------
-    data, y, threads, names, observer, progress, cancelled, verify, load, io, check
-        As for ``select``.
+    data, y, threads, names, observer, progress, cancelled, verify, load, io, check, protected, keep_protected, bootstrap
+        As for ``select``; every selection has a fairness report of its own.
     over : mapping of str to sequence
         Fields of ``SelectionRequest`` and the values each takes: ``{"tau": [0.3, 0.5], "k": [5, 10]}``. ``lambda`` replaces the
         limit of every fairness constraint.
@@ -168,12 +190,25 @@ def grid(
             usable = dataset.design(request.get("standardize", True)).standardisation.usable()
             constraint = bind_constraint(given, dataset, usable)
             limits = {limit: _with_limit(constraint, cast("float", limit)) for limit in over["lambda"]}
-        requests = []
+        fairness = GroupFairness.of_request(dataset, y, request, protected, keep_protected, bootstrap, len(settings))
+        fields: list[RequestFields] = []
         for each in settings:
-            fields = {**request, **{field: value for field, value in each.items() if field != "lambda"}}
-            requests.append(make_request({**fields, "constraint": limits[each["lambda"]]} if limits else fields))
+            varied = {field: value for field, value in each.items() if field != "lambda"}
+            constrained = {"constraint": limits[each["lambda"]]} if limits else {}
+            one = cast("RequestFields", {**request, **varied, **constrained})
+            fields.append(one if fairness is None else fairness.without_protected(one))
         with watched(observer, progress, "grid") as watching:
-            selections, traffic = select_shared(dataset, requests, y, threads=threads, observer=watching, cancelled=cancelled)
+            selections, traffic = select_shared(
+                dataset,
+                list(map(make_request, fields)),
+                y,
+                threads=threads,
+                observer=watching,
+                cancelled=cancelled,
+                beside=None if fairness is None else fairness.beside,
+            )
+        if fairness is not None:
+            selections = [fairness.on(selection, y, one) for selection, one in zip(selections, fields, strict=True)]
         cells = [Cell(each, selection) for each, selection in zip(settings, selections, strict=True)]
         return Grid(cells, Sharing.of(traffic, selections, dataset.n_features))
 

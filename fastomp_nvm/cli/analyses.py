@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastomp_nvm.analysis.wire import ANALYSES, Result, selections_of
 from fastomp_nvm.cli.arguments import add_connection_arguments, connected, opened_request
+from fastomp_nvm.cli.fairness import protection
 from fastomp_nvm.cli.output import run_progress
 from fastomp_nvm.cli.servers import add_detach_argument, detached, remote_request
 from fastomp_nvm.errors import InputError, RequestError
@@ -54,8 +55,15 @@ def analysed(arguments: argparse.Namespace, kind: str, options: Mapping[str, Any
         if arguments.run_name is not None:
             raise InputError(f"--run names a job on a server here, and {arguments.store} is on this machine: leave it out")
         with opened_request(arguments) as request:
+            protected: Mapping[str, Any] = dict(protection(arguments, request.store)) if "protected" in arguments else {}
             return ANALYSES[kind].run(
-                request.store, request.response, observer=observer, **options, **request.reading, **request.fields
+                request.store,
+                request.response,
+                observer=observer,
+                **options,
+                **protected,
+                **request.reading,
+                **request.fields,
             )
 
 

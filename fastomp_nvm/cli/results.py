@@ -14,10 +14,9 @@ from fastomp_nvm.cli.output import clean, human_bytes, human_seconds
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import InfeasibleError
 from fastomp_nvm.selection.display import GUARANTEES
-from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.result import Selection
 
-__all__ = ["infeasible", "sharing_in_words", "show_fairness", "show_selection"]
+__all__ = ["infeasible", "sharing_in_words", "show_selection"]
 
 
 def infeasible(violations: Sequence[str]) -> int:
@@ -70,24 +69,6 @@ def show_selection(selection: Selection) -> None:
         console.print(f"{clean(name.replace('_', ' '))} {value}: {clean(choice.reason, None)}", soft_wrap=True)
     for note in selection.notes:
         console.print(f"note: {clean(note, None)}")
-
-
-def show_fairness(report: FairnessReport) -> None:
-    """Print a fairness report for a person."""
-    console = Screen()
-    observations = {"test": "observations held out", "all": "all observations", "given": "given observations"}
-    table = Table(title=f"groups of the protected attribute, {observations[report.evaluated_on]}")
-    table.add_column("group", overflow="fold")
-    for column in next(iter(report.groups.values())):
-        table.add_column(column.replace("_", " "), justify="right")
-    for label, figures in report.groups.items():
-        shown = ("-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for value in figures.values())
-        table.add_row(clean(label), *shown)
-    console.print(table)
-    if report.outcome_fairness is not None:
-        console.print(f"outcome fairness {report.outcome_fairness:.4g} (0 is even)")
-    if report.process_unfairness is not None:
-        console.print(f"process unfairness {report.process_unfairness:.4g} (share of people who object to a selected feature)")
 
 
 def sharing_in_words(sharing: Sharing) -> str:

@@ -121,6 +121,8 @@ class Run:
         Rounds so far.
     place : int
         Position among the runs driven together.
+    quiet : bool
+        Not reported, dropped or handed over: a question beside the runs of requests.
     """
 
     problem: Problem
@@ -132,6 +134,7 @@ class Run:
     query: Query | None = None
     rounds: int = 0
     place: int = 0
+    quiet: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -193,7 +196,7 @@ class Engine:
                 self._advance(run, None)
                 if run.journal is not None:
                     self._replay(run, run.journal)
-                if run.query is None and self.ended is not None:
+                if run.query is None and self.ended is not None and not run.quiet:
                     self.ended(place)
             while self._answer(runs):
                 if deadline is not None and deadline() and any(run.query is not None for run in runs):
@@ -213,10 +216,10 @@ class Engine:
                 run.rounds += 1
                 if self.cancelled is not None and self.cancelled():
                     raise CancelledError("the selection was cancelled")
-                if self.dropped is not None and self.dropped(run.place):
+                if self.dropped is not None and not run.quiet and self.dropped(run.place):
                     run.algorithm.close()
                     return
-                if self.observer is not None:
+                if self.observer is not None and not run.quiet:
                     self._report(self.observer, run, step.selected, step.value, step.members)
                 if isinstance(step, Query):
                     run.query = step
@@ -224,7 +227,7 @@ class Engine:
                 answers = None
         except StopIteration as stop:
             run.outcome = stop.value
-            if self.observer is not None:
+            if self.observer is not None and not run.quiet:
                 chosen = stop.value.selected
                 self._report(self.observer, run, len(chosen), self._values.get(run.place, 0.0), chosen)
 
@@ -241,7 +244,7 @@ class Engine:
             value,
             taken,
             seconds,
-            runs=len(self._runs),
+            runs=sum(not other.quiet for other in self._runs),
             ended=run.outcome is not None,
             sweep=self.traffic.sweeps,
             members=members,
@@ -327,6 +330,6 @@ class Engine:
                 run.account.settle(cost)
             if run.journal is not None:
                 run.journal.commit()
-            if run.query is None and self.ended is not None:
+            if run.query is None and self.ended is not None and not run.quiet:
                 self.ended(run.place)
         return True

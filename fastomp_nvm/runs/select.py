@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -19,11 +19,6 @@ from fastomp_nvm.selection.source import Load, Way, open_dataset
 from fastomp_nvm.stores.contract import FeatureStore
 
 __all__ = ["select"]
-
-_NOT_A_CANDIDATE = (
-    "the protected feature {!r} was not a candidate (--keep-protected, keep_protected=True make it one), but other features "
-    "may stand for it: compare the groups of the fairness report"
-)
 
 
 def select(
@@ -42,6 +37,7 @@ def select(
     run: str | None = None,
     protected: object = None,
     keep_protected: bool = False,
+    bootstrap: int | None = None,
     **request: Unpack[RequestFields],
 ) -> Selection:
     """Select features and refit a model on them.
@@ -75,11 +71,14 @@ def select(
         in any case, or never. A column that does not match is an error that names it.
     run : str, optional
         Name of a durable run: registered before the first sweep, continued with ``resume`` after a crash. Needs a store.
-    protected : (n_obs,) array, or str, optional
-        The group of each observation, or the name of the target or feature that holds it: ``Selection.fairness`` then reports how
-        the model treats the groups. Not for durable runs.
+    protected : (n_obs,) array, str, sequence of str, or mapping of str to either, optional
+        The group of each observation, or the name of the target or feature that holds it, or several of them:
+        ``Selection.fairness`` then reports how the model treats the groups and what stands for them; see ``fairness_report``. Not
+        for durable runs.
     keep_protected : bool
-        Let the feature of that name be selected; otherwise it is no candidate.
+        Let features of these names be selected; otherwise they are no candidates.
+    bootstrap : int, optional
+        Replicates behind the intervals of that report; 0 for none. By default 1000, fewer for many observations.
     **request
         Fields of ``SelectionRequest``: ``k``, ``objective``, ``constraint``, ``algorithm``, ``epsilon``, ``tau``, ``seed``, ...
 
@@ -96,35 +95,35 @@ def select(
     >>> sorted(fo.select(X, y, k=2).indices.tolist())
     [7, 21]
     """
-    if protected is not None:
-        if run is not None:
-            raise RequestError("a durable run cannot report on groups: leave protected out, and call fairness_report on its result")
-        from fastomp_nvm.selection.group_fairness import check_protected, fairness_report
-
-        with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
-            notes: list[str] = []
-            if check_protected(protected, dataset) and not keep_protected:
-                request["exclude"] = [*request.get("exclude", ()), str(protected)]
-                notes.append(_NOT_A_CANDIDATE.format(protected))
-            found = select(dataset, y, threads=threads, observer=observer, progress=progress, cancelled=cancelled, **request)
-            report = fairness_report(found, dataset, y, protected, constraint=request.get("constraint"))
-            return replace(found, fairness=report, notes=[*found.notes, *notes])
     if run is None:
-        with watched(observer, progress, "select") as watching:
-            ((selection,), _) = select_shared(
-                data,
-                [make_request(request)],
-                y,
-                threads=threads,
-                names=names,
-                observer=watching,
-                cancelled=cancelled,
-                verify=verify,
-                load=load,
-                io=io,
-                check=check,
-            )
-        return selection
+        with ExitStack() as stack:
+            fairness = None
+            if protected is not None or bootstrap is not None:
+                from fastomp_nvm.selection.group_fairness import GroupFairness
+
+                data = stack.enter_context(open_dataset(data, names, verify=verify, load=load, io=io, check=check))
+                names, verify, load, io, check = None, False, None, None, None
+                fairness = GroupFairness.of_request(data, y, request, protected, keep_protected, bootstrap)
+            if fairness is not None:
+                request = fairness.without_protected(request)
+            with watched(observer, progress, "select") as watching:
+                ((selection,), _) = select_shared(
+                    data,
+                    [make_request(request)],
+                    y,
+                    threads=threads,
+                    names=names,
+                    observer=watching,
+                    cancelled=cancelled,
+                    verify=verify,
+                    load=load,
+                    io=io,
+                    check=check,
+                    beside=None if fairness is None else fairness.beside,
+                )
+            return selection if fairness is None else fairness.on(selection, y, request)
+    if protected is not None or bootstrap is not None:
+        raise RequestError("a durable run cannot report on groups: leave protected out, and call fairness_report on its result")
     if io is not None:
         raise RequestError(f"a durable run reads as io auto does, so that it can be resumed anywhere: leave io {io} out")
     if check is not None:

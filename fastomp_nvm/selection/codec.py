@@ -231,7 +231,7 @@ def decode_selection(sent: JSONObject) -> Selection:
             "column_positions": np.array(sent["column_positions"], dtype=np.int64),
             "encoding": None if encoding is None else TableEncoding.from_json(encoding),
             "certificate": None if certificate is None else Certificate(**certificate),
-            "fairness": None if fairness is None else FairnessReport(**fairness),
+            "fairness": None if fairness is None else FairnessReport.from_json(fairness),
             "proof": None if proof is None else Proof.from_json(proof),
             "store": DataSize(**fields["store"]),
             "path": [PathPoint(**point) if isinstance(point, dict) else PathPoint(k, float(point)) for k, point in path],

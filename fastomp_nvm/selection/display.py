@@ -86,7 +86,8 @@ def selection_html(selection: Answer) -> str:
     rows.append(("", "intercept", f"{selection.intercept:.6g}"))
     chosen = [f"{name.replace('_', ' ')} {choice.value}: {choice.reason}" for name, choice in selection.choices.items()]
     notes = [_costs(selection), *chosen, *(f"breaks the constraint: {violation}" for violation in selection.violations)]
-    return html_table(title, ("order", "feature", "coefficient"), rows, notes)
+    groups = "" if selection.fairness is None else selection.fairness._repr_html_()
+    return html_table(title, ("order", "feature", "coefficient"), rows, notes) + groups
 
 
 def selection_frame(selection: Answer) -> pd.DataFrame:

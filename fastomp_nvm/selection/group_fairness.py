@@ -1,9 +1,10 @@
-"""Fairness of a selection towards the groups of a protected attribute: error rates per group, outcome and process fairness.
+"""Fairness of a selection towards the groups of protected attributes: figures per group, process fairness, and proxies.
 
-For a classifier (logistic objective, class 1 predicted from probability 1/2) each group gets its accuracy, false positive rate and
-false negative rate, and the whole the paper's *outcome fairness*, ``-|FPR_a - FPR_b| - |FNR_a - FNR_b|``: zero is perfectly even.
-With more than two groups the gap of a rate is that between its largest and its smallest value. Models of numbers and counts have no
-such rates: their groups get R^2 and the mean residual (observed minus predicted; positive means underestimated).
+For a classifier (logistic objective, class 1 predicted from probability 1/2) each group gets the figures that fairlearn and
+scikit-learn name, and the groups together fairlearn's differences and the paper's *outcome fairness*,
+``-|FPR_a - FPR_b| - |FNR_a - FNR_b|``: zero is perfectly even. With more than two groups the gap of a rate is that between its
+largest and its smallest value. Models of numbers and counts have no such rates: their groups get errors. See
+:class:`~fastomp_nvm.selection.fairness.GroupReport` for all of them.
 
 *Process unfairness* is ``h`` of the selected features under a fairness constraint: the share of people who object to one of them.
 All observations have the same weight here.
@@ -12,29 +13,41 @@ All observations have the same weight here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, first_missing
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.fairness import Fairness
 from fastomp_nvm.constraints.intersection import parts_of
 from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.engine.engine import Run
 from fastomp_nvm.errors import DataError, RequestError
+from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.selection.fairness import FairnessReport
+from fastomp_nvm.selection.group_figures import automatic_replicates, group_report
 from fastomp_nvm.selection.held_out import held_out_rows
-from fastomp_nvm.selection.request import SelectionRequest, named_file
-from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
+from fastomp_nvm.selection.protected import Attribute, intersection, resolve_protected
+from fastomp_nvm.selection.proxies import Known, Part, ProxySweeps, proxy_reports, proxy_targets
+from fastomp_nvm.selection.request import RequestFields, SelectionRequest, named_file
+from fastomp_nvm.selection.response import encode_response, resolve_response
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.selection.select import bind_constraint
+from fastomp_nvm.selection.select import Prepared, bind_constraint
+from fastomp_nvm.selection.source import has_text, open_dataset
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.open import open_store
 
-__all__ = ["check_protected", "classification_figures", "fairness_report", "outcome_fairness"]
+__all__ = ["GroupFairness", "fairness_report"]
 
-#: An attribute with more distinct values is a measurement, not groups.
-MOST_GROUPS = 50
+#: Most replicates.
+MOST = 100_000
+
+_NOT_CANDIDATES = (
+    "the protected {} {} {} (unless --keep-protected, keep_protected=True), but other features may stand for {}: compare the "
+    "proxies and the groups of the fairness report"
+)
 
 
 def fairness_report(
@@ -45,22 +58,28 @@ def fairness_report(
     rows: object = None,
     *,
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None,
+    bootstrap: int | None = None,
 ) -> FairnessReport:
-    """Report how the refit model of a selection treats the groups of a protected attribute.
+    """Report how the refit model of a selection treats the groups of protected attributes, and what stands for them.
 
     Parameters
     ----------
     selection : Selection
     data : FeatureStore, store URL, Dataset, or (n_obs, n_columns) array or DataFrame
-        The data of the selection, or other observations with the same columns; of a store only selected columns are read.
+        The data of the selection, or other observations with the same columns. The best proxy of all features is looked for in one
+        pass over a store or a table of numbers; in a table with text only the selected features are.
     y : (n_obs,) array or None
         The response; None takes the store's target that the selection was made for.
-    protected : (n_obs,) array, or str
-        The group of each observation, or the name of a store's target or feature that holds it.
+    protected : (n_obs,) array, str, sequence of str, or mapping of str to either
+        The group of each observation, or the name of a store's target or feature that holds it; several names; or several of
+        either under names of their own, which are also crossed with each other. Numbers with more than 20 distinct values are
+        cut into quartiles.
     rows : (m,) int or (n_obs,) bool, optional
         Observations to evaluate on. By default those the selection held out, if it did, otherwise all.
     constraint : Constraint, mapping, YAML text or path of a YAML file, optional
         As given to ``select``: gives the process unfairness if it contains a ``Fairness``. An array needs a ``Constraint``.
+    bootstrap : int, optional
+        Replicates behind the intervals; 0 for none. By default 1000, fewer (at least 100) for many observations.
 
     Returns
     -------
@@ -79,87 +98,236 @@ def fairness_report(
     """
     if isinstance(data, str):
         with open_store(data) as store:
-            return fairness_report(selection, store, y, protected, rows, constraint=constraint)
+            return fairness_report(selection, store, y, protected, rows, constraint=constraint, bootstrap=bootstrap)
     dataset = Dataset.of_store(data) if isinstance(data, FeatureStore) else data if isinstance(data, Dataset) else None
-    predicted = _predictions(selection, data, dataset)
-    actual = _actual(selection, dataset, y, len(predicted))
-    labels, codes = _groups(protected, dataset, len(predicted))
-    chosen, evaluated_on = _rows(selection, rows, len(predicted))
-    predicted, actual, codes = predicted[chosen], actual[chosen], codes[chosen]
-    classifies = selection.objective == "logistic"
-    figures = classification_figures if classifies else _regression_figures
-    groups = {label: figures(predicted[codes == code], actual[codes == code]) for code, label in enumerate(labels)}
+    if dataset is None:
+        columns = selection.encode(data).values.T
+        found = resolve_protected(protected, None, columns.shape[1])
+        if not has_text(data):
+            with open_dataset(data) as like:
+                dataset = like if _is_like(like, selection) else None
+    else:
+        if len(dataset.matrix) != selection.store.n_columns:
+            raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store.n_columns}")
+        columns = dataset.matrix[selection.column_positions]
+        found = resolve_protected(protected, dataset, dataset.n_obs)
+    n_obs = columns.shape[1]
+    actual = _actual(selection, dataset if y is None else None, y, n_obs)
+    part, evaluated_on = _rows(selection, rows, n_obs)
+    own = GroupFairness(dataset, found, bootstrap=bootstrap, target=selection.target if y is None else None)
     unfairness = None
     if constraint is not None:
-        if not isinstance(constraint, Constraint):
-            if dataset is None:
-                raise RequestError("a fairness report on an array needs a constraint object: its description names features")
-            constraint = bind_constraint(named_file(constraint), dataset, dataset.design().standardisation.usable())
-        fair = [part for part in parts_of(constraint) if isinstance(part, Fairness)]
-        unfairness = max((part.unfairness(selection.indices) for part in fair), default=None)
-    return FairnessReport(groups, outcome_fairness(groups) if classifies else None, unfairness, evaluated_on)
+        if not isinstance(constraint, Constraint) and not isinstance(data, (FeatureStore, Dataset)):
+            raise RequestError("a fairness report on an array needs a constraint object: its description names features")
+        unfairness = _process_unfairness(selection, dataset, constraint)
+    predicted = selection.mean_response(selection.linear_predictor(columns.T))
+    return own.report(selection, columns, predicted, actual, [part], evaluated_on, unfairness)
 
 
-def check_protected(protected: object, dataset: Dataset) -> bool:
-    """Return whether a protected attribute names a feature; ``InputError`` unless it makes groups of the observations."""
-    _groups(protected, dataset, dataset.n_obs)
-    return isinstance(protected, str) and protected not in dataset.targets
-
-
-def classification_figures(probability: Float64Array, actual: Float64Array) -> dict[str, float | None]:
-    """Return accuracy and error rates.
+class GroupFairness:
+    """Makes the fairness reports of selections from one data set, whose proxies are found in the selections' own sweeps.
 
     Parameters
     ----------
-    probability : (m,) float64
-        Of class 1.
-    actual : (m,) float64
-        0 or 1.
+    dataset : Dataset, optional
+        None where features beyond the selected ones cannot be read.
+    attributes : sequence of Attribute
+        The protected attributes.
+    keep : bool
+        Whether protected features may be selected.
+    bootstrap : int, optional
+        Replicates; by default as ``automatic_replicates`` says.
+    reports : int
+        Reports that will be made, which share the work of the default.
+    target : str, optional
+        The response, where it is a feature.
     """
-    wrong = (probability >= 0.5) != (actual == 1.0)
-    return {
-        "rows": len(actual),
-        "accuracy": _share(~wrong),
-        "false_positive_rate": _share(wrong[actual == 0.0]),
-        "false_negative_rate": _share(wrong[actual == 1.0]),
-    }
 
+    def __init__(
+        self,
+        dataset: Dataset | None,
+        attributes: Sequence[Attribute],
+        *,
+        keep: bool = False,
+        bootstrap: int | None = None,
+        reports: int = 1,
+        target: str | None = None,
+    ) -> None:
+        if bootstrap is not None and (not isinstance(bootstrap, int) or isinstance(bootstrap, bool) or not 0 <= bootstrap <= MOST):
+            raise RequestError(f"bootstrap is {bootstrap!r}: expected a whole number of replicates from 0 to {MOST:,}")
+        self.protected = [attribute.feature for attribute in attributes if attribute.feature is not None]
+        self._dataset, self._bootstrap, self._reports, self._keep = dataset, bootstrap, reports, keep
+        self._attributes = [*attributes, intersection(attributes)] if len(attributes) > 1 else list(attributes)
+        self._targets = proxy_targets(attributes)
+        excluded = self.protected if target is None else [*self.protected, target]
+        self._sweeps = None if dataset is None else ProxySweeps(dataset, self._targets, excluded)
 
-def outcome_fairness(groups: Mapping[str, Mapping[str, float | None]]) -> float | None:
-    """Return minus the gaps of both error rates between groups, given ``classification_figures`` of each; None if undefined."""
-    gaps = 0.0
-    for rate in ("false_positive_rate", "false_negative_rate"):
-        values = [figures[rate] for figures in groups.values()]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
+    @classmethod
+    def of_request(
+        cls,
+        dataset: Dataset,
+        y: object,
+        request: RequestFields,
+        protected: object,
+        keep: bool = False,
+        bootstrap: int | None = None,
+        reports: int = 1,
+    ) -> GroupFairness | None:
+        """Return what makes the reports of a request, or of several with these fields in common; None without ``protected``."""
+        if protected is None:
+            if bootstrap is not None:
+                raise RequestError("bootstrap is about the fairness report: name a protected attribute, or leave bootstrap out")
             return None
-        gaps += max(known) - min(known)
-    return 0.0 - gaps  # not -gaps, which would print an even outcome as -0.0
+        attributes = resolve_protected(protected, dataset, dataset.n_obs)
+        target = request.get("target") if y is None else None
+        return cls(dataset, attributes, keep=keep, bootstrap=bootstrap, reports=reports, target=target)
+
+    def without_protected(self, request: RequestFields) -> RequestFields:
+        """Return a request in which protected features are no candidates, unless they may be selected."""
+        return request if self._keep else {**request, "exclude": [*request.get("exclude", ()), *self.protected]}
+
+    def beside(self, dataset: Dataset, sweeper: Sweeper, prepared: Iterable[Prepared]) -> list[Run]:
+        """Return the runs that look for proxies, for the engine to drive with those of selections; see ``select_shared``."""
+        assert self._sweeps is not None
+        found = []
+        for each in sorted(prepared, key=_is_alike, reverse=True):
+            request, problem, account = each.split.request, each.run.problem, each.run.account
+            training = training_rows(dataset.n_obs, request.test_fraction, request.seed)
+            alike, pays = _is_alike(each), account is None or account.pays
+            found.append(
+                self._sweeps.run(training, sweeper, problem.design if alike else None, each.run.tier if alike and pays else None)
+            )
+        return [run for run in found if run is not None]
+
+    def on(self, selection: Selection, y: object, request: RequestFields) -> Selection:
+        """Return a selection from the data set with its report; ``request`` is what it answers."""
+        assert self._dataset is not None
+        columns = self._dataset.matrix[selection.column_positions]
+        part, evaluated_on = _rows(selection, None, self._dataset.n_obs)
+        predicted = selection.mean_response(selection.linear_predictor(columns.T))
+        return self._on(selection, columns, predicted, y, request, [part], evaluated_on)
+
+    def over_folds(
+        self, selection: Selection, folds: Sequence[Selection], fold_of: IndexArray, y: object, request: RequestFields
+    ) -> Selection:
+        """Return a selection with the report of the same request on folds, each observation predicted by the model of its fold.
+
+        Parameters
+        ----------
+        selection : Selection
+            On all observations.
+        folds : sequence of Selection
+            On the observations outside each fold.
+        fold_of : (n_obs,) int64
+        y : object
+        request : RequestFields
+        """
+        assert self._dataset is not None
+        matrix, predicted, parts = self._dataset.matrix, np.empty(self._dataset.n_obs), []
+        for fold, each in enumerate(folds):
+            rows = np.flatnonzero(fold_of == fold)
+            predicted[rows] = each.mean_response(each.linear_predictor(matrix[each.column_positions][:, rows].T))
+            parts.append(Part(np.flatnonzero(fold_of != fold), rows))
+        return self._on(selection, matrix[selection.column_positions], predicted, y, request, parts, "folds")
+
+    def _on(
+        self,
+        selection: Selection,
+        columns: AnyArray,
+        predicted: Float64Array,
+        y: object,
+        request: RequestFields,
+        parts: Sequence[Part],
+        evaluated_on: str,
+    ) -> Selection:
+        """Return a selection with its report, and a note on protected features that were no candidates."""
+        given = request.get("constraint")
+        unfairness = None if given is None else _process_unfairness(selection, self._dataset, given)
+        actual = _actual(selection, self._dataset, y, len(predicted))
+        report = self.report(selection, columns, predicted, actual, parts, evaluated_on, unfairness)
+        notes = list(selection.notes)
+        if self.protected and not self._keep:
+            one = len(self.protected) == 1
+            words = ("feature", "was not a candidate", "it") if one else ("features", "were not candidates", "them")
+            notes.append(_NOT_CANDIDATES.format(words[0], ", ".join(map(repr, self.protected)), *words[1:]))
+        return replace(selection, fairness=report, notes=notes)
+
+    def report(
+        self,
+        selection: Selection,
+        columns: AnyArray,
+        predicted: Float64Array,
+        actual: Float64Array,
+        parts: Sequence[Part],
+        evaluated_on: str,
+        unfairness: float | None,
+    ) -> FairnessReport:
+        """Return the report of a selection.
+
+        Parameters
+        ----------
+        selection : Selection
+        columns : (c, n_obs) array
+            The selected columns.
+        predicted, actual : (n_obs,) float64
+            The mean response and the response.
+        parts : sequence of Part
+            The observations that the model was fitted on, and those to evaluate on; several for several models.
+        evaluated_on : str
+        unfairness : float, optional
+            Process unfairness.
+        """
+        rows = np.concatenate([part.predicted for part in parts])
+        if not rows.size:
+            raise RequestError("there is no observation to evaluate on: a fairness report needs at least one")
+        classifies, seed = selection.objective == "logistic", selection.seed
+        count = (
+            automatic_replicates(len(rows), self._reports * len(self._attributes)) if self._bootstrap is None else self._bootstrap
+        )
+        groups = [
+            group_report(attribute, predicted[rows], actual[rows], attribute.codes[rows], classifies, count, seed)
+            for attribute in self._attributes
+        ]
+        best: Mapping[int, Sequence[int]] = {}
+        if self._sweeps is not None:
+            fitted, n_obs = parts[0].fitted, columns.shape[1]
+            training = np.zeros(n_obs, dtype=np.bool_)
+            training[fitted] = True
+            best = self._sweeps.best(None if len(parts) > 1 or training.all() else training)
+        sizes = np.array([len(part) for part in selection.columns], dtype=np.int64)
+        spans = np.split(np.arange(len(columns)), np.cumsum(sizes)[:-1]) if len(sizes) else []
+        proxies = proxy_reports(self._sweeps, self._targets, selection.features, Known(columns, spans), parts, best)
+        return FairnessReport(groups, proxies, unfairness, evaluated_on, count)
 
 
-def _share(events: BoolArray) -> float | None:
-    """Return the share of true entries, None of nothing."""
-    return float(events.mean()) if events.size else None
+def _is_alike(prepared: Prepared) -> bool:
+    """Return whether proxies can share the standardisation of a request, and so its sweeps."""
+    request = prepared.split.request
+    return request.weights is None and request.standardize and prepared.compression is None
 
 
-def _regression_figures(predicted: Float64Array, actual: Float64Array) -> dict[str, float | None]:
-    """Return R^2 about the group's own mean, and the mean residual."""
-    residual = actual - predicted
-    spread = float(((actual - actual.mean()) ** 2).sum()) if actual.size else 0.0
-    return {
-        "rows": len(actual),
-        "r2": 1.0 - float(residual @ residual) / spread if spread > 0.0 else None,
-        "mean_residual": float(residual.mean()) if actual.size else None,
-    }
+def training_rows(n_obs: int, fraction: float | None, seed: int) -> BoolArray | None:
+    """Return the observations (n_obs,) that a request does not hold out, None where these are all."""
+    return None if fraction is None else ~held_out_rows(n_obs, fraction, int(seed))
 
 
-def _predictions(selection: Selection, data: object, dataset: Dataset | None) -> Float64Array:
-    """Return the model's mean response (n_obs,), reading selected columns only."""
-    if dataset is None:
-        return selection.predict(data)
+def _process_unfairness(
+    selection: Selection, dataset: Dataset | None, given: Constraint | Mapping[str, object] | str | os.PathLike[str]
+) -> float | None:
+    """Return the largest share of people who object to a selected feature under the fairness parts of a constraint."""
+    if not isinstance(given, Constraint):
+        assert dataset is not None
+        given = bind_constraint(named_file(given), dataset, dataset.design().standardisation.usable())
+    fair = [part for part in parts_of(given) if isinstance(part, Fairness)]
+    return max((part.unfairness(selection.indices) for part in fair), default=None)
+
+
+def _is_like(dataset: Dataset, selection: Selection) -> bool:
+    """Return whether a data set has the columns of the selection, where it has them."""
     if len(dataset.matrix) != selection.store.n_columns:
-        raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store.n_columns}")
-    return selection.mean_response(selection.linear_predictor(dataset.matrix[selection.column_positions].T))
+        return False
+    names = [name for part in selection.columns for name in part]
+    return [str(dataset.column_names[place]) for place in selection.column_positions.tolist()] == names
 
 
 def _actual(selection: Selection, dataset: Dataset | None, y: object, n_obs: int) -> Float64Array:
@@ -183,51 +351,19 @@ def _actual(selection: Selection, dataset: Dataset | None, y: object, n_obs: int
     return np.array([known.index(label) for label in classes], dtype=np.float64)[values.astype(np.int64)]
 
 
-def _groups(protected: object, dataset: Dataset | None, n_obs: int) -> tuple[tuple[str, ...], IndexArray]:
-    """Return the labels of the groups and the code of each observation's group (n_obs,)."""
-    if isinstance(protected, str):
-        if dataset is None:
-            raise RequestError(f"the protected attribute {protected!r} is a name, which needs a store: give its values")
-        values, name = _named_groups(dataset, protected), repr(protected)
-    else:
-        values, name = np.asarray(protected), "given"
-    if values.shape != (n_obs,):
-        raise DataError(f"the protected attribute ({name}) has shape {values.shape}: expected one value for {n_obs} observations")
-    missing = first_missing(values)
-    if missing is not None:
-        raise DataError(f"the protected attribute ({name}) is missing at row {missing + 1}")
-    labels, codes = labelled(values)
-    if not 2 <= len(labels) <= MOST_GROUPS:
-        raise DataError(f"the protected attribute ({name}) has {len(labels)} distinct values: expected 2 to {MOST_GROUPS} groups")
-    return labels, codes
-
-
-def _named_groups(dataset: Dataset, name: str) -> AnyArray:
-    """Return the values (n_obs,) of a target or a feature; of a one-hot feature, the category of each observation."""
-    if name in dataset.targets:
-        target = dataset.targets[name]
-        return np.asarray(np.array(target.classes)[target.values.astype(np.int64)] if target.classes else target.values)
-    try:
-        feature = list(dataset.names).index(name)
-    except ValueError:
-        raise RequestError(f"no target or feature is called {name!r}: name one, or a file, as the protected attribute") from None
-    columns = slice(int(dataset.offsets[feature]), int(dataset.offsets[feature + 1]))
-    block = np.asarray(dataset.matrix[columns])
-    if len(block) == 1:
-        return np.asarray(block[0], dtype=np.float64)
-    if not (np.isin(block, (0, 1)).all() and (block.sum(axis=0, dtype=np.int64) == 1).all()):
-        raise DataError(f"the feature {name!r} spans {len(block)} columns that are not categories: it defines no groups")
-    labels = [dataset.column_names[column].removeprefix(f"{name}=") for column in range(columns.start, columns.stop)]
-    return np.asarray(np.array(labels)[block.argmax(axis=0)])
-
-
-def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[AnyArray, str]:
-    """Return an index of the observations to evaluate on, and the value of ``evaluated_on``."""
+def _rows(selection: Selection, rows: object, n_obs: int) -> tuple[Part, str]:
+    """Return the observations of the fit and those to evaluate on, and the value of ``evaluated_on``."""
+    everywhere = np.arange(n_obs)
     if rows is not None:
         given = np.asarray(rows)
         if given.ndim != 1 or given.dtype.kind not in "biu" or (given.dtype.kind == "b" and len(given) != n_obs):
             raise RequestError(f"rows has shape {given.shape} and type {given.dtype}: expected row numbers or {n_obs} booleans")
-        return given, "given"
-    if selection.test_fraction is None or n_obs != selection.store.n_obs:
-        return np.ones(n_obs, dtype=np.bool_), "all"
-    return held_out_rows(n_obs, selection.test_fraction, selection.seed), "test"
+        if given.dtype.kind != "b" and given.size and not -n_obs <= given.min() <= given.max() < n_obs:
+            raise RequestError(f"rows holds {given.min()} to {given.max()}: expected numbers of {n_obs} observations, from 0")
+        chosen = everywhere[given]
+        return Part(chosen, chosen), "given"
+    fraction = selection.test_fraction
+    if fraction is None or n_obs != selection.store.n_obs:
+        return Part(everywhere, everywhere), "all"
+    held_out = held_out_rows(n_obs, fraction, selection.seed)
+    return Part(np.flatnonzero(~held_out), np.flatnonzero(held_out)), "test"

@@ -1,6 +1,6 @@
 """A selection as a page to read and pass on: one HTML file that needs nothing else, or its body for a page of a server.
 
-Coefficients, the score after each feature, groups of the protected attribute, the certificate, and what the run cost.
+Coefficients, the score after each feature, groups and proxies of protected attributes, the certificate, and what the run cost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fastomp_nvm.algorithms.certificate import certificate_in_words
 from fastomp_nvm.selection.charts import Line, line_chart
 from fastomp_nvm.selection.criteria import CRITERIA, OPTIMISTIC
 from fastomp_nvm.selection.display import GUARANTEES, SCALES, score_in_words, selected_columns
-from fastomp_nvm.selection.fairness import FairnessReport
-from fastomp_nvm.selection.markup import Markup, element, joined
+from fastomp_nvm.selection.markup import Markup, element, joined, table
+from fastomp_nvm.selection.report_fairness import fairness_section, honesty
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.text import clean, human_bytes, human_seconds
 from fastomp_nvm.version import __version__
 
-__all__ = ["report_body", "report_page", "style_sheet", "table"]
+__all__ = ["report_body", "report_page", "style_sheet"]
 
 #: Half the width of a bar beside a coefficient, in units of its drawing.
 _HALF = 50
@@ -44,8 +44,11 @@ def report_page(title: str, selections: Sequence[Selection]) -> str:
         element("style", Markup(style_sheet())),
     )
     bodies = (element("section", report_body(selection)) for selection in selections)
+    meaning = honesty() if any(selection.fairness is not None for selection in selections) else None
     written = f"Written by fastomp {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    body = element("body", element("main", element("h1", clean(title, 200)), *bodies, element("p", written, class_="soft")))
+    body = element(
+        "body", element("main", element("h1", clean(title, 200)), *bodies, meaning, element("p", written, class_="soft"))
+    )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -58,33 +61,10 @@ def report_body(selection: Selection) -> Markup:
         *_guarantees(selection),
         _coefficients(selection),
         _path(selection),
-        None if selection.fairness is None else _fairness(selection.fairness),
+        None if selection.fairness is None else fairness_section(selection.fairness),
         _costs(selection),
         *(element("p", f"Note: {clean(note, None)}") for note in selection.notes),
     )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str | float | None]], label: str) -> Markup:
-    """Return a table that scrolls by itself where it is too wide; numbers and columns of numbers are aligned to the right.
-
-    ``label`` names it for screen readers.
-    """
-    numeric = [all(not isinstance(row[place], str) for row in rows) for place in range(len(head))]
-    titles = (
-        element("th", name, scope="col", class_="number" if right else None) for name, right in zip(head, numeric, strict=True)
-    )
-    body = (element("tr", *map(_cell, row)) for row in rows)
-    made = element("table", element("thead", element("tr", *titles)), element("tbody", *body), aria_label=label)
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=label)
-
-
-def _cell(value: str | float | None) -> Markup:
-    """Return a cell of a table."""
-    if value is None:
-        return element("td", "-", class_="number")
-    if isinstance(value, str):
-        return element("td", value if isinstance(value, Markup) else clean(value, 200), class_="name")
-    return element("td", f"{value:,}" if isinstance(value, int) else f"{value:.6g}", class_="number")
 
 
 def _guarantees(selection: Selection) -> Iterator[Markup]:
@@ -134,24 +114,6 @@ def _path(selection: Selection) -> Markup | None:
     ]
     folded = element("details", element("summary", f"As a table ({OPTIMISTIC})"), table(head, rows, "score after each feature"))
     return joined(element("h3", "Score after each feature"), chart, folded)
-
-
-def _fairness(report: FairnessReport) -> Markup:
-    """Return the figures per group."""
-    figures = list(next(iter(report.groups.values()), {}))
-    rows = [(label, *(values[figure] for figure in figures)) for label, values in report.groups.items()]
-    outcome, process = report.outcome_fairness, report.process_unfairness
-    sentences = [
-        f"Evaluated on {report.evaluated_on} observations.",
-        "Outcome fairness is undefined." if outcome is None else f"Outcome fairness {outcome:.4g} (0 is even).",
-        "" if process is None else f"Process unfairness {process:.4g}.",
-    ]
-    head = ("group", *(figure.replace("_", " ") for figure in figures))
-    return joined(
-        element("h3", "Groups of the protected attribute"),
-        table(head, rows, "figures per group"),
-        element("p", " ".join(filter(None, sentences))),
-    )
 
 
 def _costs(selection: Selection) -> Markup:

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -117,6 +117,7 @@ def select_shared(
     deadline: Callable[[], bool] | None = None,
     held_out: Sequence[Float64Array | None] = (),
     longest: Sequence[int] = (),
+    beside: Beside | None = None,
 ) -> tuple[list[Selection], Traffic]:
     """Answer several requests as ``select_many`` does; return also the traffic of all of them together.
 
@@ -126,7 +127,8 @@ def select_shared(
     ``Engine.drive``) ends the sweeps. ``held_out`` holds observation weights (n_obs,) for each request, on which ``test_score`` is
     computed. Where ``journals`` are given, even as None, no Gram matrix is used: such runs share sweeps with whatever else waits,
     and that must not change a bit of them. ``longest``, only for requests that are ``nested``, holds for each of them the position
-    of the one with the largest k among those that differ from it by k alone: greedy then runs for that k only.
+    of the one with the largest k among those that differ from it by k alone: greedy then runs for that k only. ``beside`` returns
+    further runs over the same data, which share sweeps and give no selection.
     """
     started = time.perf_counter()
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -189,13 +191,14 @@ def select_shared(
             for run in runs:
                 run.problem.counters.traffic.include(one_pass)
             engine.saved.include(one_pass, len(runs) - 1)
-        driven = engine.drive(runs, deadline)
+        further = [] if beside is None else list(beside(dataset, sweeper, list(prepared.values())))
+        driven = engine.drive([*runs, *further], deadline)
         finished: dict[int, Selection] = {}
         for place in longest_first if ended is None and driven else ():
             finished[place] = finish(prepared[place], finished.get(longest[place]))
         # Merged sweeps, the pass of moments and that of Gram matrices count once, gathers as often as they were made.
         traffic = Traffic()
-        for run in runs:
+        for run in (*runs, *further):
             traffic.include(run.problem.counters.traffic)
         traffic.include(engine.saved, -1)
         return [finished[place] for place in sorted(finished)], traffic
@@ -238,6 +241,10 @@ class Prepared(NamedTuple):
     compression: Compression | None
     algorithm: Choice | None
     longer: Run | None = None
+
+
+#: Called with the data set, what sweeps it, and the requests: returns further runs to drive with theirs.
+Beside: TypeAlias = Callable[[Dataset, Sweeper, Sequence[Prepared]], Sequence[Run]]
 
 
 def prepare(

@@ -176,7 +176,7 @@ def test_pictures(store: fo.FeatureStore, data: tuple[Any, Any]) -> None:
         classes.plot_fairness()
     ax = fo.select(store, y, k=2, objective="logistic", protected=groups).plot_fairness()
     ax.figure.canvas.draw()
-    assert len(ax.patches) == 2 * 3
+    assert len(ax.patches) == 2 * 6  # selection rate, accuracy, both error rates, AUC and calibration error
     assert fo.fairness_report(classes, store, y, groups).plot_fairness(mine) is mine
     pyplot.close("all")
 
@@ -253,8 +253,13 @@ def test_a_fairness_report_is_short(store: fo.FeatureStore, data: tuple[Any, Any
     """It has a short repr, a page and a table of groups."""
     report = fo.fairness_report(fo.select(store, k=2), store, data[1], np.repeat(["a", EVIL], 150))
     assert len(repr(report).splitlines()) == 1
-    assert read(report._repr_html_()).tags.count("tr") == 3
-    assert report.to_frame()["group"].tolist() == sorted(["a", EVIL])
+    assert read(report._repr_html_()).tags.count("tr") == 3 + 2  # groups and proxies
+    table = report.to_frame()
+    assert table["group"].tolist() == sorted(["a", EVIL])
+    assert (table["mean_residual_low"] <= table["mean_residual"]).all()
+    assert (table["mean_residual"] <= table["mean_residual_high"]).all()
+    found = fo.select(store, k=2, protected=np.repeat(["a", EVIL], 150))
+    assert found.fairness._repr_html_() in found._repr_html_()
 
 
 def test_dir_lists_the_public_names_alone() -> None:

@@ -13,8 +13,9 @@ import fastomp_nvm as fo
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.constraints import Cardinality, Fairness
 from fastomp_nvm.constraints.extendable import intersect
-from fastomp_nvm.selection.group_fairness import classification_figures, outcome_fairness
+from fastomp_nvm.selection.group_figures import group_report
 from fastomp_nvm.selection.held_out import held_out_rows, split_weights
+from fastomp_nvm.selection.protected import Attribute
 
 N_OBS = 400
 
@@ -59,15 +60,18 @@ def test_rates_are_those_of_a_plain_count(data) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), min_size=1, max_size=40))
 def test_outcome_fairness_is_never_positive_and_zero_when_groups_agree(observations) -> None:
     """Whatever the groups, gaps count against; the same observations in every group are perfectly fair."""
-    predicted, actual, group = (np.array(part, dtype=np.float64) for part in zip(*observations, strict=True))
-    groups = {str(g): classification_figures(predicted[group == g], actual[group == g]) for g in range(3)}
-    found = outcome_fairness(groups)
-    missing = any(not np.any((group == g) & (actual == truth)) for g in range(3) for truth in (0, 1))
+    often = np.repeat(np.array(observations, dtype=np.float64), 30, axis=0)  # no group is small
+    predicted, actual, group = often.T
+    groups = Attribute("group", ("0", "1", "2"), group.astype(np.int64))
+    found = group_report(groups, predicted, actual, groups.codes, True).differences["outcome_fairness"]
+    present = [g for g in range(3) if np.any(group == g)]
+    missing = len(present) < 2 or any(not np.any((group == g) & (actual == truth)) for g in present for truth in (0, 1))
     assert (found is None) == missing
     assert found is None or -2 <= found <= 0
     if {0.0, 1.0} <= set(actual):
-        same = classification_figures(predicted, actual)
-        assert outcome_fairness({"a": same, "b": same}) == 0
+        twice = np.repeat([0, 1], len(often))
+        same = group_report(groups, np.tile(predicted, 2), np.tile(actual, 2), twice, True)
+        assert same.differences["outcome_fairness"] == 0
 
 
 @pytest.mark.numerics
@@ -185,19 +189,38 @@ def test_a_report_looks_at_the_rows_held_out(data) -> None:
     assert fo.fairness_report(found, X[rows], y[rows], group[rows]).groups == report.groups
 
 
+def test_a_table_of_numbers_is_looked_through_where_its_columns_are_those_of_the_selection(data) -> None:
+    """In another order the selected columns are found by name, and the best of all features is not known."""
+    pandas = pytest.importorskip("pandas")
+    X, y, group = data
+    table = pandas.DataFrame(X, columns=[f"c{place}" for place in range(6)])
+    found = fo.select(table, y, k=2, objective="logistic")
+    same, other = (fo.fairness_report(found, each, y, group) for each in (table, table[table.columns[::-1]]))
+    assert same.groups == other.groups
+    (known,), (unknown,) = same.proxies, other.proxies
+    assert known.together == pytest.approx(unknown.together)
+    assert known.best_feature in table.columns
+    assert (unknown.best_feature, unknown.everything) == (None, None)
+
+
 @pytest.mark.numerics
 def test_unusable_groups_are_refused(data) -> None:
     """A measurement, a single group, a wrong length and a gap each get one sentence."""
     X, y, group = data
     found = fo.select(X, y, k=2, objective="logistic")
     for protected, complaint in (
-        (X[:, 0], "400 distinct values"),
+        (np.arange(N_OBS).astype(str), "400 distinct values"),
         (np.zeros(N_OBS), "1 distinct values"),
         (group[:-1], "expected one value for 400"),
         (np.where(np.arange(N_OBS) == 3, np.nan, 1.0), "missing at row 4"),
     ):
         with pytest.raises(fo.DataError, match=complaint):
             fo.fairness_report(found, X, y, protected)
+    for rows, complaint in (([400], "rows holds 400 to 400"), (np.ones(3, bool), "expected row numbers"), ([], "no observation")):
+        with pytest.raises(fo.RequestError, match=complaint):
+            fo.fairness_report(found, X, y, group, np.array(rows, dtype=np.int64 if isinstance(rows, list) else None))
+    with pytest.raises(fo.RequestError, match="9 protected attributes"):
+        fo.fairness_report(found, X, y, dict.fromkeys("abcdefghi", group))
     with pytest.raises(fo.RequestError, match="needs a store"):
         fo.fairness_report(found, X, y, "group")
     with pytest.raises(fo.DataError, match="fitted on 0 and 1"):
@@ -237,15 +260,16 @@ def test_the_command_reports_groups_of_a_feature_a_category_or_a_file(folder, ca
     found = answer(capsys, "--protected", protected, "--test-fraction", "0.3", "--constraint", "fair.yaml")
     fairness = found["fairness"]
     assert found["test_rows"] == 120
-    assert sum(figures["rows"] for figures in fairness["groups"].values()) == 120
     assert fairness["evaluated_on"] == "test"
     assert 0 < fairness["process_unfairness"] <= 0.5
     assert protected not in found["features"]
+    (groups,) = fairness["attributes"]
+    assert sum(figures["rows"] for figures in groups["groups"].values()) == 120
     gaps = [
-        abs(np.subtract(*(figures[rate] for figures in fairness["groups"].values())))
+        abs(np.subtract(*(figures[rate] for figures in groups["groups"].values())))
         for rate in ("false_positive_rate", "false_negative_rate")
     ]
-    assert fairness["outcome_fairness"] == pytest.approx(-sum(gaps))
+    assert groups["differences"]["outcome_fairness"] == pytest.approx(-sum(gaps))
 
 
 def test_a_protected_feature_may_be_kept(folder, capsys) -> None:
@@ -265,8 +289,14 @@ def test_the_command_shows_groups_to_a_person(folder, capsys) -> None:
 
 
 def test_the_command_refuses_what_names_no_groups(folder, capsys) -> None:
-    """An unknown name and a measurement end with exit code 2 and one line."""
-    for name, complaint in (("nothing", "neither a target, nor a feature, nor a file"), ("x3", "distinct values")):
+    """An unknown name, one given twice and a constant end with exit code 2 and one line."""
+    (folder / "constant.csv").write_text("a\n" * N_OBS)
+    for name, complaint in (
+        ("nothing", "neither a target, nor a feature, nor a file"),
+        ("kind,nothing", "neither a target, nor a feature, nor a file"),
+        ("kind,kind", "twice"),
+        ("constant.csv", "1 distinct values"),
+    ):
         capsys.readouterr()
         assert main(["select", "store", "--k", "2", "--protected", name]) == 2
         said = capsys.readouterr()
@@ -281,7 +311,10 @@ def test_a_selection_carries_its_report(data, tmp_path) -> None:
     X, y, group = data
     table = pandas.DataFrame(X, columns=[f"c{place}" for place in range(X.shape[1])]).assign(sex=group)
     found = fo.select(table, y, k=3, objective="logistic", protected="sex", test_fraction=0.3)
-    assert found.fairness == fo.fairness_report(found, table, y, group)
+    again = fo.fairness_report(found, table, y, {"sex": group})  # selected columns alone are found in a table with text
+    assert found.fairness.attributes == again.attributes
+    assert [each.together for each in found.fairness.proxies] == [each.together for each in again.proxies]
+    assert (found.fairness.proxies[0].best_feature is None, again.proxies[0].best_feature) == (False, None)
     assert "sex" not in found.features
     assert "'sex' was not a candidate" in found.notes[-1]
     assert found.to_json()["fairness"] == found.fairness.to_json()

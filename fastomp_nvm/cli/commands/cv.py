@@ -10,6 +10,7 @@ from rich.table import Table
 from fastomp_nvm.analysis.cross_validation import CrossValidation
 from fastomp_nvm.cli.analyses import add_job_arguments, analysed
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
+from fastomp_nvm.cli.fairness import add_protected_arguments, show_fairness
 from fastomp_nvm.cli.results import sharing_in_words, show_selection
 from fastomp_nvm.cli.screen import Screen
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rule", default="best", metavar="RULE", help="best, or one-standard-error: the smallest k that is nearly as good"
     )
+    add_protected_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,4 +55,6 @@ def show(found: CrossValidation, *, as_json: bool) -> None:
         table.add_row(str(k), f"{mean:.6g}", f"{error:.2g}", marks.get(k, ""))
     console.print(table)
     show_selection(found.selection)
+    if found.selection.fairness is not None:
+        show_fairness(found.selection.fairness)
     console.print(sharing_in_words(found.sharing))

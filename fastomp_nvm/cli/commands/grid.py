@@ -12,10 +12,12 @@ from rich.table import Table
 from fastomp_nvm.analysis.grid import Grid
 from fastomp_nvm.cli.analyses import add_job_arguments, analysed
 from fastomp_nvm.cli.arguments import add_request_arguments, add_store_arguments
+from fastomp_nvm.cli.fairness import add_protected_arguments, show_fairness
 from fastomp_nvm.cli.output import clean
 from fastomp_nvm.cli.results import sharing_in_words
 from fastomp_nvm.cli.screen import Screen
 from fastomp_nvm.errors import RequestError
+from fastomp_nvm.selection.fairness import figure_in_words, named
 
 __all__ = ["add_arguments", "run", "show"]
 
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lambda", dest="limits", metavar="X,...", help="limits to put into the fairness constraints (default: theirs)"
     )
+    add_protected_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,7 +70,9 @@ def show(found: Grid, *, as_json: bool) -> None:
     console = Screen()
     table = Table(title=f"{len(found.cells)} selections")
     held_out = found.ranked_by == "test_score"
-    for name in (*over, "features", "score", *(["held-out score"] if held_out else []), "feasible", "passes alone"):
+    gaps = found.gaps
+    scores = ["score", *(["held-out score"] if held_out else []), *map(named, gaps)]
+    for name in (*over, "features", *scores, "feasible", "passes alone"):
         table.add_column(name, justify="right")
     for cell in found.cells:
         selection = cell.selection
@@ -76,6 +81,7 @@ def show(found: Grid, *, as_json: bool) -> None:
             str(len(selection.indices)),
             f"{selection.score:.6g}",
             *([_number(selection.test_score)] if held_out else []),
+            *(figure_in_words(found.gap(cell, name)) for name in gaps),
             "yes" if selection.feasible else "no",
             f"{selection.full_passes:.2f}",
         )
@@ -93,6 +99,8 @@ def show(found: Grid, *, as_json: bool) -> None:
         )
     if best.objective_reason is not None:
         console.print(f"objective {best.objective}: {clean(best.objective_reason, None)}")
+    if best.fairness is not None:
+        show_fairness(best.fairness)
     console.print(sharing_in_words(found.sharing))
 
 

@@ -18,16 +18,15 @@ from fastomp_nvm.cli.arguments import (
     connected,
     opened_request,
 )
+from fastomp_nvm.cli.fairness import add_protected_arguments, protection, show_fairness
 from fastomp_nvm.cli.output import run_progress
-from fastomp_nvm.cli.results import infeasible, show_fairness, show_selection
+from fastomp_nvm.cli.results import infeasible, show_selection
 from fastomp_nvm.cli.servers import add_detach_argument, detached, remote_request
 from fastomp_nvm.engine.engine import Observer
-from fastomp_nvm.errors import InputError, RequestError, near
+from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.select import select
 from fastomp_nvm.selection.result import Selection
-from fastomp_nvm.stores.builders import READ_TARGET
-from fastomp_nvm.stores.contract import FeatureStore
 
 if TYPE_CHECKING:
     from fastomp_nvm.remote.client import Client
@@ -47,12 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", metavar="MODEL.json", help="write the model to a file, which 'predict' reads (default: none)")
     add_replace_argument(parser)
-    parser.add_argument(
-        "--protected",
-        metavar="COL|FILE",
-        help="target, feature (then not selected) or file with groups to report fairness for; ./FILE forces a file (default: none)",
-    )
-    parser.add_argument("--keep-protected", action="store_true", help="let the feature of --protected be selected")
+    add_protected_arguments(parser)
     add_allow_infeasible_argument(parser)
     add_connection_arguments(parser)
     add_detach_argument(parser)
@@ -94,8 +88,7 @@ def _select(arguments: argparse.Namespace, observer: Observer | None) -> Selecti
             request.response,
             observer=observer,
             run=arguments.run_name,
-            protected=None if arguments.protected is None else _protected(arguments.protected, request.store),
-            keep_protected=arguments.keep_protected,
+            **protection(arguments, request.store),
             **request.reading,
             **request.fields,
         )
@@ -107,16 +100,6 @@ def _next_commands(arguments: argparse.Namespace) -> str:
     if is_remote(arguments.store):
         return f"kept on the server: 'fastomp resume {name} {shlex.quote(arguments.store)}' prints it again"
     return f"kept: 'fastomp resume {name}' prints it again, 'fastomp export {name} {name}.csv' writes the selected columns"
-
-
-def _protected(name: str, store: FeatureStore) -> object:
-    """Return the protected attribute, by name or as the values of a file."""
-    if name in store.targets or name in store.names:
-        return name
-    if os.path.isfile(name):
-        return READ_TARGET.load()(name, store.layout.n_obs)[1]
-    hint = near(name, [*store.targets, *store.names])
-    raise RequestError(f"--protected {name!r} is neither a target, nor a feature, nor a file{hint}: name one of these")
 
 
 def _select_remotely(arguments: argparse.Namespace, observer: Observer | None) -> Selection:
