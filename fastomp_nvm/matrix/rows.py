@@ -157,6 +157,10 @@ class Rows(ABC):
         """Return these rows for questions under another standardisation."""
         return self
 
+    def reading(self, io: str) -> Rows:
+        """Return these rows, read from their files in the way ``io``, where they have files of their own."""
+        return self
+
     def in_page_cache(self) -> bool:
         """Tell whether the rows are a mapped file that is in memory, so that copies of rows only cost time."""
         return False
