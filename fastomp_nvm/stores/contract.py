@@ -268,6 +268,10 @@ class FeatureStore(ABC):
         """Return which entries of ``columns`` are missing in the source, (c, n_obs); None where that is not known."""
         return None
 
+    def alleles(self, column: int) -> tuple[str, str] | None:
+        """Return the allele whose copies a column counts and the other one; None for other columns."""
+        return None
+
     @property
     def shards(self) -> Sequence[Mapping[str, Any]]:
         """Shards of a distributed store, as plain data; empty for any other."""

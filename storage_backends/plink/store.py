@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NoReturn
 
@@ -24,7 +24,7 @@ from fastomp_nvm.matrix.genotypes import Genotypes, People
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.stores.contract import BLOCK_COLUMNS, DurableRegion, FeatureStore, MediumTraits, StoreDraft, StoreLayout, Target
-from fastomp_nvm.stores.encoding import TableEncoding
+from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
 from fastomp_nvm.stores.url import StoreURL
 from storage_backends.files.durable import file_system_type
 from storage_backends.files.regions import DirectoryRegions
@@ -106,8 +106,8 @@ class PlinkStore(FeatureStore):
         for target in self.targets.values():
             target.values.flags.writeable = False
         self.url = _address(url)
-        places = [place for bed in beds for place in bed.variants.places]
-        self.names = self.column_names = variant_names([each for bed in beds for each in bed.variants.names], places)
+        self._places = [place for bed in beds for place in bed.variants.places]
+        self.names = self.column_names = variant_names([each for bed in beds for each in bed.variants.names], self._places)
         kind = file_system_type(str(home()))
         self.traits = MediumTraits("plink", sync_durability(kind), False, f"genotypes in place; logs of runs in {home()} on {kind}")
         n, digest = len(self.names), hashlib.blake2b(dtype.encode() + self._people.mask().tobytes(), digest_size=16)
@@ -144,7 +144,7 @@ class PlinkStore(FeatureStore):
     @property
     def encoding(self) -> TableEncoding:
         """Every variant is a number, and a missing one its mean."""
-        return TableEncoding(missing="mean")
+        return _VariantEncoding(self)
 
     @cached_property
     def ids(self) -> Sequence[str]:  # type: ignore[override]
@@ -185,6 +185,11 @@ class PlinkStore(FeatureStore):
             return self
         url = StoreURL.parse(self.url)
         return PlinkStore([BedFile(bed.path) for bed in self._beds], StoreURL.parse(_with(url, {**url.query, "target": "none"})))
+
+    def alleles(self, column: int) -> tuple[str, str]:
+        """Return the allele whose copies a column counts, and the other one."""
+        _, _, counted, other = self._places[column].split(":", 3)
+        return counted, other
 
     def missing(self, columns: IndexArray) -> BoolArray:
         """Return which genotypes of ``columns`` are missing, (c, n_obs)."""
@@ -251,6 +256,24 @@ class PlinkStore(FeatureStore):
 
     def __reduce__(self) -> NoReturn:
         raise StoreError(f"the store {self.url} cannot be pickled: send its url and open it there")
+
+
+class _VariantEncoding(TableEncoding):
+    """The encoding of a store of variants: those that are asked for alone are written out, with their alleles."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: PlinkStore) -> None:
+        super().__init__(missing="mean")
+        object.__setattr__(self, "_store", store)
+
+    def restricted(self, columns: Iterable[str]) -> TableEncoding:
+        """Return the encoding of some variants."""
+        store, found = self._store, {}
+        for name in columns:
+            counted, other = store.alleles(store.names.index(name))
+            found[name] = ColumnEncoding(format=f"allele {counted} {other}")
+        return TableEncoding(found, "mean")
 
 
 def _phenotype(beds: Sequence[BedFile], wanted: str | None) -> tuple[str, Phenotype | None]:

@@ -175,7 +175,7 @@ def _numbers(cells: Sequence[str], path: str, what: str) -> Float64Array:
             values[place] = math.inf
         if math.isinf(values[place]):
             raise DataError(f"{path} has the {what} {cell!r}, which is no number: expected numbers, NA or -9")
-    values[values == -9.0] = math.nan
+    values[values == -9.0] = math.nan  # written -9.0, too
     return values
 
 
