@@ -159,7 +159,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add(
         "--target",
         metavar="NAME|FILE",
-        help="target, feature or file that is the response; ./FILE forces a file; FILE:COLUMN joins one to genotypes by FID and IID "
+        help="target, feature or file that is the response; ./FILE forces a file; FILE:COLUMN is joined to genotypes by FID, IID "
         "(default: the store's first target)",
     )
     add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves one out (default: all 1)")

@@ -239,7 +239,7 @@ class Genotypes(LocalRows):
         return out == 1.0
 
     def survey(self, sweeper: Sweeper, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Counts, UInt32Array]]:
-        """Yield the counts of each file and the CRC-32 of each of its rows; ``progress`` is called with (bytes done, bytes to do)."""
+        """Yield the counts of each file and the CRC-32 of each row; ``progress`` is called with (bytes done, bytes to do)."""
         mask, done = self._people.mask(), 0
         for piece in self._pieces:
             found = np.empty((len(piece), 3), dtype=np.int64)
@@ -262,9 +262,7 @@ class Genotypes(LocalRows):
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
 
-def _survey(
-    people: People, mask: AnyArray, found: IndexArray, sums: UInt32Array, codes: AnyArray, first: int, last: int
-) -> None:
+def _survey(people: People, mask: AnyArray, found: IndexArray, sums: UInt32Array, codes: AnyArray, first: int, last: int) -> None:
     """Write the counts and the checksums of the rows ``first`` to ``last``."""
     found[first:last] = count_codes(codes, people, mask)
     sums[first:last] = row_checksums(codes)

@@ -242,8 +242,8 @@ def _swapped(written: str, theirs: tuple[str, str], name: str, url: str) -> bool
         if all(a == b or "0" in (a, b) for a, b in zip(ours, other, strict=True)):
             return swapped
     raise DataError(
-        f"{name!r} has the alleles {'/'.join(theirs)} in {url} and {'/'.join(ours)} in the model: it is another variant, or written "
-        "for the other strand"
+        f"{name!r} has the alleles {'/'.join(theirs)} in {url} and {'/'.join(ours)} in the model: it is another variant, or "
+        "written for the other strand"
     )
 
 

@@ -128,5 +128,5 @@ def _check_header(header: bytes, path: str) -> None:
     if header[2] == 0:
         stem = os.path.basename(path).removesuffix(".bed")
         raise DataError(
-            f"{path} holds person by person (sample-major): 'plink1.9 --bfile {stem} --make-bed --out NEW' writes it variant by variant"
+            f"{path} holds person by person (sample-major): 'plink1.9 --bfile {stem} --make-bed --out NEW' turns it around"
         )

@@ -1,7 +1,7 @@
 """Counts of genotypes and checksums of variants, kept in ``FASTOMP_HOME`` so that a file is surveyed once.
 
-A record holds for one file and one set of people, as long as device, inode, size and times of change of the file are the same. It is
-an economy: where it cannot be read or written, the file is surveyed again.
+A record holds for one file and one set of people, as long as device, inode, size and times of change of the file are the same. It
+is an economy: where it cannot be read or written, the file is surveyed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def folder_of(paths: Sequence[str]) -> Path:
 
 
 def survey(
-    beds: Sequence[BedFile], rows: Genotypes, people: People, progress: Callable[[int, int], None] | None = None, *, again: bool = False
+    beds: Sequence[BedFile],
+    rows: Genotypes,
+    people: People,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    again: bool = False,
 ) -> Survey:
     """Return the survey of all files, from records where they hold for all of them, otherwise (or ``again``) from one pass."""
     keys = [_key(bed, people) for bed in beds]

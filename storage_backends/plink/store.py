@@ -53,7 +53,9 @@ class PlinkMedium:
         for parameter in url.query:
             if parameter not in _PARAMETERS:
                 expected = ", ".join(_PARAMETERS)
-                raise StoreURLError(f"unknown parameter {parameter!r} in {url.text!r}{near(parameter, _PARAMETERS)}: expected {expected}")
+                raise StoreURLError(
+                    f"unknown parameter {parameter!r} in {url.text!r}{near(parameter, _PARAMETERS)}: expected {expected}"
+                )
         if url.fragment:
             raise StoreURLError(f"{url.text!r} ends in a fragment and plink takes none: write '#' in a path as %23")
         return PlinkStore([BedFile(path) for path in find_beds(url.path)], url)

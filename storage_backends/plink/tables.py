@@ -95,7 +95,7 @@ def read_fam(path: str) -> Fam:
         cells = line.split()
         if len(cells) not in (5, 6):
             raise DataError(
-                f"line {number} of {path} has {len(cells)} columns, and a .fam has 6: family, person, father, mother, sex, phenotype"
+                f"line {number} of {path} has {len(cells)} columns, and a .fam has 6: family, person, father, mother, sex, value"
             )
         people.append((cells[0], cells[1]))
         phenotypes.append(cells[5] if len(cells) == 6 else "-9")
@@ -137,7 +137,7 @@ def read_phenotype(path: str, column: str, people: Sequence[tuple[str, str]]) ->
         count = len(heading) - keys
         if not (column.isdecimal() and 1 <= int(column) <= count):
             raise DataError(
-                f"{path} has no heading (FID IID NAME ...), so its columns have numbers: expected 1 to {count} in place of {column!r}"
+                f"{path} has no heading (FID IID NAME ...), so its columns have numbers: expected 1 to {count}, not {column!r}"
             )
         place = keys + int(column) - 1
     cells: dict[tuple[str, ...], str] = {}
@@ -197,5 +197,9 @@ def _read(path: str) -> bytes:
     except OSError as error:
         what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         stem = os.path.splitext(path)[0]
-        hint = f": a .bed needs {os.path.basename(stem)}.bim and {os.path.basename(stem)}.fam beside it" if path.endswith((".bim", ".fam")) else ""
+        hint = (
+            f": a .bed needs {os.path.basename(stem)}.bim and {os.path.basename(stem)}.fam beside it"
+            if path.endswith((".bim", ".fam"))
+            else ""
+        )
         raise StoreURLError(f"{path} {what}{hint}") from error
