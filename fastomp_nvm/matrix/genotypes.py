@@ -236,7 +236,7 @@ class Genotypes(LocalRows):
         """Return which genotypes of the rows ``columns`` are missing, (c, n_used)."""
         out = np.empty((len(columns), self.shape[1]), dtype=np.float32)
         self._fill(columns, out, Sweeper(1), np.tile([0.0, 1.0, 0.0, 0.0], (len(columns), 1)))
-        return out == 1.0
+        return np.equal(out, 1.0)
 
     def survey(self, sweeper: Sweeper, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Counts, UInt32Array]]:
         """Yield the counts of each file and the CRC-32 of each row; ``progress`` is called with (bytes done, bytes to do)."""

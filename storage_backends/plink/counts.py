@@ -69,7 +69,7 @@ def _key(bed: BedFile, people: People) -> bytes:
 
 def _place(bed: BedFile, people: People) -> Path:
     """Return the place of the record."""
-    return folder_of([bed.path]) / f"{hashlib.blake2b(people.mask(), digest_size=8).hexdigest()}.counts"
+    return folder_of([bed.path]) / f"{hashlib.blake2b(people.mask().tobytes(), digest_size=8).hexdigest()}.counts"
 
 
 def _read(bed: BedFile, key: bytes, people: People) -> Survey | None:

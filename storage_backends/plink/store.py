@@ -10,6 +10,7 @@ import math
 import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
 
@@ -136,7 +137,7 @@ class PlinkStore(FeatureStore):
         return survey(self._beds, self._genotypes(), self._people)
 
     @cached_property
-    def statistics(self) -> ColumnStatistics:  # type: ignore[override]
+    def statistics(self) -> ColumnStatistics:
         """Moments of each variant over the people used."""
         found = self._survey.counts.statistics()
         for array in (found.mean, found.norm, found.minimum, found.maximum):
@@ -146,10 +147,10 @@ class PlinkStore(FeatureStore):
     @property
     def encoding(self) -> TableEncoding:
         """Every variant is a number, and a missing one its mean."""
-        return _VariantEncoding(self)
+        return _VariantEncoding(missing="mean", store=self)
 
     @cached_property
-    def ids(self) -> Sequence[str]:  # type: ignore[override]
+    def ids(self) -> Sequence[str]:
         """Identifiers of the people used: their own, with that of the family where two families share one."""
         people = self._beds[0].fam.people
         shared = len({person for _, person in people}) < len(people)
@@ -260,22 +261,19 @@ class PlinkStore(FeatureStore):
         raise StoreError(f"the store {self.url} cannot be pickled: send its url and open it there")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _VariantEncoding(TableEncoding):
-    """The encoding of a store of variants: those that are asked for alone are written out, with their alleles."""
+    """The encoding of a store of variants: those that are asked for are written out, with their alleles."""
 
-    __slots__ = ("_store",)
-
-    def __init__(self, store: PlinkStore) -> None:
-        super().__init__(missing="mean")
-        object.__setattr__(self, "_store", store)
+    store: PlinkStore | None = None
 
     def restricted(self, columns: Iterable[str]) -> TableEncoding:
         """Return the encoding of some variants."""
-        store, found = self._store, {}
-        for name in columns:
-            counted, other = store.alleles(store.names.index(name))
-            found[name] = ColumnEncoding(format=f"allele {counted} {other}")
-        return TableEncoding(found, "mean")
+        assert self.store is not None
+        pairs = {name: self.store.alleles(self.store.names.index(name)) for name in columns}
+        return TableEncoding(
+            {name: ColumnEncoding(format=f"allele {counted} {other}") for name, (counted, other) in pairs.items()}, "mean"
+        )
 
 
 def _phenotype(beds: Sequence[BedFile], wanted: str | None) -> tuple[str, Phenotype | None]:
