@@ -313,7 +313,11 @@ def _with_filters(arguments: argparse.Namespace) -> str:
         raise RequestError(f"--{next(iter(found))} is for genotypes in place (plink:///path), and {url} holds none: leave it out")
     if genotypes and ":" in target:
         found["target"], arguments.target = target, None
-    return f"{url}{'&' if '?' in url else '?'}{urllib.parse.urlencode(found)}" if found else str(url)
+    if not found:
+        return str(url)
+    if "://" not in url and not url.startswith("plink:"):
+        url = f"plink://{urllib.parse.quote(os.path.abspath(url))}"
+    return f"{url}{'&' if '?' in url else '?'}{urllib.parse.urlencode(found)}"
 
 
 def refuse_sweep_settings(store: str, arguments: argparse.Namespace) -> None:

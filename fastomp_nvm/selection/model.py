@@ -92,7 +92,7 @@ class ModelColumns:
         progress: Callable[[int, int], None] | None = None,
     ) -> EncodedRows:
         """Return the observations in ``data``; see ``Selection.predict`` for the kinds of data."""
-        if isinstance(data, (str, os.PathLike)) and not os.path.isfile(data):
+        if isinstance(data, (str, os.PathLike)) and (str(data).endswith(".bed") or not os.path.isfile(data)):
             if is_remote(data):
                 raise RequestError(f"the columns of {data} stay on the server: predict there, by its URL")
             with open_store(str(data)) as store, store.complete() as whole:

@@ -170,6 +170,14 @@ def test_a_compressed_file_is_named_by_what_it_is(bed: Path, capsys: pytest.Capt
     assert "for any chromosome" in capsys.readouterr().err
 
 
+def test_a_plain_path_of_a_bed_is_a_store(bed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``chr.bed`` needs no scheme, with filters or without."""
+    monkeypatch.chdir(bed.parent)
+    for words in (["info", "all.bed"], ["select", "all.bed", "--k", "1"], ["select", "all.bed", "--k", "1", "--maf", "0.01"]):
+        assert main([*words, "--json"]) == 0
+        assert '"plink"' in capsys.readouterr().out
+
+
 def test_filters_are_for_genotypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another store has no allele frequencies."""
     assert main(["select", str(tmp_path), "--k", "2", "--maf", "0.1"]) == 2
