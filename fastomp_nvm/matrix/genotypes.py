@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray, BoolArray, DType, Float64Array, IndexArray, RowIndex, UInt32Array
 from fastomp_nvm.matrix.checksum import row_checksums
+from fastomp_nvm.matrix.kernels import Kernel
+from fastomp_nvm.matrix.kernels.numpy_kernel import unpacked
 from fastomp_nvm.matrix.memory import aligned_empty
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.reader import BLOCK_BYTES, FileRows, MatrixFile
-from fastomp_nvm.matrix.rows import LocalRows, Use
+from fastomp_nvm.matrix.rows import LocalRows, Multiply, Use, Visit
 from fastomp_nvm.matrix.sweeper import Sweeper
 
 __all__ = ["CodeRows", "Counts", "Genotypes", "People", "count_codes", "decode"]
@@ -33,6 +35,10 @@ DECODED_BYTES = 1 << 18
 
 #: Multiply-adds that take as long as decoding one entry.
 _DECODING = 1
+
+
+#: Called with a ``Use``, the number of the first row of a file, a block of its codes, and where that begins and ends in the file.
+_Give: TypeAlias = Callable[[Use, int, AnyArray, int, int], None]
 
 
 class People(NamedTuple):
@@ -119,9 +125,8 @@ def count_codes(codes: AnyArray, people: People, mask: AnyArray) -> IndexArray:
 
 def _apart(codes: AnyArray, people: People) -> IndexArray:
     """Return the codes of the people used, one per entry: (c, n_used)."""
-    shifted = codes[:, :, np.newaxis] >> np.array([0, 2, 4, 6], dtype=np.uint8)
-    apart = (shifted & 3).reshape(len(codes), -1)[:, : people.total]
-    return np.asarray(apart if people.used is None else apart[:, people.used], dtype=np.int64)
+    apart = unpacked(codes)[:, : people.total]
+    return apart if people.used is None else apart[:, people.used]
 
 
 class CodeRows(FileRows):
@@ -144,6 +149,16 @@ class CodeRows(FileRows):
         """Read the rows ``columns`` into ``out``."""
         if len(columns):
             self._read(columns, out, sweeper, keep=self.way() != "direct")
+
+
+class _Packed(NamedTuple):
+    """A block of codes and what they stand for; indexed by row."""
+
+    codes: AnyArray
+    values: Float64Array
+
+    def __getitem__(self, rows: IndexArray) -> _Packed:  # type: ignore[override]
+        return _Packed(self.codes[rows], self.values[rows])
 
 
 class Genotypes(LocalRows):
@@ -194,11 +209,33 @@ class Genotypes(LocalRows):
 
     def visit(self, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Call ``use`` for blocks of decoded rows; they are overwritten afterwards."""
+        self._visit(self._decoded, sweeper, use, products, again=again)
+
+    def _visit(self, give: _Give, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
+        """Have ``give(use, start, codes, first, last)`` called for blocks of the files whose rows begin at ``start``."""
         _ = self._values  # not first on several threads at once
         for piece, start in zip(self._pieces, self._starts.tolist(), strict=False):
-            piece.visit(sweeper, partial(self._decoded, use, start), 4 * (products + _DECODING), again=again)
+            piece.visit(sweeper, partial(give, use, start), 4 * (products + _DECODING), again=again)
         self.choice = self._pieces[0].choice
+        if self.choice is not None and self.choice.value == "mapping":
+            self.choice = self.choice._replace(value="page cache")
         self._unchanged()
+
+    def blocks(self, kernel: Kernel) -> tuple[Visit, Multiply]:
+        """Return the visit and the function for products: where all people are used, codes are unpacked inside the kernel."""
+        if self._people.used is not None:
+            return super().blocks(kernel)
+
+        def multiply(block: object, residuals: AnyArray, out: Float64Array) -> None:
+            assert isinstance(block, _Packed)
+            kernel.dots_codes(block.codes, block.values, residuals, out)
+
+        return partial(self._visit, self._packed), multiply
+
+    def _packed(self, use: Use, start: int, codes: AnyArray, first: int, last: int) -> None:
+        """Call ``use`` for the rows of ``codes``, not decoded."""
+        here = slice(start + first, start + last)
+        use(cast("AnyArray", _Packed(codes, self._values[here])), here.start, here.stop)
 
     def _decoded(self, use: Use, start: int, codes: AnyArray, first: int, last: int) -> None:
         """Call ``use`` for the rows of ``codes``, which are ``first`` to ``last`` of the file whose rows begin at ``start``."""

@@ -3,7 +3,7 @@
  * A row of a call holds the codes of all people at one variant. What a code stands for is given by a table of four numbers per row, so
  * that a missing genotype can stand for the mean of its variant. */
 
-#include "native.h"
+#include "rows.h"
 
 #include <string.h>
 #if defined(__x86_64__)
@@ -40,31 +40,35 @@ DEFINE_DECODE(decode_singles, float)
 DEFINE_DECODE(decode_doubles, double)
 
 #if WITH_AVX2
-/* As decode_singles: eight people at a time are shifted to the lowest bits of a lane each, which pick from the table. */
+/* As decode_singles: sixteen people at a time are shifted to the lowest bits of a lane each, which pick from the table. */
 __attribute__((target("avx2"))) static void avx2_decode_singles(const unsigned char *row, Py_ssize_t n, const double *values, float *out)
 {
     const __m256 table = _mm256_broadcast_ps(&(const __m128){(float)values[0], (float)values[1], (float)values[2], (float)values[3]});
-    const __m256i shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), high = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
     Py_ssize_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256i codes = _mm256_set1_epi32(row[i >> 2] | row[(i >> 2) + 1] << 8);
-        _mm256_storeu_ps(out + i, _mm256_permutevar_ps(table, _mm256_srlv_epi32(codes, shifts)));
+    for (; i + 16 <= n; i += 16) {
+        int32_t word;
+        memcpy(&word, row + (i >> 2), sizeof word);
+        const __m256i codes = _mm256_set1_epi32(word);
+        _mm256_storeu_ps(out + i, _mm256_permutevar_ps(table, _mm256_srlv_epi32(codes, low)));
+        _mm256_storeu_ps(out + i + 8, _mm256_permutevar_ps(table, _mm256_srlv_epi32(codes, high)));
     }
     if (i < n)
         decode_singles(row + (i >> 2), n - i, values, out + i);
 }
 #endif
 
-static void decode_row(const unsigned char *row, Py_ssize_t n, const double *values, int single, void *out)
+void unpack(const char *codes, Index length, const double *values, int single, void *to)
 {
+    const unsigned char *row = (const unsigned char *)codes;
     if (!single)
-        decode_doubles(row, n, values, out);
+        decode_doubles(row, length, values, to);
 #if WITH_AVX2
     else if (has_avx2())
-        avx2_decode_singles(row, n, values, out);
+        avx2_decode_singles(row, length, values, to);
 #endif
     else
-        decode_singles(row, n, values, out);
+        decode_singles(row, length, values, to);
 }
 
 /* Opens rows of codes for `people` people. */
@@ -99,9 +103,9 @@ PyObject *decode(struct arguments *a, PyObject *given)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
-        const unsigned char *row = (const unsigned char *)codes->buf + i * codes->strides[0];
+        const char *row = (const char *)codes->buf + i * codes->strides[0];
         char *to = (char *)out->buf + (size_t)(i * n_used) * item;
-        decode_row(row, people, values + 4 * i, single, used ? all : to);
+        unpack(row, people, values + 4 * i, single, used ? all : to);
         if (used && single)
             for (Py_ssize_t j = 0; j < n_used; j++)
                 ((float *)to)[j] = ((const float *)all)[used[j]];
