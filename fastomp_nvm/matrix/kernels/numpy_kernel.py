@@ -105,7 +105,13 @@ def dots_codes(codes: AnyArray, values: Float64Array, residuals: AnyArray, out: 
         Genotypes become numbers of this type.
     out : (c, m) float64
     """
-    n_obs = residuals.shape[1]
+    n_obs = residuals.shape[-1]
+    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.shape[1] != -(-n_obs // 4) or values.shape != (len(codes), 4):
+        raise DataError(
+            f"codes are {codes.dtype} {codes.shape}: expected uint8, four per byte of {n_obs} observations, with 4 values"
+        )
+    if residuals.dtype not in (np.float32, np.float64) or len(out) != len(codes):
+        raise DataError(f"residuals are {residuals.dtype}, out is {out.shape}: expected floats, and a row of out per row of codes")
     height = max(1, _COPY_BYTES // max(1, n_obs * residuals.itemsize))
     for top in range(0, len(codes), height):
         here = slice(top, top + height)
