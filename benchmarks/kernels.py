@@ -1,4 +1,4 @@
-"""The sweep kernels against BLAS and a copy, float16 and int8 against float32, the tier, and blocking indices of constraints.
+"""The sweep kernels against BLAS and a copy, float16, int8 and genotypes of 2 bits against float32, the tier, and blocking indices.
 
 All ratios are taken in turn on the same arrays; BLAS gets all cores. A short sweep after an idle moment is timed with the worker
 threads pinned away from the caller's processor, as they are, and placed by the system. The last table compares the time of the
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -42,6 +44,9 @@ __all__ = ["main"]
 
 #: Residuals of the wide sweep.
 WIDE = 64
+
+#: Numbers of residuals of sweeps over genotypes.
+RESIDUALS = (1, 8, 64)
 
 #: Length of the sequence whose blocking indices are asked for.
 SEQUENCE = 300
@@ -100,6 +105,36 @@ def after_a_pause(rows: int, n_obs: int, repeats: int) -> dict[str, list[float]]
 
     seconds, _ = in_turn({"pinned": lambda: sweep(pinned), "free": lambda: sweep(free)}, repeats)
     return seconds
+
+
+def genotypes(rows: int, n_obs: int, repeats: int) -> dict[int, dict[str, list[float]]]:
+    """Return, by number of residuals, the seconds of sweeps over genotypes in a .bed, over their numbers in float32, and of BLAS.
+
+    2 % of the genotypes are missing, the file is in the page cache, and the array in memory.
+    """
+    rng = np.random.default_rng(0)
+    codes = rng.choice(np.array([0, 1, 2, 3], dtype=np.uint8), (rows, -(-n_obs // 4), 4), p=[0.2, 0.02, 0.4, 0.38])
+    packed = np.bitwise_or.reduce(codes << np.array([0, 2, 4, 6], dtype=np.uint8), axis=2, dtype=np.uint8)
+    narrow, found = np.zeros(rows, dtype=np.bool_), {}
+    with tempfile.TemporaryDirectory() as folder:
+        stem = Path(folder, "all")
+        stem.with_suffix(".bed").write_bytes(b"\x6c\x1b\x01" + packed.tobytes())
+        stem.with_suffix(".bim").write_text("".join(f"1 rs{place} 0 {place} A G\n" for place in range(rows)))
+        stem.with_suffix(".fam").write_text("".join(f"{place} {place} 0 0 0 -9\n" for place in range(n_obs)))
+        with fo.open_store(f"plink://{stem}.bed") as store:
+            lying, sweeper = local_rows(store.matrix), Sweeper()
+            single = np.asarray(store.matrix)
+            for count in RESIDUALS:
+                residuals = rng.standard_normal((n_obs, count))
+                vectors, many = Vectors(residuals, single.dtype), residuals.astype(np.float32)
+                ways: dict[str, Callable[[], Any]] = {
+                    "genotypes": lambda vectors=vectors: sweeper.dots(lying, vectors, narrow),  # type: ignore[misc]
+                    "float32": lambda vectors=vectors: sweeper.dots(local_rows(single), vectors, narrow),  # type: ignore[misc]
+                    "BLAS": lambda many=many: single @ many,  # type: ignore[misc]
+                }
+                found[count], answers = in_turn(ways, repeats)
+                assert (answers["genotypes"] == answers["float32"]).all(), "genotypes and float32 have the same bits"
+    return found
 
 
 def tier(n_obs: int, n_features: int, k: int, repeats: int) -> list[dict[str, Any]]:
@@ -171,9 +206,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = sweeps(rows, n_obs, repeats)
     gc.collect()
     woken = after_a_pause(*((2000, 500, 2) if quick else (20_000, 800, 25)))
+    lying = genotypes(*((1000, 501, 2) if quick else (8000, 20_001, min(repeats, 7))))
     tiers = tier(*((300, 3000, 10, 1) if quick else (2000, 20_000, 100, 5)))
     asked = blocking(candidates, median(seconds["float32"]) * candidates / rows, min(repeats, 5))
-    report.figures(shape=[rows, n_obs], sweeps=seconds, after_a_pause=woken, tier=tiers, blocking=asked)
+    report.figures(shape=[rows, n_obs], sweeps=seconds, after_a_pause=woken, genotypes=lying, tier=tiers, blocking=asked)
     sizes = {"float16": 2, "int8": 1, "float64": 8, "BLAS GEMV, float64": 8}
     report.table(
         f"{rows} x {n_obs}",
@@ -191,6 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.bar("int8 tier over float32 sweep, rows per second", paired(seconds["float32"], seconds["int8"]), 2.5)
     report.bar("float16 over float32 sweep, rows per second", paired(seconds["float32"], seconds["float16"]), 1.2)
     report.bar(f"{WIDE} residuals over BLAS GEMM", paired(seconds["BLAS GEMM"], seconds["float32, 64 residuals"]), 0.5)
+    for count, each in lying.items():
+        report.say(f"genotypes over BLAS in float32, {count} residuals, rows per second: {paired(each['BLAS'], each['genotypes'])}")
+        report.bar(f"genotypes over float32 sweep, {count} residuals", paired(each["float32"], each["genotypes"]), 0.9)
     report.bar("answers that the tier changes", sum(not row["same_answer"] for row in tiers), 0, at_most=True)
     return report.finish()
 

@@ -43,6 +43,7 @@ __all__ = [
     "logistic_value",
     "motivating_example",
     "p_of_system",
+    "plink_genotypes",
     "poisson_fit",
     "poisson_gradient",
     "poisson_value",
@@ -637,3 +638,16 @@ def motivating_example(z: float, delta: float) -> tuple[Array, Array, dict[froze
         frozenset({1, 2}): z**2 * (1 + delta**2 - 2 * delta**2 * z**2) / (1 - delta**2 * z**4),
     }
     return X, np.array([1.0, 0.0, 0.0]), expected
+
+
+def plink_genotypes(bed: bytes, n_people: int, n_variants: int) -> Array:
+    """Return the counts of the first allele, (n_people, n_variants), in a variant-major .bed of PLINK; NaN for a missing one."""
+    assert bed[:3] == b"\x6c\x1b\x01"
+    bytes_each = math.ceil(n_people / 4)
+    meaning = {"00": 2.0, "01": math.nan, "10": 1.0, "11": 0.0}  # PLINK's manual writes the higher bit first
+    found = np.empty((n_people, n_variants))
+    for variant, person in itertools.product(range(n_variants), range(n_people)):
+        byte = f"{bed[3 + variant * bytes_each + person // 4]:08b}"
+        place = 8 - 2 * (person % 4)
+        found[person, variant] = meaning[byte[place - 2 : place]]
+    return found

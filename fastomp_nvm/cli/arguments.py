@@ -89,6 +89,15 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
         help="when to compare columns with their checksums: when they are first read since the store was changed (default first), "
         "always, or never",
     )
+    group.add_argument(
+        "--maf", type=float, metavar="X", help="genotypes (plink://): leave out variants with a rarer minor allele (default: none)"
+    )
+    group.add_argument(
+        "--missing-rate",
+        type=float,
+        metavar="X",
+        help="genotypes (plink://): leave out variants of which more genotypes are missing (default: none)",
+    )
     group.add_argument("--verify", action="store_true", help="check every block against its checksum first")
     add_ray_argument(group)
     add_progress_argument(parser)
@@ -150,7 +159,8 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
     add(
         "--target",
         metavar="NAME|FILE",
-        help="target, feature or file that is the response; ./FILE forces a file (default: the store's first target)",
+        help="target, feature or file that is the response; ./FILE forces a file; FILE:COLUMN is joined to genotypes by FID, IID "
+        "(default: the store's first target)",
     )
     add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves one out (default: all 1)")
     add("--exclude", action="append", metavar="NAME", help="feature never to select; may be repeated (default: none)")
@@ -287,11 +297,28 @@ def opened_request(arguments: argparse.Namespace) -> Iterator[LocalRequest]:
         "io": arguments.io,
         "check": arguments.check,
     }
-    with open_local(arguments.store, None if arguments.tier_load == "dram" else arguments.tier_load) as store:
+    with open_local(_with_filters(arguments), None if arguments.tier_load == "dram" else arguments.tier_load) as store:
         fields, response = request_fields(
             arguments, lambda name: name in store.targets or name in store.names, lambda: store.layout.n_obs
         )
         yield LocalRequest(store, fields, response, reading)
+
+
+def _with_filters(arguments: argparse.Namespace) -> str:
+    """Return the store's URL with the filters of genotypes, and with ``--target FILE:COLUMN`` in place of the request's target."""
+    url, target = arguments.store, arguments.target or ""
+    given = {name: getattr(arguments, name.replace("-", "_")) for name in ("maf", "missing-rate")}
+    found = {name: f"{value:g}" for name, value in given.items() if value is not None}
+    genotypes = StoreURL.parse(url).scheme == "plink"
+    if found and not genotypes:
+        raise RequestError(f"--{next(iter(found))} is for genotypes in place (plink:///path), and {url} holds none: leave it out")
+    if genotypes and ":" in target:
+        found["target"], arguments.target = target, None
+    if not found:
+        return str(url)
+    if "://" not in url and not url.startswith("plink:"):
+        url = f"plink://{urllib.parse.quote(os.path.abspath(url))}"
+    return f"{url}{'&' if '?' in url else '?'}{urllib.parse.urlencode(found)}"
 
 
 def refuse_sweep_settings(store: str, arguments: argparse.Namespace) -> None:

@@ -25,6 +25,8 @@ _LOCAL_ONLY = {
     "check": "leave it out, the server compares columns when it first reads them",
     "tier_load": "leave it out, the server reads the tier through its own page cache",
     "io": "leave it out, the server chooses how it reads its own files",
+    "maf": "leave it out, a server has no genotypes in place",
+    "missing_rate": "leave it out, a server has no genotypes in place",
     "bootstrap": "leave it out, it is about the report of --protected",
     "protected": "leave it out, and report on the selection where the data is: run this command there on the store's path",
 }

@@ -7,6 +7,7 @@ first sweep will ask for.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.matrix.checksum import CHECKS, Check
+from fastomp_nvm.matrix.choice import Choice
 from fastomp_nvm.matrix.memory import refuse_beyond_memory
 from fastomp_nvm.matrix.moments import ColumnStatistics
 from fastomp_nvm.matrix.rows import Design, LocalRows, Rows, rows_of_array
@@ -64,6 +66,10 @@ class Dataset:
         Standardisations under observation weights, by the bytes of the weights; see ``knowing``.
     verified : bool
         Whether the checksums of the store were checked after it was opened.
+    excluded : (e,) int64, optional
+        Features that the store leaves out, never to select.
+    choices : mapping of str to Choice
+        What the store leaves out of its source.
     statistics : ColumnStatistics
         The moments, computed when they are first needed.
     n_obs, n_features : int
@@ -84,6 +90,8 @@ class Dataset:
     encoding: TableEncoding | None = None
     known: Mapping[bytes, Standardisation] = field(default_factory=dict)
     verified: bool = False
+    excluded: IndexArray | None = None
+    choices: Mapping[str, Choice] = field(default_factory=dict)
     n_obs: int = field(init=False)
     n_features: int = field(init=False)
     resident: bool = field(init=False)
@@ -129,6 +137,8 @@ class Dataset:
             store.layout.fingerprint,
             None if tier is None else replace(tier, codes=rows_of(tier.codes, files, io, seals[1])),
             store.encoding,
+            excluded=store.excluded,
+            choices=store.choices,
         )
 
     @classmethod
@@ -171,9 +181,8 @@ class Dataset:
 
     def loaded(self, source: str) -> Dataset:
         """Return this data set with its matrix copied into memory; ``source`` names the original."""
-        refuse_beyond_memory(
-            self.matrix.nbytes, "a copy of the matrix", "leave --load out, or load the tier alone (--tier-load dram)"
-        )
+        nbytes = math.prod(self.matrix.shape) * self.matrix.itemsize
+        refuse_beyond_memory(nbytes, "a copy of the matrix", "leave --load out, or load the tier alone (--tier-load dram)")
         traits = MediumTraits("dram", "none", False, f"copied from {source}")
         return replace(self, matrix=self.matrix.in_memory(), traits=traits)
 

@@ -148,6 +148,7 @@ class MatrixFile:
         if not self._ours:
             return 0.0
         address = int(self.array.__array_interface__["data"][0])
+        address -= address % _PAGE
         pages = -(-self.array.nbytes // _PAGE)
         if columns is None:
             step = max(pages // _SAMPLES, 1)
@@ -255,7 +256,7 @@ class FileRows(ArrayRows):
 
         self._room = None
         if self.way(again=again) != "direct":
-            super().visit(sweeper, use if pace is None else paced, products)
+            self._visit_memory(sweeper, use if pace is None else paced, products)
             return
         use = self._compared(use)
         step = max(BLOCK_BYTES // file.column_bytes, 1)
@@ -271,31 +272,39 @@ class FileRows(ArrayRows):
         self._run(work, waiting, min(sweeper.threads + WAITING_THREADS, -(-len(self) // step)))
         lost_pages.check(self.array)
 
+    def _visit_memory(self, sweeper: Sweeper, use: Use, products: int) -> None:
+        """Call ``use`` for blocks of the mapping."""
+        super().visit(sweeper, use, products)
+
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Copy the rows ``columns`` into ``out``, reading them in the order of the file and near ones together."""
         file, way = self.file, self.way() if len(columns) else "mapping"
         # Of a file that is mostly cold, columns gathered before may be in memory: copying them needs no threads.
         if way != "mapping" and not (self._io == "auto" and file.resident_share(columns) >= RESIDENT_SHARE):
-            keep = way == "page cache"
-            order = np.argsort(columns, kind="stable")
-            wanted = columns[order]
-            step = max(PICKED_BYTES // file.column_bytes, 1)
-            waiting = ranges(len(columns), step)
-
-            def work() -> None:
-                with self._buffer(file.room(step) + _PAGE) as buffer:
-                    for first, last in waiting:
-                        file.gather(wanted[first:last], order[first:last], out, buffer, keep=keep)
-                        if self.seal is not None:
-                            self.seal.look(out, wanted[first:last], order[first:last])
-
-            # Without the extension, threads would wait for the interpreter lock and not for the device.
-            threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
-            self._run(work, waiting, min(threads, -(-len(columns) // step)))
+            self._read(columns, out, sweeper, keep=way == "page cache")
         else:
             super().gather(columns, out, sweeper)
         if self._pace is not None:
             self._pace.wait(out.nbytes, len(columns))
+
+    def _read(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper, *, keep: bool) -> None:
+        """Read the rows ``columns`` into ``out``, through the page cache if they are to ``keep`` there."""
+        file = self.file
+        order = np.argsort(columns, kind="stable")
+        wanted = columns[order]
+        step = max(PICKED_BYTES // file.column_bytes, 1)
+        waiting = ranges(len(columns), step)
+
+        def work() -> None:
+            with self._buffer(file.room(step) + _PAGE) as buffer:
+                for first, last in waiting:
+                    file.gather(wanted[first:last], order[first:last], out, buffer, keep=keep)
+                    if self.seal is not None:
+                        self.seal.look(out, wanted[first:last], order[first:last])
+
+        # Without the extension, threads would wait for the interpreter lock and not for the device.
+        threads = PICKING_THREADS if native.extension and step > 1 else sweeper.threads + WAITING_THREADS
+        self._run(work, waiting, min(threads, -(-len(columns) // step)))
 
     def in_page_cache(self) -> bool:
         """Tell whether nearly all of the file is in memory, unless it is small or an emulated device sets the pace."""
@@ -356,7 +365,8 @@ def rows_of(matrix: AnyArray | Rows, files: Sequence[MatrixFile] = (), io: str =
     With ``seal`` they are compared with these checksums when they are first read.
     """
     if isinstance(matrix, Rows):
-        rows = matrix if seal is None else copy.copy(matrix)  # a seal may belong to one selection alone
+        rows = matrix.reading(io)
+        rows = rows if seal is None else copy.copy(rows)  # a seal may belong to one selection alone
     else:
         file = next((each for each in files if each.array is matrix), None)
         rows = ArrayRows(matrix) if file is None else FileRows(file, io)

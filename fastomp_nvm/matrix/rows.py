@@ -26,10 +26,23 @@ from fastomp_nvm.matrix.moments import ColumnStatistics, gram, moments
 from fastomp_nvm.matrix.standardisation import Standardisation
 
 if TYPE_CHECKING:
+    from fastomp_nvm.matrix.kernels import Kernel
     from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
     from fastomp_nvm.matrix.tier import Tier
 
-__all__ = ["ArrayRows", "Design", "LocalRows", "Network", "PiecedRows", "Rows", "Use", "local_rows", "rows_of_array"]
+__all__ = [
+    "ArrayRows",
+    "Design",
+    "LocalRows",
+    "Multiply",
+    "Network",
+    "PiecedRows",
+    "Rows",
+    "Use",
+    "Visit",
+    "local_rows",
+    "rows_of_array",
+]
 
 #: Bytes of rows that are compared with their checksums and then used, while they are in the cache.
 COMPARED_BYTES = 1 << 20
@@ -49,6 +62,12 @@ _FEW_EXACT = 1 / 16
 
 #: Called with a block of rows, the number of its first row and that of the row after its last; several threads call at once.
 Use: TypeAlias = Callable[[AnyArray, int, int], None]
+
+#: Calls a ``Use`` for blocks that make up all rows: ``LocalRows.visit``, or one with other blocks.
+Visit: TypeAlias = Callable[["Sweeper", Use, int], None]
+
+#: Fills ``out`` with the products of a block and residuals, as the ``dots`` of a kernel does.
+Multiply: TypeAlias = Callable[[AnyArray, AnyArray, Float64Array], None]
 
 
 @dataclass(slots=True)
@@ -157,6 +176,10 @@ class Rows(ABC):
         """Return these rows for questions under another standardisation."""
         return self
 
+    def reading(self, io: str) -> Rows:
+        """Return these rows, read from their files in the way ``io``, where they have files of their own."""
+        return self
+
     def in_page_cache(self) -> bool:
         """Tell whether the rows are a mapped file that is in memory, so that copies of rows only cost time."""
         return False
@@ -189,6 +212,10 @@ class LocalRows(Rows):
         again : bool
             Whether there will be more visits, for which pages of a file are worth keeping in memory.
         """
+
+    def blocks(self, kernel: Kernel) -> tuple[Visit, Multiply]:
+        """Return how products visit the rows, and the function of ``kernel`` for such blocks."""
+        return self.visit, kernel.dots
 
     def _numbers(self, index: RowIndex) -> IndexArray:
         """Return the numbers of rows given as NumPy takes them."""

@@ -100,8 +100,9 @@ class Sweeper:
             Columns to accumulate in float64.
         """
         out = np.empty((rows.shape[0], len(vectors.fast)))
-        fill = _filling(self.kernel.dots, out, vectors, wide, rows.dtype)
-        rows.visit(self, self._reported(fill, len(rows)), out.shape[1])
+        visit, multiply = rows.blocks(self.kernel)
+        fill = _filling(multiply, out, vectors, wide, rows.dtype)
+        visit(self, self._reported(fill, len(rows)), out.shape[1])
         return out
 
     def dots_at(self, rows: AnyArray, index: IndexArray, vectors: Vectors, wide: BoolArray) -> Float64Array:

@@ -317,7 +317,7 @@ PyObject *moments(struct arguments *a, PyObject *given)
     const double *each = weights == Py_None ? NULL : DOUBLES(a, weights, n, READ);
     double *found = DOUBLES(a, out, 4 * count, WRITE), weight_sum = each ? 0.0 : (double)n;
     if (residuals != Py_None)
-        open_products(a, &rows, residuals, given_products, plain, &products);
+        open_products(a, &rows, residuals, given_products, plain, NULL, &products);
     if (a->failed)
         return NULL;
     const struct products *const also = residuals == Py_None ? NULL : &products;

@@ -11,9 +11,12 @@
 /* Functions of the module, with their parameters. */
 #define FUNCTIONS(X)                                                                                                               \
     X(best, "gradient, pivot, smallest, open, /")                                                                                  \
+    X(count_codes, "codes, mask, out, /")                                                                                          \
     X(crc32, "data, start, way, /")                                                                                                \
     X(curvature, "design, roots, scaled, units, out, factor, above, /")                                                            \
+    X(decode, "codes, people, values, used, out, /")                                                                               \
     X(dots, "rows, index, residuals, out, plain, /")                                                                               \
+    X(dots_codes, "codes, values, residuals, out, plain, /")                                                                       \
     X(follow, "gram, directions, size, column, gradient, pivot, /")                                                                \
     X(gather, "rows, index, out, /")                                                                                               \
     X(glm_rounds, "fit, has_factor, columns, gradient, in_model, rounds, /")                                                       \

@@ -43,11 +43,16 @@ typedef void Tile(const struct strips *strips, const char *panel, Index n_residu
  * chunks. Observation i belongs to lane i % (numbers in a vector). */
 typedef void Across(const char *entries, Index stride, Index vectors, Index length, const char *panel, Index n_residuals, char *sums);
 
+/* Writes `length` genotypes of a row in codes of two bits to floats, or to doubles where not `single`; values[code] is what a code
+ * stands for. */
+void unpack(const char *codes, Index length, const double *values, int single, void *to);
+
 /* out[i, j] = rows[i] . residuals[j], opened, with work space. */
 struct products {
     const struct rows *rows;
     const Py_buffer *residuals, *out;
     Take *take;      /* converts a chunk of rows; NULL: entries are used as they are, except columns less than a vector */
+    const double *values; /* of the four codes of each row, where rows are codes of genotypes (uint8); else NULL */
     Tile *tile;      /* for contiguous rows */
     Across *across;  /* for interleaved rows, else NULL */
     char *panel;     /* packed chunks of residuals */
@@ -55,8 +60,9 @@ struct products {
     char *converted; /* a chunk of a strip */
 };
 
-/* Opens residuals and out and checks that they fit the rows; otherwise sets `failed`. `plain`: without AVX2. */
-void open_products(struct arguments *a, const struct rows *rows, PyObject *residuals, PyObject *out, int plain, struct products *p);
+/* Opens residuals and out and checks that they fit the rows; otherwise sets `failed`. `plain`: without AVX2. `values`: see above. */
+void open_products(struct arguments *a, const struct rows *rows, PyObject *residuals, PyObject *out, int plain, const double *values,
+                   struct products *p);
 
 /* Fills out for the rows `first` to `end`. */
 void multiply(const struct products *p, Index first, Index end);

@@ -329,21 +329,24 @@ static void pack(char *panel, const Py_buffer *residuals, Index j, Index width, 
     }
 }
 
-/* Points the strips at `length` observations of `count` rows from i on, from observation `begin`, converted by `take` unless it is
- * NULL. */
-static void place_strips(struct strips *strips, const struct rows *rows, Take *take, Index i, Index count, Index begin, Index length,
-                         Index lanes)
+/* Points the strips at `length` observations of `count` rows from i on, from observation `begin`, converted or unpacked where they are
+ * not used as they are. */
+static void place_strips(struct strips *strips, const struct products *p, Index i, Index count, Index begin, Index length, Index lanes)
 {
-    const Index rest = length % lanes, item = take ? (Index)sizeof(double) : rows->matrix->itemsize;
+    const struct rows *rows = p->rows;
+    const Index rest = length % lanes, own = rows->matrix->itemsize;
+    const Index item = p->values ? VECTOR_BYTES / lanes : p->take ? (Index)sizeof(double) : own;
     strips->count = count;
     strips->whole = length / lanes;
     strips->ragged = rest > 0;
     for (Index k = 0; k < strips->count; k++) {
-        strips->start[k] = row_at(rows, i + k) + begin * rows->matrix->itemsize;
-        if (take) {
-            take(strips->start[k], rows->matrix->itemsize, length, strips->converted[k]);
+        strips->start[k] = row_at(rows, i + k) + (p->values ? begin / 4 : begin * own);
+        if (p->values)
+            unpack(strips->start[k], length, p->values + 4 * (i + k), item == sizeof(float), strips->converted[k]);
+        else if (p->take)
+            p->take(strips->start[k], own, length, strips->converted[k]);
+        if (p->values || p->take)
             strips->start[k] = strips->converted[k];
-        }
         if (rest) {
             memset(strips->end[k], 0, VECTOR_BYTES);
             memcpy(strips->end[k], strips->start[k] + (length - rest) * item, (size_t)(rest * item));
@@ -386,7 +389,7 @@ static void sweep(const struct products *p, Index top, Index end)
             pack(p->panel, residuals, j, width, first, last);
             for (Index i = top; i < end; i += BLOCK_ROWS) {
                 for (Index begin = first; begin < last; begin += chunk) {
-                    place_strips(&strips, rows, p->take, i, smaller(BLOCK_ROWS, end - i), begin, smaller(chunk, last - begin), lanes);
+                    place_strips(&strips, p, i, smaller(BLOCK_ROWS, end - i), begin, smaller(chunk, last - begin), lanes);
                     strips.ahead = bytes_ahead(rows, first, begin, last, chunk);
                     p->tile(&strips, p->panel + (begin - first) / chunk * width * CHUNK_BYTES, width,
                             (char *)out->buf + (i * n_residuals + j) * out->itemsize, n_residuals);
@@ -465,11 +468,13 @@ static int within_int8_limit(const Py_buffer *residuals)
     return within;
 }
 
-/* Returns the pairing of these element types, or NULL with ValueError set where types or shapes do not fit each other. */
-static const struct pairing *checked_pairing(const struct rows *rows, const Py_buffer *residuals, const Py_buffer *out)
+/* Returns the pairing of these element types, or NULL with ValueError set where types or shapes do not fit each other; `codes`: rows are
+ * codes of genotypes, which are unpacked as what residuals are. */
+static const struct pairing *checked_pairing(const struct rows *rows, const Py_buffer *residuals, const Py_buffer *out, int codes)
 {
-    const char row = format_letter(rows->matrix), residual = format_letter(residuals);
-    const int across = interleaved(rows->matrix);
+    const char residual = format_letter(residuals), row = codes ? residual : format_letter(rows->matrix);
+    const int across = !codes && interleaved(rows->matrix);
+    const Index width = residuals->shape[1], entries = codes ? (width + 3) / 4 : width;
     const struct pairing *found = residual == 'd' ? &FLOAT64 : NULL; /* for rows of other types */
     for (size_t k = 0; k < sizeof PAIRINGS / sizeof *PAIRINGS; k++)
         if (PAIRINGS[k].row == row && PAIRINGS[k].residual == residual)
@@ -481,7 +486,7 @@ static const struct pairing *checked_pairing(const struct rows *rows, const Py_b
         PyErr_SetString(PyExc_ValueError, "rows picked by an index must be contiguous");
     else if (format_letter(out) != found->out || (uintptr_t)out->buf % 8)
         PyErr_Format(PyExc_ValueError, "out is not an aligned %s array", found->out == 'q' ? "int64" : "float64");
-    else if (rows->matrix->shape[1] != residuals->shape[1] || out->shape[0] != rows->count || out->shape[1] != residuals->shape[0])
+    else if (rows->matrix->shape[1] != entries || out->shape[0] != rows->count || out->shape[1] != residuals->shape[0])
         PyErr_Format(PyExc_ValueError, "shapes do not fit: %zd rows of %zd, %zd residuals of %zd, out (%zd, %zd)", rows->count,
                      rows->matrix->shape[1], residuals->shape[0], residuals->shape[1], out->shape[0], out->shape[1]);
     else if (residual == 'h' && !within_int8_limit(residuals))
@@ -492,19 +497,20 @@ static const struct pairing *checked_pairing(const struct rows *rows, const Py_b
 }
 
 void open_products(struct arguments *a, const struct rows *rows, PyObject *given_residuals, PyObject *given_out, int plain,
-                   struct products *p)
+                   const double *values, struct products *p)
 {
     const Py_buffer *residuals = open_array(a, given_residuals, "residuals", "fdh", 2, PyBUF_C_CONTIGUOUS);
     const Py_buffer *out = open_array(a, given_out, "out", "dq", 2, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
-    const struct pairing *pairing = a->failed ? NULL : checked_pairing(rows, residuals, out);
+    const struct pairing *pairing = a->failed ? NULL : checked_pairing(rows, residuals, out, values != NULL);
     if (!pairing) {
         a->failed = 1;
         return;
     }
-    const int across = interleaved(rows->matrix), kind = !plain && with_avx2, known = pairing->row == format_letter(rows->matrix);
+    const int across = !values && interleaved(rows->matrix), kind = !plain && with_avx2;
+    const int known = values || pairing->row == format_letter(rows->matrix);
     const int converts = !known || (across && residuals->itemsize != rows->matrix->itemsize);
     const Index chunk = CHUNK_BYTES / residuals->itemsize, m = residuals->shape[0], vectors = strip_vectors(m);
-    *p = (struct products){rows, residuals, out, converts ? take_as(format_letter(rows->matrix), 'd') : NULL};
+    *p = (struct products){rows, residuals, out, converts ? take_as(format_letter(rows->matrix), 'd') : NULL, values};
     p->panel = space(a, (size_t)(across ? m : panel_chunks(residuals)) + 1, CHUNK_BYTES);
     if (across) {
         p->across = pairing->across[kind];
@@ -533,7 +539,30 @@ PyObject *dots(struct arguments *a, PyObject *given)
     if (!PyArg_ParseTuple(given, "OOOOp", &matrix, &index, &residuals, &out, &plain))
         return NULL;
     open_rows(a, matrix, index, &rows);
-    open_products(a, &rows, residuals, out, plain, &products);
+    open_products(a, &rows, residuals, out, plain, NULL, &products);
+    if (a->failed)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    multiply(&products, 0, rows.count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* Fills out[i, j] with the dot product of the genotypes in codes[i] and residuals[j]; values (rows, 4) is what the codes stand for. */
+PyObject *dots_codes(struct arguments *a, PyObject *given)
+{
+    PyObject *codes, *given_values, *residuals, *out;
+    struct rows rows;
+    struct products products;
+    int plain;
+    if (!PyArg_ParseTuple(given, "OOOOp", &codes, &given_values, &residuals, &out, &plain))
+        return NULL;
+    open_rows(a, codes, Py_None, &rows);
+    require(a, a->failed || (format_letter(rows.matrix) == 'B' && (rows.matrix->shape[1] < 2 || rows.matrix->strides[1] == 1)),
+            "codes must be rows of uint8");
+    const double *values = DOUBLES(a, given_values, a->failed ? 0 : 4 * rows.count, READ);
+    if (!a->failed)
+        open_products(a, &rows, residuals, out, plain, values, &products);
     if (a->failed)
         return NULL;
     Py_BEGIN_ALLOW_THREADS

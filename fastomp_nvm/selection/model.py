@@ -92,11 +92,11 @@ class ModelColumns:
         progress: Callable[[int, int], None] | None = None,
     ) -> EncodedRows:
         """Return the observations in ``data``; see ``Selection.predict`` for the kinds of data."""
-        if isinstance(data, (str, os.PathLike)) and not os.path.isfile(data):
+        if isinstance(data, (str, os.PathLike)) and (str(data).endswith(".bed") or not os.path.isfile(data)):
             if is_remote(data):
                 raise RequestError(f"the columns of {data} stay on the server: predict there, by its URL")
-            with open_store(str(data)) as store:
-                return self.of(store, id_column)
+            with open_store(str(data)) as store, store.complete() as whole:
+                return self.of(whole, id_column)
         if isinstance(data, FeatureStore):
             if id_column is not None:
                 raise RequestError(f"{data.url} is a store, which keeps its own identifiers: leave the column {id_column!r} out")
@@ -153,10 +153,19 @@ class ModelColumns:
             for position, place in zip(positions, places, strict=True):
                 values[:, place] = rows[position][first:last]
             return EncodedRows(values)
-        values = np.zeros((store.layout.n_obs, len(self.names)))
+        values, filled = np.zeros((store.layout.n_obs, len(self.names))), Counter[str]()
         if positions:
-            values[:, places] = Sweeper(1).gather(rows, np.array(positions, dtype=np.int64)).T
-        return EncodedRows(values, ids=store.ids)
+            columns = np.array(positions, dtype=np.int64)
+            values[:, places] = Sweeper(1).gather(rows, columns).T
+            missing = store.missing(columns)
+            for member, (position, place) in enumerate(zip(positions, places, strict=True)):
+                settings = self._settings(name := self.names[place])
+                if (alleles := store.alleles(position)) is not None and _swapped(settings.format, alleles, name, store.url):
+                    values[:, place] = 2.0 - values[:, place]
+                if missing is not None and missing[member].any() and settings.fill is not None:
+                    values[missing[member], place] = settings.fill
+                    filled[name] += int(missing[member].sum())
+        return EncodedRows(values, filled=dict(filled), ids=store.ids)
 
     def _of_array(self, data: object) -> EncodedRows:
         """Take the columns of an array that has all columns of the store, in its order."""
@@ -222,6 +231,20 @@ def _labelled_columns(store: FeatureStore) -> dict[tuple[str, str | None], int]:
             else:
                 found[column, None] = position
     return found
+
+
+def _swapped(written: str, theirs: tuple[str, str], name: str, url: str) -> bool:
+    """Return whether a store counts the other allele of a variant than the model; 0 stands for an allele that nobody has."""
+    kind, *ours = written.split(" ")
+    if kind != "allele":
+        return False
+    for swapped, other in ((False, theirs), (True, theirs[::-1])):
+        if all(a == b or "0" in (a, b) for a, b in zip(ours, other, strict=True)):
+            return swapped
+    raise DataError(
+        f"{name!r} has the alleles {'/'.join(theirs)} in {url} and {'/'.join(ours)} in the model: it is another variant, or "
+        "written for the other strand"
+    )
 
 
 def _filled(values: Float64Array, name: str, settings: ColumnEncoding, filled: Counter[str], table: str) -> Float64Array:

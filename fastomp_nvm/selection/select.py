@@ -282,6 +282,8 @@ def prepare(
     constant = len(usable) - int(np.count_nonzero(usable))
     if response.feature is not None:
         usable[response.feature] = False
+    if dataset.excluded is not None:
+        usable[dataset.excluded] = False
     if request.exclude:
         usable[_named(dataset, request.exclude)] = False
     candidates = np.flatnonzero(usable)
@@ -401,6 +403,7 @@ def _choices(dataset: Dataset, left_open: Mapping[str, Choice], prepared: Prepar
         chosen["tier"] = Choice("exact", f"{size} is not expected to be faster with the tier")
     if dataset.matrix.choice is not None:
         chosen["io"] = dataset.matrix.choice
+    chosen.update(dataset.choices)
     return chosen | {name: choice for name, choice in left_open.items() if getattr(request, name, None) in (None, "auto")}
 
 

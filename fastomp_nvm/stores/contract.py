@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, UInt32Array
+import numpy as np
+
+from fastomp_nvm.arrays import AnyArray, BoolArray, Float64Array, IndexArray, UInt32Array
 from fastomp_nvm.errors import StoreError
 
 if TYPE_CHECKING:
     from fastomp_nvm.matrix.checksum import Check, Seal
+    from fastomp_nvm.matrix.choice import Choice
     from fastomp_nvm.matrix.moments import ColumnStatistics
     from fastomp_nvm.matrix.reader import MatrixFile
     from fastomp_nvm.matrix.tier import Tier, TierSidecar
@@ -245,6 +248,28 @@ class FeatureStore(ABC):
     @property
     def ids(self) -> Sequence[str] | None:
         """Identifiers of the observations (n_obs,); None if the source has none."""
+        return None
+
+    @property
+    def choices(self) -> Mapping[str, Choice]:
+        """What the store leaves out of its source, for results."""
+        return {}
+
+    @property
+    def excluded(self) -> IndexArray:
+        """Features never to select."""
+        return np.empty(0, dtype=np.int64)
+
+    def complete(self) -> FeatureStore:
+        """Return a store with all observations of the source, those without a target included."""
+        return self
+
+    def missing(self, columns: IndexArray) -> BoolArray | None:
+        """Return which entries of ``columns`` are missing in the source, (c, n_obs); None where that is not known."""
+        return None
+
+    def alleles(self, column: int) -> tuple[str, str] | None:
+        """Return the allele whose copies a column counts and the other one; None for other columns."""
         return None
 
     @property

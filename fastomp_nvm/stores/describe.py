@@ -166,7 +166,7 @@ def _examples(store: FeatureStore, column: int, kind: str) -> tuple[str, ...]:
     """Return the first values of a column; none if they are on other machines."""
     if store.shards:
         return ()
-    values = np.asarray(store.matrix[column, :_EXAMPLES], dtype=np.float64).tolist()
+    values = np.asarray(store.matrix[column][:_EXAMPLES], dtype=np.float64).tolist()
     if kind == "date":
         epoch = datetime.date(1970, 1, 1)
         return tuple(str(epoch + datetime.timedelta(days=int(value // 1))) for value in values if abs(value) < 7e5)

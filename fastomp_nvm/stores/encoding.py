@@ -34,7 +34,7 @@ class ColumnEncoding:
         None: missing cells are refused.
     format : str
         How the cells are written as text: of a date as for ``strptime``, empty for ISO 8601; of a number ``lenient`` if signs and
-        units around it are dropped.
+        units around it are dropped, and ``allele A G`` if it counts the copies of A at a variant whose other allele is G.
     """
 
     kind: Kind = "number"

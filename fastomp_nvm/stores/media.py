@@ -35,6 +35,7 @@ MEDIA: Table[Medium] = Table(
         "cluster": "storage_backends.media.cluster:MEDIUM",
         "dram": "storage_backends.media.dram:MEDIUM",
         "mmap": "storage_backends.media.mmap:MEDIUM",
+        "plink": "storage_backends.plink.store:MEDIUM",
         "pmem": "storage_backends.media.pmem:MEDIUM",
         "shelf": "storage_backends.pymm.shelf:MEDIUM",
     },

@@ -24,7 +24,9 @@ def open_store(url: str, *, check: Check = "first") -> FeatureStore:
         ``mmap:///path``, ``pmem:///path``, ``dram:name``, or a plain path (``mmap``). For stores in files, ``?tier=dram`` copies
         the int8 tier, not the exact matrix, into memory; ``?tier=/folder`` copies it to a file in that folder (for example on
         persistent memory), which is reused next time. ``?profile=optane`` slows emulated persistent memory down to the speed of a
-        published device (see :mod:`fastomp_nvm.matrix.pacing`).
+        published device (see :mod:`fastomp_nvm.matrix.pacing`). ``plink:///path/chr.bed`` are genotypes of PLINK where they lie,
+        ``chr@.bed`` those of all chromosomes; ``?target=FILE:COLUMN`` joins a phenotype by FID and IID in place of the .fam's
+        (``none``: all people), ``maf=X`` and ``missing-rate=X`` leave out variants, ``dtype=float64`` decodes to that type.
     check : {"first", "always", "never"}
         When columns are compared with their checksums: when they are first read since a file was changed, whenever they are first
         read by a selection, or never. A column that does not match raises ``StoreError``.

@@ -26,12 +26,13 @@ class StoreURL:
 
     @classmethod
     def parse(cls, text: str) -> StoreURL:
-        """Parse ``text``; a plain path means ``mmap://`` of that path."""
+        """Parse ``text``; a plain path means ``mmap://`` of that path, or ``plink://`` where it ends in .bed."""
         if not isinstance(text, str) or not text:
             raise StoreURLError(f"a store URL is a non-empty string such as mmap:///path/to/store, not {text!r}")
         scheme, colon, rest = text.partition(":")
         if not colon or "/" in scheme or len(scheme) < 2:
-            return cls("mmap", text, {}, "", f"mmap://{text}")
+            scheme = "plink" if text.endswith(".bed") else "mmap"
+            return cls(scheme, text, {}, "", f"{scheme}://{text}")
         parts = urllib.parse.urlsplit(rest)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
         path = urllib.parse.unquote(parts.netloc + parts.path)

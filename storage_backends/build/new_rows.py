@@ -124,14 +124,14 @@ def _rule(reader: Reader, column: int, encoding: TableEncoding) -> ColumnRule | 
     settings, is_number = encoding.columns.get(reader.names[column], ColumnEncoding()), reader.kind_of(column) == "number"
     if reader.typed and is_number:
         return None
-    if settings.kind == "number" and not settings.format:
+    if settings.kind == "number" and settings.format != "lenient":
         return None
     return _column_rule(settings)
 
 
 def _column_rule(settings: ColumnEncoding) -> ColumnRule:
     """Return the rule for the cells of a column."""
-    lenient = settings.kind == "number" and bool(settings.format)
+    lenient = settings.kind == "number" and settings.format == "lenient"
     return ColumnRule(settings.kind, lenient, settings.format if settings.kind == "date" else "")
 
 

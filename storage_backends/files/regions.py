@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from fastomp_nvm.durable_files import device_errors, opened_directory, sync_directory
-from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
+from fastomp_nvm.errors import InputError, MediumError, StoreError, StoreURLError
 from fastomp_nvm.stores.contract import DurableRegion
 from storage_backends.files.durable import allocate, partial_file, publish_file
 from storage_backends.files.flushing import Flusher
@@ -40,6 +40,8 @@ class DirectoryRegions:
         A region that cannot be written is opened for reading.
         """
         path = self._path(name)
+        if size < 0:
+            raise InputError(f"a region of {size} bytes was requested: its size must be positive")
         with device_errors(f"open region {name!r} in {self._directory}"):
             if not path.exists():
                 if not size:

@@ -6,7 +6,6 @@ be read without the medium's own code. Needs pytest and hypothesis.
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.errors import DataError, FastompError, InputError, StoreError, StoreURLError
-from fastomp_nvm.stores.contract import BLOCK_COLUMNS, STORE_DTYPES, Durability
+from fastomp_nvm.errors import DataError, FastompError, StoreURLError
+from fastomp_nvm.stores.contract import BLOCK_COLUMNS, STORE_DTYPES, FeatureStore
 from fastomp_nvm.stores.encoding import ColumnEncoding, TableEncoding
-from fastomp_nvm.stores.media import medium_of
 from fastomp_nvm.stores.open import create_store, open_store
-from fastomp_nvm.stores.url import StoreURL
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.build.schema import TableSchema
+from storage_backends.testing.opened_contract import OpenedContract
 
 __all__ = ["StoreContract"]
 
@@ -31,45 +29,16 @@ __all__ = ["StoreContract"]
 _INHERITED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
 
 
-class StoreContract:
-    """The suite.
+class StoreContract(OpenedContract):
+    """The suite; attributes as for ``OpenedContract``."""
 
-    Attributes
-    ----------
-    medium : str
-        Name that the medium declares.
-    durability : {"none", "process", "power"}
-        Durability that it must declare where it is tested.
-    emulated : bool
-        Whether it must declare itself emulated on this machine.
-    """
-
-    medium: str
-    durability: Durability
-    emulated: bool = False
-
-    def make_url(self, directory: Path) -> str:
-        """Return the address of a store that does not exist yet, below ``directory`` if the medium has files."""
-        raise NotImplementedError
+    def create(self, url: str, values: AnyArray, y: AnyArray | None = None) -> FeatureStore:
+        """Build a store and open it."""
+        return create_store(url, values, y)
 
     def peek(self, url: str) -> AnyArray | None:
         """Return the matrix behind ``url`` without the medium's code, or None where that is impossible."""
         return None
-
-    @pytest.fixture
-    def place(self, tmp_path: Path) -> Path:
-        """Directory for the stores of one test."""
-        return tmp_path
-
-    @pytest.fixture
-    def url(self, place: Path) -> str:
-        """Address of a store that does not exist yet."""
-        return self.make_url(place)
-
-    @pytest.fixture
-    def values(self) -> AnyArray:
-        """(40, 600) observations by columns: three blocks."""
-        return np.random.default_rng(7).normal(size=(40, 600))
 
     @pytest.mark.parametrize("dtype", STORE_DTYPES)
     def test_values_come_back_bit_for_bit(self, url: str, values: AnyArray, dtype: str) -> None:
@@ -94,12 +63,6 @@ class StoreContract:
             assert store.matrix.ctypes.data == matrix.ctypes.data
             with pytest.raises(ValueError, match="WRITEABLE"):
                 matrix.flags.writeable = True
-
-    def test_sidecars_cannot_be_written(self, url: str, values: AnyArray) -> None:
-        """Statistics, grouping and targets are read-only arrays."""
-        with create_store(url, values, values[:, 0]) as store:
-            arrays = (store.layout.offsets, store.layout.blocks, store.statistics.mean, store.targets["y"].values)
-            assert not any(array.flags.writeable for array in arrays)
 
     def test_statistics_are_those_of_the_stored_values(self, url: str, values: AnyArray) -> None:
         """Mean, centred norm, minimum and maximum agree with NumPy in float64."""
@@ -177,14 +140,6 @@ class StoreContract:
             found = np.array([store.encoding.columns[name].fill for name in store.names], dtype=np.float64)
             np.testing.assert_allclose(found, np.nanmedian(with_gaps, axis=0), rtol=1e-15)
 
-    def test_the_url_of_a_store_opens_it_again(self, url: str, values: AnyArray, monkeypatch: pytest.MonkeyPatch) -> None:
-        """``store.url`` leads to the same store from any working directory."""
-        with create_store(url, values) as store:
-            monkeypatch.chdir("/")
-            with open_store(store.url) as again:
-                assert again.layout.fingerprint == store.layout.fingerprint
-                assert again.url == store.url
-
     def test_a_store_is_not_overwritten_unasked(self, url: str, values: AnyArray) -> None:
         """A second build is refused without ``replace`` and the first store is untouched."""
         with create_store(url, values) as store:
@@ -247,122 +202,11 @@ class StoreContract:
         with open_store(url) as store:
             np.testing.assert_array_equal(store.matrix, -values.T.astype("float32"))
 
-    def test_a_missing_store_is_reported(self, url: str) -> None:
-        """Opening a store that does not exist is the caller's error."""
-        with pytest.raises(StoreURLError, match="no store"):
-            open_store(url)
-
     @pytest.mark.parametrize("suffix", ["?colour=blue", "?profile=", "#part"])
     def test_unknown_parameters_are_refused(self, url: str, values: AnyArray, suffix: str) -> None:
         """A parameter the medium does not know is an error, not ignored."""
         with pytest.raises(StoreURLError, match="takes none"):
             create_store(url + suffix, values)
-
-    def test_traits_are_declared_truthfully(self, url: str, values: AnyArray) -> None:
-        """The medium declares its name, durability and emulation truthfully."""
-        with create_store(url, values) as store:
-            traits = store.traits
-            assert (traits.medium, traits.durability, traits.emulated) == (self.medium, self.durability, self.emulated)
-            assert traits.detail
-
-    def test_a_store_is_not_pickled(self, url: str, values: AnyArray) -> None:
-        """The matrix is never copied by pickling."""
-        with create_store(url, values) as store, pytest.raises(StoreError, match="url"):
-            pickle.dumps(store)
-
-    def test_views_outlive_the_store(self, url: str, values: AnyArray) -> None:
-        """Closing while views are alive is harmless; using the closed store is an error; closing twice is harmless."""
-        store = create_store(url, values)
-        view = store.matrix[5]
-        store.close()
-        store.close()
-        np.testing.assert_array_equal(view, values[:, 5].astype("float32"))
-        with pytest.raises(StoreError, match="closed"):
-            _ = store.matrix
-        with pytest.raises(StoreError, match="closed"):
-            store.region("late", 8)
-
-    def test_regions_keep_their_content(self, url: str, values: AnyArray) -> None:
-        """A region starts as zeros, keeps written and persisted bytes, and is found again by name."""
-        with create_store(url, values) as store:
-            assert list(store.regions()) == []
-            region = store.region("run-1.log", 10_000)
-            assert region.size == 10_000
-            assert region.read(0, 10_000) == bytes(10_000)
-            region.write(5_000, b"durable")
-            region.persist(5_000, 7)
-            region.persist(0, 0)
-            region.close()
-            assert list(store.regions()) == ["run-1.log"]
-        with open_store(url) as store:
-            region = store.region("run-1.log")
-            assert (region.size, region.read(4_999, 9)) == (10_000, b"\0durable\0")
-            region.close()
-            with pytest.raises(StoreError, match="closed"):
-                region.read(0, 1)
-            store.drop_region("run-1.log")
-            assert list(store.regions()) == []
-
-    def test_started_ranges_are_persisted(self, url: str, values: AnyArray) -> None:
-        """``start`` is harmless before, twice, and without ``persist``; later writes are persisted as well."""
-        with create_store(url, values) as store:
-            region = store.region("log", 3 * 4096)
-            for number in range(1, 4):
-                region.write(4096, bytes([number]) * 8)
-                region.start(4096, 8)
-                assert region.read(4096, 8) == bytes([number]) * 8
-                if number == 2:
-                    region.start(4096, 8)
-                region.write(8192, bytes([number]) * 4)
-                region.persist(4096, 4100)
-            region.persist(0, 0)
-            with pytest.raises(InputError, match="outside"):
-                region.persist(0, 3 * 4096 + 1)
-            region.start(0, 8192)
-            region.close()
-        with open_store(url) as store:
-            region = store.region("log")
-            assert (region.read(4096, 8), region.read(8192, 4)) == (bytes([3]) * 8, bytes([3]) * 4)
-            region.close()
-
-    def test_two_openings_share_a_region(self, url: str, values: AnyArray) -> None:
-        """Bytes written through one handle of a region are read through the other."""
-        with create_store(url, values) as store, open_store(url) as other:
-            writer, reader = store.region("shared", 64), other.region("shared", 64)
-            writer.write(8, b"seen")
-            assert reader.read(8, 4) == b"seen"
-            writer.close()
-            reader.close()
-
-    def test_regions_refuse_ranges_outside(self, url: str, values: AnyArray) -> None:
-        """Out of bounds, absent, wrongly sized and wrongly named regions are refused with a sentence."""
-        with create_store(url, values) as store:
-            region = store.region("small", 16)
-            for offset, length in ((0, 17), (16, 1), (-1, 1), (3, -1)):
-                with pytest.raises(InputError, match="outside"):
-                    region.read(offset, length)
-                with pytest.raises(InputError, match="outside"):
-                    region.persist(offset, length)
-            with pytest.raises(InputError, match="outside"):
-                region.write(10, b"too long")
-            region.close()
-            with pytest.raises(StoreError, match="16 bytes and should have 32"):
-                store.region("small", 32)
-            with pytest.raises(StoreURLError, match="no region"):
-                store.region("absent")
-            with pytest.raises(StoreURLError, match="no region"):
-                store.drop_region("absent")
-            with pytest.raises(InputError):
-                store.region("negative", -1)
-            for name in ("", ".hidden", "a/b", "..", "-dash", "x" * 101, "line\n", "null\0"):
-                with pytest.raises(StoreURLError, match="region name"):
-                    store.region(name, 8)
-
-    def test_verify_accepts_a_sound_store(self, url: str, values: AnyArray) -> None:
-        """A store just built is sound, also when it is opened again."""
-        with create_store(url, values) as store, open_store(url) as again:
-            store.verify()
-            again.verify()
 
     def test_the_smallest_store(self, url: str) -> None:
         """One observation of one feature is a store."""
@@ -399,9 +243,3 @@ class StoreContract:
             with pytest.raises(FastompError):
                 create_store(url, hopeless)
         assert not self._exists(url)
-
-    @staticmethod
-    def _exists(url: str) -> bool:
-        """Return whether a store exists at ``url``."""
-        parsed = StoreURL.parse(url)
-        return medium_of(parsed).exists(parsed)

@@ -121,6 +121,22 @@ class _Arguments:
         out = np.empty((rows if index is None else len(index), vectors))
         return matrix, index, self._normal(vectors, n).astype(matrix.dtype), out, self._draw.random() < 0.5
 
+    def decode(self) -> tuple[Any, ...]:
+        rows, people = self._size(), self._size(300)
+        used = None if self._draw.random() < 0.5 else np.arange(0, people, 2)
+        out = np.empty((rows, people if used is None else len(used)), self._draw.choice(["f4", "f8"]))
+        return self._codes(rows, people), people, self._normal(rows, 4), used, out
+
+    def count_codes(self) -> tuple[Any, ...]:
+        rows, people = self._size(), self._size(300)
+        return self._codes(rows, people), self._codes(1, people)[0], np.empty((rows, 3), np.int64)
+
+    def dots_codes(self) -> tuple[Any, ...]:
+        rows, people, vectors = self._size(), self._size(3000), self._size(5)
+        residuals = self._normal(vectors, people).astype(self._draw.choice(["f4", "f8"]))
+        out = np.empty((rows, vectors))
+        return self._codes(rows, people), self._normal(rows, 4), residuals, out, self._draw.random() < 0.5
+
     def gather(self) -> tuple[Any, ...]:
         rows, n, count = self._size(), self._size(300), self._size()
         matrix = self._matrix(rows, n)
@@ -159,6 +175,9 @@ class _Arguments:
 
     def unguard(self) -> tuple[Any, ...]:
         return (4096,)
+
+    def _codes(self, rows: int, people: int) -> Any:
+        return self._numbers.integers(0, 256, (rows, -(-people // 4)), dtype=np.uint8)
 
     def _family(self) -> str:
         return self._draw.choice(["logistic", "poisson"])

@@ -248,6 +248,21 @@ def test_rows_picked_by_number_have_the_bits_of_rows_in_order(each: Kernel, dtyp
     each.dots_at(rows, index[:0], residuals, picked[:0])
 
 
+@pytest.mark.parametrize("residual", ["float32", "float64"])
+@pytest.mark.parametrize("n_obs", [1, 2, 3, 4, 15, 16, 17, 1023, 1024, 1025, 5001])
+def test_dots_of_codes_have_the_bits_of_the_numbers(each: Kernel, residual: str, n_obs: int) -> None:
+    """Genotypes unpacked inside the kernel give what the same numbers in an array give, whatever stands behind the last one."""
+    rng = np.random.default_rng(n_obs)
+    codes = rng.integers(0, 256, (9, -(-n_obs // 4)), dtype=np.uint8)
+    values = rng.normal(size=(9, 4))
+    apart = np.stack([codes >> shift & 3 for shift in (0, 2, 4, 6)], axis=2).reshape(9, -1)[:, :n_obs]
+    numbers = np.take_along_axis(values, apart.astype(np.int64), axis=1).astype(residual)
+    for count in (1, 4, 70):
+        residuals, out = rng.normal(size=(count, n_obs)).astype(residual), np.full((9, count), np.nan)
+        each.dots_codes(codes, values, residuals, out)
+        assert (bits(out) == bits(dots(each, numbers, residuals))).all()
+
+
 def read_only(array: Any) -> Any:
     array.flags.writeable = False
     return array
@@ -258,6 +273,7 @@ F64 = np.ones((4, 9))
 I8, I16 = np.ones((4, 9), dtype=np.int8), np.ones((2, 9), dtype=np.int16)
 OUT, OUT64 = np.zeros((4, 2)), np.zeros((4, 2), dtype=np.int64)
 INDEX = np.array([0, 3], dtype=np.int64)
+CODES, VALUES = np.zeros((4, 3), dtype=np.uint8), np.ones((4, 4))
 
 MISUSE: dict[str, Callable[[Kernel], None]] = {
     "float64 rows, float32 residuals": lambda each: each.dots(F64, F32[:2], OUT),
@@ -284,6 +300,11 @@ MISUSE: dict[str, Callable[[Kernel], None]] = {
     "picked past the end": lambda each: each.dots_at(F32, INDEX + 1, F32[:2], OUT[:2]),
     "picked by int32": lambda each: each.dots_at(F32, INDEX.astype(np.int32), F32[:2], OUT[:2]),
     "picked for another shape": lambda each: each.dots_at(F32, INDEX, F32[:2], OUT),
+    "codes of int8": lambda each: each.dots_codes(CODES.view(np.int8), VALUES, F32[:2], OUT),
+    "codes too short": lambda each: each.dots_codes(CODES[:, :2], VALUES, F32[:2], OUT),
+    "codes without values": lambda each: each.dots_codes(CODES, VALUES[:3], F32[:2], OUT),
+    "codes by int16": lambda each: each.dots_codes(CODES, VALUES, I16, OUT),
+    "codes into another shape": lambda each: each.dots_codes(CODES, VALUES, F32[:2], OUT[:3]),
     "index past the end": lambda each: each.gather(F32, INDEX + 1, np.zeros((2, 9), dtype=np.float32)),
     "index negative": lambda each: each.gather(F32, INDEX - 1, np.zeros((2, 9), dtype=np.float32)),
     "index of int32": lambda each: each.gather(F32, INDEX.astype(np.int32), np.zeros((2, 9), dtype=np.float32)),

@@ -99,7 +99,25 @@ def put_plan(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../lab", "a/b", "/etc", ".hidden", "-x", "a\0b", "a\nb", "é", "a" * 101, 5, None, ["lab"]]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../lab",
+        "a/b",
+        "/etc",
+        "plink:///data/all.bed",
+        ".hidden",
+        "-x",
+        "a\0b",
+        "a\nb",
+        "é",
+        "a" * 101,
+        5,
+        None,
+        ["lab"],
+    ],
 )
 def test_names_never_become_paths(host: Host, name: Any) -> None:
     """A pool, key or run whose name is not plain is refused by every operation that takes one, and nothing is made."""

@@ -44,6 +44,9 @@ class Kernel(NamedTuple):
     gather : callable
         ``gather(rows, index, out)``: copies ``rows[index[i]]``, in either layout, to ``out[i]``, of the same type or float64; index
         (k,) int64.
+    dots_codes : callable
+        ``dots_codes(codes, values, residuals, out)``: ``dots`` of genotypes in codes of two bits, uint8 (c, n_obs / 4, rounded
+        up), of the type of the residuals; values (c, 4) float64 is what the codes of each row stand for.
     measure : callable
         ``measure(rows, residuals, moments, out)``: ``dots``, and mean, centred norm, minimum and maximum of each row, as
         :func:`~fastomp_nvm.matrix.moments.moments` computes them, in ``moments`` (4, c) C-contiguous float64.
@@ -53,6 +56,7 @@ class Kernel(NamedTuple):
     dots: Callable[[AnyArray, AnyArray, Float64Array], None]
     dots_at: Callable[[AnyArray, IndexArray, AnyArray, Float64Array], None]
     dots_int8: Callable[[AnyArray, AnyArray, IndexArray], None]
+    dots_codes: Callable[[AnyArray, Float64Array, AnyArray, Float64Array], None]
     gather: Callable[[AnyArray, IndexArray, AnyArray], None]
     measure: Callable[[AnyArray, AnyArray, Float64Array, Float64Array], None]
 
@@ -101,16 +105,21 @@ def _compiled(plain: bool) -> Kernel:
     def dots_at(rows: AnyArray, index: IndexArray, residuals: AnyArray, out: Float64Array) -> None:
         extension.dots(rows, index, residuals, out, plain)
 
+    def dots_codes(codes: AnyArray, values: Float64Array, residuals: AnyArray, out: Float64Array) -> None:
+        extension.dots_codes(codes, values, residuals, out, plain)
+
     def measure(rows: AnyArray, residuals: AnyArray, moments: Float64Array, out: Float64Array) -> None:
         extension.moments(rows, None, moments, residuals, out, plain)
 
-    return Kernel(extension.plain_kernel_id if plain else extension.kernel_id, dots, dots_at, dots, extension.gather, measure)
+    return Kernel(
+        extension.plain_kernel_id if plain else extension.kernel_id, dots, dots_at, dots, dots_codes, extension.gather, measure
+    )
 
 
 def _numpy() -> Kernel:
     """Return the kernel in NumPy."""
     each = numpy_kernel
-    return Kernel(each.KERNEL_ID, each.dots, each.dots_at, each.dots_int8, each.gather, each.measure)
+    return Kernel(each.KERNEL_ID, each.dots, each.dots_at, each.dots_int8, each.dots_codes, each.gather, each.measure)
 
 
 _LOADERS: Mapping[str, Callable[[], Kernel]] = MappingProxyType(

@@ -13,7 +13,7 @@ from fastomp_nvm.arrays import AnyArray, DType, Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
 from fastomp_nvm.matrix.moments import moments as moments_of
 
-__all__ = ["INT8_RESIDUAL_LIMIT", "KERNEL_ID", "dots", "dots_at", "dots_int8", "gather", "measure"]
+__all__ = ["INT8_RESIDUAL_LIMIT", "KERNEL_ID", "dots", "dots_at", "dots_codes", "dots_int8", "gather", "measure", "unpacked"]
 
 KERNEL_ID = "numpy-1"
 
@@ -90,6 +90,39 @@ def dots_int8(rows: AnyArray, residuals: AnyArray, out: IndexArray) -> None:
     factors = np.ascontiguousarray(residuals.T, dtype=np.float64)
     for top in range(0, len(rows), _TILE_ROWS):
         out[top : top + _TILE_ROWS] = rows[top : top + _TILE_ROWS].astype(np.float64) @ factors
+
+
+def dots_codes(codes: AnyArray, values: Float64Array, residuals: AnyArray, out: Float64Array) -> None:
+    """Fill ``out[i, j]`` with the dot product of the genotypes in ``codes[i]`` and ``residuals[j]``.
+
+    Parameters
+    ----------
+    codes : (c, bytes) uint8
+        Four per byte, the first in the lowest bits.
+    values : (c, 4) float64
+        What each code stands for.
+    residuals : (m, n_obs) float32 or float64
+        Genotypes become numbers of this type.
+    out : (c, m) float64
+    """
+    n_obs = residuals.shape[-1]
+    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.shape[1] != -(-n_obs // 4) or values.shape != (len(codes), 4):
+        raise DataError(
+            f"codes are {codes.dtype} {codes.shape}: expected uint8, four per byte of {n_obs} observations, with 4 values"
+        )
+    if residuals.dtype not in (np.float32, np.float64) or len(out) != len(codes):
+        raise DataError(f"residuals are {residuals.dtype}, out is {out.shape}: expected floats, and a row of out per row of codes")
+    height = max(1, _COPY_BYTES // max(1, n_obs * residuals.itemsize))
+    for top in range(0, len(codes), height):
+        here = slice(top, top + height)
+        apart = unpacked(codes[here])[:, :n_obs]
+        dots(np.take_along_axis(values[here], apart, axis=1).astype(residuals.dtype), residuals, out[here])
+
+
+def unpacked(codes: AnyArray) -> IndexArray:
+    """Return codes of two bits in bytes, the first in the lowest bits, one per entry: (c, 4 bytes)."""
+    shifted = codes[:, :, np.newaxis] >> np.array([0, 2, 4, 6], dtype=np.uint8)
+    return np.asarray((shifted & 3).reshape(len(codes), -1), dtype=np.int64)
 
 
 def gather(rows: AnyArray, index: IndexArray, out: AnyArray) -> None:
