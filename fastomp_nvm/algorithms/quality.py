@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from fastomp_nvm.algorithms.exchange import exchanged, near
+from fastomp_nvm.algorithms.exchange import exchanged
 from fastomp_nvm.algorithms.fast_omp import fast_omp
 from fastomp_nvm.algorithms.glm_exchange import exchanged_by_fits
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
@@ -31,7 +31,8 @@ __all__ = ["improved", "shortened"]
 SEEDS = 2
 
 #: Features gathered by FAST_OMP that the drafts of full greedy consider, at most.
-NEAR = 1024
+NEAR = 384
+PREFIXES = 4
 
 #: Members that its runs of splicing exchange at once, at most: few as the package abess does, and many.
 SPLICED = (2, 64)
@@ -44,7 +45,7 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
     if exchanges:  # they begin among the columns gathered so far, which the tier must not change
         problem = replace(problem, tier=None)
     considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
-    considered[first] = considered[near(problem, first, NEAR)] = True
+    considered[_drafted_among(problem, first)] = True
     parts: list[Callable[[Problem], Algorithm]] = [partial(matching_pursuit, considered=considered)]
     if isinstance(objective, Linear):
         parts.append(partial(exact_gain_greedy, considered=considered))
@@ -91,6 +92,20 @@ def shortened(problem: Problem, own: Outcome | None, longer: Outcome, k: int) ->
     if own is None:
         return Outcome(sets[0], guarantee=longer.guarantee)
     return replace(own, selected=_best(problem, [own.selected, *sets]), guarantee="greedy")
+
+
+def _drafted_among(problem: Problem, first: IndexArray) -> IndexArray:
+    """Return ``first`` and the gathered features that fit best beside several of its prefixes."""
+    features = np.intersect1d(problem.pool.features, problem.usable, assume_unique=True)
+    columns, members = problem.pool.columns(features), problem.pool.columns(first)
+    model, residuals, size = problem.objective.null(), [], 0
+    for end in np.linspace(0, len(first), PREFIXES).astype(np.int64).tolist():
+        if end > size:
+            model.add(members.dense(np.arange(size, end)))
+        residuals, size = [*residuals, model.residual], end
+    scores = columns.standardisation.scores(columns.products(np.stack(residuals, axis=1)))
+    count = min(NEAR, len(features))
+    return np.union1d(first, features[np.argpartition(-scores, count - 1, axis=0)[:count]])
 
 
 def _reseeded(problem: Problem, by: int) -> Algorithm:
