@@ -1,13 +1,15 @@
-"""Passes after FAST_OMP that gather what its own passes missed, for the linear model on wide data.
+"""Passes after FAST_OMP that gather what its own passes missed, for the linear model.
 
 The polish knows only the columns that reached a threshold of FAST_OMP. Full greedy meets other residuals on its way, and other
 features lead there. So a pass takes the residuals of several prefixes of the polished set, a *draft* of full greedy, and asks for
 the features with the largest scores at each. Greedy by gain and greedy by score among these and the draft, as the two full
 greedies choose, give the next draft. The best set is kept.
 
-Passes are made where features by far outnumber few observations, so that many features fit any residual about as well as the best.
-A pass is made only while some feature of the draft explains no more than the best of all features might explain by chance: where
-few strong features make the response, FAST_OMP has found them. A second one is made where the first gained much.
+One pass with few residuals does, at the whole draft and at shorter prefixes that lie ever closer together: greedy's first steps
+change the residual most. Where features by far outnumber few observations, so that many features fit any residual about as well as
+the best, passes take more residuals, and a second one is made where the first gained much. No pass is made where every feature of
+the draft explains more than the best of all features might by chance: where few strong features make the response, FAST_OMP has
+found them.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ __all__ = ["gathered_again"]
 #: Passes at most.
 PASSES = 2
 
-#: Residuals in a pass, and features with the largest scores gathered per residual.
-RESIDUALS, NEAR = 12, 128
+#: Residuals in a pass, and features with the largest scores gathered per residual and, of those gathered before, at the empty set.
+RESIDUALS, NEAR = 4, 192
 
-#: Wide data: features per observation, at least, and observations, at most.
-WIDE, FEW = 32, 1024
+#: Wide data: features per observation, at least, and observations, at most; residuals and features gathered there.
+WIDE, FEW, WIDE_RESIDUALS, WIDE_NEAR = 32, 1024, 12, 128
 
 #: A second pass is made where the first raised f by more than this.
 GAINED = 0.01
@@ -44,31 +46,40 @@ SETTLED = 2.0
 
 
 def gathered_again(
-    problem: Problem, selected: IndexArray, complete: Callable[[IndexArray], Steps[IndexArray]]
+    problem: Problem, selected: IndexArray, gathered: IndexArray, complete: Callable[[IndexArray], Steps[IndexArray]]
 ) -> Steps[IndexArray]:
     """Return a set at least as good as ``selected``, which is polished, after at most ``PASSES`` further passes.
 
-    ``complete`` is as in :func:`~fastomp_nvm.algorithms.polish.polish`; the passes that it may need come on top. Sets of other
-    objectives, and over data that is not wide, are returned as they are.
+    ``gathered`` are the features whose columns the run has gathered. ``complete`` is as in
+    :func:`~fastomp_nvm.algorithms.polish.polish`; the passes that it may need come on top. Sets of other objectives
+    are returned as they are, and those over data with more observations than columns, which may have been replaced by their
+    products.
     """
-    n_obs = problem.design.matrix.shape[1]
-    if not (isinstance(problem.objective, Linear) and selected.size) or n_obs > FEW or len(problem.usable) < WIDE * n_obs:
+    objective, (n_columns, n_obs) = problem.objective, problem.design.matrix.shape
+    if not (isinstance(objective, Linear) and selected.size and problem.parameters.again) or n_obs > n_columns:
         return selected
-    draft, sets = selected, [selected]
-    for _ in range(PASSES):
-        query = _query(problem, problem.objective, draft)
+    wide = n_obs <= FEW and len(problem.usable) >= WIDE * n_obs
+    near, draft, sets = WIDE_NEAR if wide else NEAR, selected, [selected]
+    first = gathered[:0] if wide else _first(problem, gathered, near)
+    for _ in range(PASSES if wide else min(PASSES, 1)):
+        query = _query(problem, objective, draft, wide)
         if query is None:
             break
-        answers = yield query
-        assert answers is not None
-        problem.counters.gradient_rounds += 1
-        problem.counters.gradient_calls += len(answers)
-        pool = np.unique(np.concatenate((selected, draft, *(answer.leaders(NEAR)[0] for answer in answers))))
-        problem.objective.known.make_room(problem.pool.columns(pool))  # no earlier model is used any more
-        found = greedy_sets(problem, pool, pursuit=True)
+        if len(problem.usable) <= RESIDUALS * NEAR:  # a pass would gather hardly fewer
+            pool = problem.usable
+        else:
+            answers = yield query
+            assert answers is not None
+            problem.counters.gradient_rounds += 1
+            problem.counters.gradient_calls += len(answers)
+            leaders = [answer.leaders(near)[0] for answer in answers]
+            pool = np.unique(np.concatenate((selected, draft, first, *leaders)))
+        if problem.parameters.tau != "auto":  # no earlier model is used any more
+            objective.known.make_room(problem.pool.columns(pool))
+        found = greedy_sets(problem, pool, near=draft)
         sets += found
         draft = found[best_of(problem, found)]
-        gained = problem.objective.refit(Columns(problem.pool, draft), exact=False).value - query.value
+        gained = objective.refit(Columns(problem.pool, draft), exact=False).value - query.value
         if gained <= GAINED and not wants_more(problem, draft):
             break
     best = sets[best_of(problem, sets)]
@@ -78,7 +89,14 @@ def gathered_again(
     return best
 
 
-def _query(problem: Problem, objective: Linear, draft: IndexArray) -> Query | None:
+def _first(problem: Problem, features: IndexArray, count: int) -> IndexArray:
+    """Return the ``count`` of ``features`` with the largest scores at the empty set."""
+    columns = problem.pool.columns(features)
+    scores = columns.standardisation.scores(columns.products(problem.objective.null().residual[:, None]))[:, 0]
+    return features[np.argsort(-scores, kind="stable")[:count]]
+
+
+def _query(problem: Problem, objective: Linear, draft: IndexArray, wide: bool) -> Query | None:
     """Return a query at prefixes of ``draft``, the last the whole, about the features that extend each; None if settled.
 
     Where none extends the whole, all features are asked about: some may take the place of a member.
@@ -98,7 +116,8 @@ def _query(problem: Problem, objective: Linear, draft: IndexArray) -> Query | No
     by_chance = (1.0 - value) * 2.0 * math.log(len(usable)) / len(objective.response)
     if float(explained.min()) >= SETTLED * by_chance:
         return None
-    ends = np.unique(np.linspace(len(draft), 0, RESIDUALS, endpoint=False).astype(np.int64))
+    shares = np.linspace(1.0, 0.0, WIDE_RESIDUALS if wide else RESIDUALS, endpoint=False) ** (1 if wide else 2)
+    ends = np.unique((len(draft) * shares).astype(np.int64))
     taken = np.searchsorted(kept, columns.standardisation.offsets[ends])  # independent columns of each prefix
     fitted = np.where(np.arange(len(kept)) < taken[:, None], along, 0.0) @ directions
     residuals = objective.weighted((objective.response - fitted).T).T

@@ -69,6 +69,43 @@ def gains_of_nothing(problem: Problem) -> Steps[Gains]:
     raise RequestError(f"exact gains of {type(problem.objective).__name__} are unknown: choose fast_omp or sds_omp")
 
 
+class Span:
+    """Orthonormal directions, the rows of memory that longer spans with the same first directions share.
+
+    Parameters
+    ----------
+    room : (m, n_obs) float64
+    written : list of int
+        Number of rows of ``room`` in use.
+    size : int
+        Number of directions of this span.
+    """
+
+    __slots__ = ("_room", "_size", "_written")
+
+    def __init__(self, room: Float64Array, written: list[int], size: int) -> None:
+        self._room, self._written, self._size = room, written, size
+
+    @classmethod
+    def of_nothing(cls, n_obs: int) -> Span:
+        """Return a span without a direction."""
+        return cls(np.empty((0, n_obs)), [0], 0)
+
+    @property
+    def basis(self) -> Float64Array:
+        """(n_obs, size): the directions."""
+        return self._room[: self._size].T
+
+    def grown(self, vector: Float64Array) -> Span:
+        """Return the span with one more direction."""
+        size, room, written = self._size, self._room, self._written
+        if written[0] > size or size == len(room):  # another span has the next row, or there is none
+            room, written = np.empty((max(2 * size, 16), room.shape[1])), [size]
+            room[:size] = self._room[:size]
+        room[size], written[0] = vector, size + 1
+        return Span(room, written, size + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Directions:
     """The directions that a sequence of features adds to the span of a set.
@@ -78,6 +115,8 @@ class Directions:
     features : (n,) int64
     vectors : list of (n_obs,) float64
         One per column that is not dependent.
+    spans : list of Span
+        The span with each of them.
     moves : list of float
         The response's coordinate along each.
     ends : list of int
@@ -86,6 +125,7 @@ class Directions:
 
     features: IndexArray
     vectors: list[Float64Array]
+    spans: list[Span]
     moves: list[float]
     ends: list[int]
 
@@ -100,7 +140,7 @@ class LinearGains(Gains):
         Ascending; the usable features, or some of them.
     standardisation : Standardisation
         Of these features.
-    span : tuple of (n_obs,) float64
+    span : Span
         The directions of the set.
     """
 
@@ -112,7 +152,7 @@ class LinearGains(Gains):
     pivot: Float64Array
     groups: tuple[Float64Array, ...]
     smallest: Float64Array  # (n_columns,): pivots up to this count as dependent
-    span: tuple[Float64Array, ...]
+    span: Span
     size: int
     value: float
     members: Members
@@ -130,9 +170,9 @@ class LinearGains(Gains):
         standardisation = problem.design.standardisation.subset(problem.usable)
         pivot, groups = objective.remainders(standardisation, columns)
         gradient = np.zeros_like(pivot)
-        exact = problem.design.matrix.dtype == np.float64
+        span, exact = Span.of_nothing(len(objective.response)), problem.design.matrix.dtype == np.float64
         smallest = (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
-        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, (), 0, 0.0, ())
+        return cls(problem, objective, problem.usable, standardisation, gradient, pivot, tuple(groups), smallest, span, 0, 0.0, ())
 
     def of(self, candidates: IndexArray) -> Steps[Float64Array]:
         """Return ``g^2 / d``."""
@@ -175,13 +215,12 @@ class LinearGains(Gains):
 
     def directions(self, features: IndexArray) -> Directions:
         """Orthogonalise the columns of ``features``, one after the other, against the set and each other."""
-        objective, span = self.objective, Directions(features, [], [], [])
+        objective, span, grown = self.objective, Directions(features, [], [], [], []), self.span
         dense = objective.weighted(self.problem.pool.columns(features).dense(np.arange(len(features))))
         offsets = self.problem.design.standardisation.subset(features).offsets
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             for column in dense.T[first:last]:
-                rows = (*self.span, *span.vectors)
-                basis = np.stack(rows).T if rows else np.empty((len(column), 0))
+                basis = grown.basis
                 overlaps = basis.T @ column
                 remainder = column - basis @ overlaps
                 squared = float(column @ column)
@@ -192,7 +231,9 @@ class LinearGains(Gains):
                     pivot = float(remainder @ remainder)
                 if pivot > DEPENDENT * squared:
                     vector = remainder / math.sqrt(pivot)
+                    grown = grown.grown(vector)
                     span.vectors.append(vector)
+                    span.spans.append(grown)
                     span.moves.append(float(vector @ objective.response))
             span.ends.append(len(span.vectors))
         return span
@@ -201,13 +242,13 @@ class LinearGains(Gains):
         """Yield the gains after each feature of ``span``; ``coordinates`` are those of all columns, one array per vector."""
         gains, following, first = self, iter(coordinates), 0
         for feature, end in zip(span.features.tolist(), span.ends, strict=True):
-            for vector, move in zip(span.vectors[first:end], span.moves[first:end], strict=True):
-                gains = gains._moved(vector, move, next(following))
+            for grown, move in zip(span.spans[first:end], span.moves[first:end], strict=True):
+                gains = gains._moved(grown, move, next(following))
             first = end
             gains = replace(gains, size=gains.size + 1, members=(*gains.members, feature))
             yield gains
 
-    def _moved(self, vector: Float64Array, move: float, coordinates: Float64Array) -> LinearGains:
+    def _moved(self, span: Span, move: float, coordinates: Float64Array) -> LinearGains:
         """Return the gains after one more direction."""
         parts = [coordinates[group.columns] for group in self.standardisation.whiteners]
         return replace(
@@ -215,7 +256,7 @@ class LinearGains(Gains):
             gradient=self.gradient - coordinates * move,
             pivot=self.pivot - coordinates**2,
             groups=tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(self.groups, parts, strict=True)),
-            span=(*self.span, vector),
+            span=span,
             value=self.value + move * move,
         )
 

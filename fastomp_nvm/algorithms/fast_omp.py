@@ -16,8 +16,8 @@ Readings of Algorithm 1 (line numbers as printed):
   evaluated in growing blocks up to the first that qualifies. At ``j = k`` the set is maximal and ``X_k`` empty, so ``j*`` exists.
 
 Three additions of ours. ``tau="auto"`` runs the algorithm once per member of ``TAUS`` side by side, in the same sweeps; each run is
-polished over its own columns, then all columns gathered are, and the best set is kept. On wide data further passes gather again at
-the polished set (:mod:`fastomp_nvm.algorithms.again`). ``skip_weak`` is a variant outside Theorem 1: an element of the sequence
+polished over its own columns, then all columns gathered are, and the best set is kept. After the polish a run gathers again at the
+polished set (:mod:`fastomp_nvm.algorithms.again`). ``skip_weak`` is a variant outside Theorem 1: an element of the sequence
 whose own score has fallen below ``t`` when its turn comes is skipped.
 """
 
@@ -48,7 +48,6 @@ def fast_omp(problem: Problem) -> Algorithm:
     tau = problem.parameters.tau
     rank, estimated = find_rank(problem)
     if tau != "auto":
-        complete = partial(_complete, problem, tau, rank)
         selected, polished, _ = yield from _run(problem, tau, rank)
         outcome = Outcome(selected, rank=rank, rank_estimated=estimated)
     else:
@@ -63,20 +62,20 @@ def fast_omp(problem: Problem) -> Algorithm:
             if max(gathered for _, _, gathered in runs) < len(union):  # otherwise one run has gathered all of it
                 sets.append((yield from polish(problem, selected, union, complete)))
             polished = sets[best_of(problem, sets)]
-    if polished is not None and problem.parameters.again:
-        polished = yield from gathered_again(problem, polished, complete)
     return outcome if polished is None else replace(outcome, selected=polished, unpolished=selected)
 
 
 def _run(problem: Problem, tau: float, rank: int) -> Steps[tuple[IndexArray, IndexArray | None, int]]:
-    """Run Algorithm 1, then polish over the columns it gathered.
+    """Run Algorithm 1, then polish over the columns it gathered, and gather again.
 
     Returns both sets, the second None without a polish, and the number of features whose columns were gathered.
     """
     selected, pool = yield from _pursue(problem, tau, rank, np.empty(0, dtype=np.int64))
     if problem.parameters.polish == "none":
         return selected, None, len(pool)
-    return selected, (yield from polish(problem, selected, pool, partial(_complete, problem, tau, rank))), len(pool)
+    complete = partial(_complete, problem, tau, rank)
+    polished = yield from polish(problem, selected, pool, complete)
+    return selected, (yield from gathered_again(problem, polished, pool, complete)), len(pool)
 
 
 def _complete(problem: Problem, tau: float, rank: int, selected: IndexArray) -> Steps[IndexArray]:

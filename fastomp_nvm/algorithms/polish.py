@@ -40,22 +40,23 @@ def polish(
     return found[best_of(problem, found)]
 
 
-def greedy_sets(problem: Problem, pool: IndexArray, *, pursuit: bool = False) -> list[IndexArray]:
+def greedy_sets(problem: Problem, pool: IndexArray, *, near: IndexArray | None = None) -> list[IndexArray]:
     """Return the greedy sets over the features of ``pool``: by gain and, under a knapsack, by gain per cost.
 
-    ``pursuit`` asks for one by score too, as matching pursuit chooses; for the linear model.
+    With ``near``, a set that these will probably resemble, there is one by score too, as matching pursuit chooses; for the linear
+    model.
     """
     if not pool.size:
         return []
     rules: list[Float64Array | Literal["score"] | None] = [None]
     if (shares := problem.constraint.budget_shares) is not None:
         rules.append(shares[pool])
-    if pursuit:
+    if near is not None:
         rules.append("score")
     sets: list[IndexArray] = []
     tracker: GainTracker | None = None
     for rule in rules:
-        chosen, tracker = _greedy(problem, pool, rule, tracker)
+        chosen, tracker = _greedy(problem, pool, rule, tracker, near)
         sets.append(chosen)
     return sets
 
@@ -89,11 +90,16 @@ def best_of(problem: Problem, sets: Sequence[IndexArray]) -> int:
 
 
 def _greedy(
-    problem: Problem, features: IndexArray, rule: Float64Array | Literal["score"] | None, earlier: GainTracker | None
+    problem: Problem,
+    features: IndexArray,
+    rule: Float64Array | Literal["score"] | None,
+    earlier: GainTracker | None,
+    near: IndexArray | None,
 ) -> tuple[IndexArray, GainTracker]:
     """Return the greedy set over ``features``, by gain, by gain per price (f,), or by score, and the tracker of the gains.
 
-    ``earlier`` is the tracker of another greedy over the same columns: it knows products of them.
+    ``earlier`` is the tracker of another greedy over the same columns: it knows products of them. ``near``, some of ``features``,
+    are those that will probably be chosen.
     """
     constraint, objective = problem.constraint, problem.objective
 
@@ -103,7 +109,10 @@ def _greedy(
     columns = problem.pool.columns(features)
     if isinstance(objective, Linear):
         known = earlier if isinstance(earlier, LinearGains) else None
-        tracker: GainTracker = objective.gains(columns, extends, known, pursuit=isinstance(rule, str))
+        gains = objective.gains(columns, extends, known, pursuit=isinstance(rule, str))
+        if near is not None and known is None:
+            gains.expect(np.searchsorted(features, near))
+        tracker: GainTracker = gains
     else:
         tracker = objective.gains(columns, extends)
     prices = None if isinstance(rule, str) else rule

@@ -14,14 +14,14 @@ from functools import partial
 
 import numpy as np
 
-from fastomp_nvm.algorithms.exchange import exchanged, near
+from fastomp_nvm.algorithms.exchange import exchanged
 from fastomp_nvm.algorithms.fast_omp import fast_omp
 from fastomp_nvm.algorithms.glm_exchange import exchanged_by_fits
 from fastomp_nvm.algorithms.protocol import Algorithm, Outcome, Problem
 from fastomp_nvm.algorithms.splicing import spliced
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.verified import exact_gain_greedy, matching_pursuit
-from fastomp_nvm.arrays import IndexArray
+from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.linear import Linear
 
@@ -30,8 +30,8 @@ __all__ = ["improved", "shortened"]
 #: Further seeds of FAST_OMP that ``best`` tries.
 SEEDS = 2
 
-#: Features gathered by FAST_OMP that the drafts of full greedy consider, at most.
-NEAR = 1024
+#: Features gathered by FAST_OMP that the drafts of full greedy consider per prefix of its set, and prefixes.
+NEAR, PREFIXES = 512, 4
 
 #: Members that its runs of splicing exchange at once, at most: few as the package abess does, and many.
 SPLICED = (2, 64)
@@ -44,7 +44,7 @@ def improved(problem: Problem, algorithm: Algorithm, *, exchanges: bool) -> Algo
     if exchanges:  # they begin among the columns gathered so far, which the tier must not change
         problem = replace(problem, tier=None)
     considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_)
-    considered[first] = considered[near(problem, first, NEAR)] = True
+    considered[_drafted_among(problem, first)] = True
     parts: list[Callable[[Problem], Algorithm]] = [partial(matching_pursuit, considered=considered)]
     if isinstance(objective, Linear):
         parts.append(partial(exact_gain_greedy, considered=considered))
@@ -93,9 +93,27 @@ def shortened(problem: Problem, own: Outcome | None, longer: Outcome, k: int) ->
     return replace(own, selected=_best(problem, [own.selected, *sets]), guarantee="greedy")
 
 
+def _drafted_among(problem: Problem, first: IndexArray) -> IndexArray:
+    """Return ``first`` and the gathered features that fit best beside several of its prefixes."""
+    features = np.intersect1d(problem.pool.features, problem.usable, assume_unique=True)
+    if not features.size:
+        return first
+    columns, members = problem.pool.columns(features), problem.pool.columns(first)
+    model, residuals, size = problem.objective.null(), list[Float64Array](), 0
+    for end in np.linspace(0, len(first), PREFIXES).astype(np.int64).tolist():
+        if end > size:
+            model.add(members.dense(np.arange(size, end)))
+        residuals.append(model.residual)
+        size = end
+    scores = columns.standardisation.scores(columns.products(np.stack(residuals, axis=1)))
+    count = min(NEAR, len(features))
+    return np.union1d(first, features[np.argpartition(-scores, count - 1, axis=0)[:count]])
+
+
 def _reseeded(problem: Problem, by: int) -> Algorithm:
-    """Run FAST_OMP with another seed."""
-    return fast_omp(replace(problem, parameters=replace(problem.parameters, seed=(problem.parameters.seed + by) % 2**64)))
+    """Run FAST_OMP with another seed; it does not gather again, which empties the cache that runs side by side share."""
+    seed = (problem.parameters.seed + by) % 2**64
+    return fast_omp(replace(problem, parameters=replace(problem.parameters, seed=seed, again=False)))
 
 
 def _best(problem: Problem, sets: Sequence[IndexArray]) -> IndexArray:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fastomp_nvm.algorithms.contenders import Compared, Contenders, Window
 from fastomp_nvm.algorithms.exact_gains import Directions, LinearGains
-from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Outcome, Problem, Query, Steps
+from fastomp_nvm.algorithms.protocol import Algorithm, Ask, Gradients, Outcome, Problem, Query, Round, Steps
 from fastomp_nvm.algorithms.together import together
 from fastomp_nvm.algorithms.trace import CLOSE, Trace
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
@@ -44,7 +44,7 @@ PRODUCT_BYTES = 1 << 29
 
 #: Features near the lead that join the drafts: before the first, more where their columns take fewer bytes than ``SMALL``, and per
 #: step looked at after a lost one.
-FIRST_NEAR, SMALL, NEAR = 512, 1 << 22, 256
+FIRST_NEAR, SMALL, NEAR = 512, 1 << 22, 512
 
 #: What the choice between plain and verified greedy assumes of a machine: bytes per second of a pass in memory, multiply-adds per
 #: second of a pass with many vectors, seconds per product of a column and a vector besides, and seconds of a drafted step besides
@@ -85,6 +85,11 @@ class Greedy(ABC):
         """Features in the verified set."""
         return len(self._winners)
 
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """F after the steps of the draft so far."""
+
     @abstractmethod
     def look_ahead(self, near: IndexArray) -> None:
         """Begin a draft at the verified set, among the features ``near`` (ascending)."""
@@ -122,7 +127,7 @@ class Greedy(ABC):
             Features near the lead at or after the first step that was lost.
         """
 
-    def _decide(self, leaders: IndexArray, scores: Float64Array, candidates: IndexArray, score_of: Callable[[int], float]) -> int:
+    def decide(self, leaders: IndexArray, scores: Float64Array, candidates: IndexArray, score_of: Callable[[int], float]) -> int:
         """Add the winner of a step to the verified set, and return it.
 
         ``leaders`` are the two best of ``candidates``, if there are two, ``scores`` theirs; ``score_of`` returns that of any.
@@ -150,17 +155,23 @@ def _greedy(problem: Problem, rules: Greedy, considered: BoolArray | None) -> Al
     """Run a greedy algorithm; ``considered`` (n_features,) are features of its drafts, to which it adds others."""
     rank = min(problem.constraint.rank, len(problem.usable))
     longest = min(LONGEST, max(rank // DRAFTS, FIRST), _most_steps(problem))
+    begun = considered is not None and considered.any()
     considered = np.zeros(problem.design.standardisation.n_features, dtype=np.bool_) if considered is None else considered
     column = max(problem.design.matrix.shape[1] * problem.design.matrix.itemsize, 1)
     room, first = problem.pool.budget // column, max(FIRST_NEAR, SMALL // column)
-    selected, candidates, length, passes, spent = np.empty(0, dtype=np.int64), problem.usable, 0, 0, 0.0
+    selected, candidates, passes, spent = np.empty(0, dtype=np.int64), problem.usable, 0, 0.0
+    length = min(FIRST, longest) if begun else 0
     plainly, (vector, scan) = False, _costs(problem)
     while True:
         candidates = candidates[problem.extensions(selected, candidates)]
         if not candidates.size:
             break
-        rules.look_ahead(candidates[considered[candidates]])
-        drafted = _draft(problem, rules, selected, candidates[considered[candidates]], min(length, rank - len(selected)))
+        near = candidates[considered[candidates]]
+        rules.look_ahead(near)
+        if len(near) == len(candidates):
+            selected = yield from _in_memory(problem, rules, selected, candidates)
+            break
+        drafted = _draft(problem, rules, selected, near, min(length, rank - len(selected)))
         feasible = _feasible(problem, selected, drafted, candidates)
         plainly = plainly or 4 * passes > rank or spent > (len(selected) + LOST) * (scan + vector)
         agreed, winner, close = yield from rules.verify(drafted, feasible, 0 if plainly else NEAR if passes else first)
@@ -205,6 +216,21 @@ def _draft(problem: Problem, rules: Greedy, selected: IndexArray, near: IndexArr
     return drafted
 
 
+def _in_memory(problem: Problem, rules: Greedy, selected: IndexArray, near: IndexArray) -> Steps[IndexArray]:
+    """Add features of the draft, which leaves out none that extends ``selected``, as plain greedy does; return the set."""
+    candidates = near
+    while True:
+        scores = rules.scores()[np.searchsorted(near, candidates)]
+        first = first_places(scores, 2)
+        winner = rules.decide(candidates[first], scores[first], candidates, partial(_among, candidates, scores))
+        selected = np.append(selected, winner)
+        candidates = candidates[problem.extensions(selected, candidates)]
+        if not candidates.size:
+            return selected
+        rules.step(winner)
+        yield Round(len(selected), rules.value)
+
+
 def _feasible(problem: Problem, selected: IndexArray, drafted: Sequence[int], candidates: IndexArray) -> list[IndexArray]:
     """Return the features that extend ``selected`` and the first 0, 1, ... of ``drafted``; the last only where there are any."""
     if not drafted:
@@ -238,6 +264,11 @@ class MatchingPursuit(Greedy):
         super().__init__(problem, recorded)
         self._model: Model = problem.objective.null()
 
+    @property
+    def value(self) -> float:
+        """F of the last model."""
+        return self._models[-1].value
+
     def look_ahead(self, near: IndexArray) -> None:
         """Begin a draft."""
         self._columns = self.problem.pool.columns(near)
@@ -270,7 +301,7 @@ class MatchingPursuit(Greedy):
         self.problem.counters.gradient_calls += len(asks)
         agreed, winner = len(drafted), None
         for step, answer in enumerate(answers):
-            best = self._decide(*answer.leaders(2), feasible[step], partial(self._score, answer))
+            best = self.decide(*answer.leaders(2), feasible[step], partial(self._score, answer))
             if step == len(drafted) or best != drafted[step]:
                 agreed, winner = step, best
                 break
@@ -316,12 +347,19 @@ class ExactGainGreedy(Greedy):
         self._places = np.zeros(problem.design.standardisation.n_features, dtype=np.int64)  # of features among the usable ones
         self._places[problem.usable] = np.arange(len(problem.usable))
 
+    @property
+    def value(self) -> float:
+        """F after the last step."""
+        return self._few.value
+
     def look_ahead(self, near: IndexArray) -> None:
         """Begin a draft."""
         self._columns = self.problem.pool.columns(near)
         if self._contenders is not None:
             self._gains, _ = self._contenders.exactly(self._gains, near, ())
         self._few, self._spans = self._gains.among(near), list[Directions]()
+        if self._contenders is None and not self._swept:
+            self._few = replace(self._few, gradient=self._columns.products(self._null.vector[:, None])[:, 0])
         if self._last is not None:
             self.step(self._last)
 
@@ -352,7 +390,7 @@ class ExactGainGreedy(Greedy):
             growth = gains.all()[compared.places[candidates]]
             if winner is None:
                 self._gains, decided, first = gains, step, first_places(growth, 2)
-                best = self._decide(candidates[first], growth[first], candidates, partial(_among, candidates, growth))
+                best = self.decide(candidates[first], growth[first], candidates, partial(_among, candidates, growth))
                 if step < len(drafted) and best == drafted[step]:
                     continue
                 lost, winner = step, best

@@ -346,8 +346,15 @@ class ExactGradients(LocalGradients):
 
 def first_places(values: Float64Array, count: int) -> IndexArray:
     """Return the positions of the ``count`` largest of ``values`` (n,), all when there are fewer; best first, then by position."""
-    if count == 1:
-        return np.array([np.argmax(values)])
+    if count <= 2 and len(values):
+        best = int(np.argmax(values))
+        first = [best]
+        if count == 2 and len(values) > 1:
+            others = [part for part in (values[:best], values[best + 1 :]) if part.size]
+            second = [int(np.argmax(part)) for part in others]
+            after = len(others) == 2 and bool(others[1][second[1]] > others[0][second[0]])
+            first.append(second[after] + (best + 1 if after or best == 0 else 0))
+        return np.array(first)
     places = np.flatnonzero(~(values < largest(values, count).min()))
     return places[np.argsort(-values[places], kind="stable")[:count]]
 

@@ -235,6 +235,11 @@ class LinearGains(FollowedGains, GainTracker):
         exact = columns.exact or places is not None
         super().__init__(columns.standardisation, gradient, pivot, groups, (DEPENDENT if exact else SMALLEST_PIVOT) * pivot)
 
+    def expect(self, positions: IndexArray) -> None:
+        """Compute the Gram columns of features that will probably be added, at once."""
+        coming = positions[self._gram.at[self._offsets[positions]] < 0]
+        self._gram.include(column_index(self._offsets, coming), self._products(self._columns, coming))
+
     def grow(self, open_: BoolArray, count: int, least: float, last: bool = False) -> list[tuple[int, float]]:
         """Add the best open candidate ``count`` times, in compiled calls that end where a Gram column is missing."""
         if self._groups or not native.extension:
@@ -265,9 +270,7 @@ class LinearGains(FollowedGains, GainTracker):
 
         ``free``: additions, this one included, that the constraint allows whatever they are.
         """
-        coming = np.array(self._predicted(position, free))
-        coming = coming[self._gram.at[self._offsets[coming]] < 0]
-        self._gram.include(column_index(self._offsets, coming), self._products(self._columns, coming))
+        self.expect(np.array(self._predicted(position, free)))
 
     def _predicted(self, position: int, free: int) -> list[int]:
         """Return the features that will probably be added next, in order, beginning with ``position``."""

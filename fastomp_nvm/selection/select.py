@@ -308,7 +308,7 @@ def prepare(
         request.polish,
         request.skip_weak,
         request.plain,
-        again=request.quality == "fast",
+        again=request.polish == "pool",
     )
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     request, choice = resolve_algorithm(dataset, request)

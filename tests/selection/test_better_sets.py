@@ -94,8 +94,9 @@ def test_the_best_set_is_nearly_always_the_optimum(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_verified_is_never_below_full_greedy(name: str) -> None:
+def test_verified_is_never_below_full_greedy(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """At least the scores of SDS_OMP and SDS_MA, on designs where FAST_OMP's set is below one of them."""
+    monkeypatch.setattr("fastomp_nvm.algorithms.again.PASSES", 0)  # among 90 features it is not below them
     below = 0
     for seed in range(6):
         rng = np.random.default_rng((seed, 8))
