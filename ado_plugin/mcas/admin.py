@@ -42,6 +42,8 @@ _SHARD: Mapping[str, tuple[str, str | int]] = {
 #: More calls than those after which upstream's reference-count fault was seen to end the ADO.
 _CALLS = 80
 
+_PING_SECONDS = 45.0
+
 _NO_CONNECTION = "server down, wrong port, or wrong network device: set FASTOMP_MCAS_DEVICE, and FABRIC_SERVER_ADDR at the server"
 _NO_POOL = (
     "mapstore with an ADO needs the XPMEM kernel module; hstore needs its dax_config path to exist, with room; or the ADO hung at "
@@ -185,10 +187,9 @@ def _put(client: Client, local: list[Selection]) -> str:
 
 
 def _ping(client: Client) -> dict[str, Any]:
-    """Call the plugin on the manifest of the store."""
+    """Call the plugin."""
     transport: Any = client._transport
-    place = client._place(None)
-    pong: dict[str, Any] = transport.invoke(place["pool"], f"fo/{place['key']}", {"operation": "ping"})
+    pong: dict[str, Any] = transport.plugin.call(client._place(None)["pool"], "ping", _PING_SECONDS, attempts=1)
     return pong
 
 
@@ -206,23 +207,15 @@ def _invoke(client: Client) -> str:
 
 
 def _resume(client: Client, base: str, timeout: float, expected: Selection) -> str:
-    """Drive a run for one slice, end it over another connection, and compare with the local selection."""
+    """Begin a run, end it over another connection, and compare with the local selection."""
     job = client.submit(k=8, algorithm="sds_omp")
-    transport: Any = client._transport
-    pool = client._place(None)["pool"]
-    record = transport._json(pool, f"run/{job}")
-    call = {"operation": "slice", "run": record["id"], "seconds": 0.0, "expected": 0}
-    left = transport.invoke(pool, f"run/{job}", call)
-    again = transport.invoke(pool, f"run/{job}", call)
-    if (left["sequence"], again["state"]) != (1, "moved"):
-        raise ServerError(f"a slice left sequence {left['sequence']} and its repetition was {again['state']}: expected 1 and moved")
     with connect(f"{base}/fastomp_check", timeout=timeout) as other:
         (found,) = other.result(job)
     if found.features != expected.features:
         raise ServerError(f"the answer {found.features} differs from the local one {expected.features}")
     same = found.column_coef.tobytes() == expected.column_coef.tobytes()
     bits = "same bits" if same else f"same features, other last bits (kernel {found.kernel} there, {expected.kernel} here)"
-    return f"one slice, a repetition refused, ended by another connection: {bits} as the local answer"
+    return f"begun over one connection and ended over another: {bits} as the local answer"
 
 
 def _endure(client: Client) -> str:
@@ -235,12 +228,8 @@ def _endure(client: Client) -> str:
 
 def _delete(client: Client) -> str:
     """Delete the store with its runs, those of earlier failed checks included."""
-    transport: Any = client._transport
-    place = client._place(None)
-    pool = transport._open(place)
-    for job, key in transport._index(pool)["runs"].items():
-        if key == place["key"] and transport._is_open(pool, job):
-            client.cancel(job)
+    for job in client.jobs():
+        client.cancel(job.name)
     client.delete()
     if any(each["key"] == "fastomp_check" for each in client.list()):
         raise ServerError("the store is still listed after it was deleted")

@@ -77,7 +77,7 @@ REFUSALS = ("access", "busy", "limit", "space", "input", "store", "medium", "can
 OPERATIONS: Mapping[str, Role] = {
     **dict.fromkeys(("ping", "list", "info"), "read"),
     **dict.fromkeys(("delete", "put", "commit", "abort"), "write"),
-    **dict.fromkeys(("select", "select_many", "predict", "jobs", "progress", "result", "cancel", "resume"), "read"),
+    **dict.fromkeys(("select", "select_many", "predict", "jobs", "progress", "result", "cancel", "resume", "forget"), "read"),
 }
 
 
@@ -352,6 +352,11 @@ class Operations:
         job = self._job(caller, body)
         self._queue.resume(job)
         yield job.describe()
+
+    def _forget(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Remove an ended job with its answer."""
+        self._queue.forget(self._job(caller, body))
+        yield {}
 
     @contextlib.contextmanager
     def _waiting(self, body: Mapping[str, Any], default: float = 0.0) -> Iterator[float]:

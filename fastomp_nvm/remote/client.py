@@ -338,6 +338,10 @@ class Client:
         """Queue a failed or cancelled job again and return its progress."""
         return self.call("resume", {"job": job})
 
+    def forget(self, job: str) -> None:
+        """Remove an ended job with its answer; its name is free again."""
+        self.call("forget", {"job": job})
+
     @property
     def _patience(self) -> float:
         """Seconds for which a server that cannot be reached is called again."""
@@ -346,6 +350,7 @@ class Client:
     def _queue(self, operation: str, y: object, key: str | None, run: str | None, **fields: Any) -> str:
         """Queue a job and return its name, which is chosen here so that the submission can be repeated."""
         name = secrets.token_hex(12) if run is None else check_name(run, "run")
+        fields["named"] = run is not None
         response = {} if y is None else {"y": encode_vector(y)}
         job: str = self.call(operation, {**self._place(key), "job": name, **response, **fields})["job"]
         return job

@@ -84,16 +84,25 @@ class Pool:
         with self.locked(key) as free, self.guard:
             if not free:
                 return _LOCKED
-            start = self.map["next"]
+            start = self._room(len(data))
             if start + len(data) + 1 > self.map["size"]:
                 return _FULL
             with open(f"{self.path}.data", "r+b") as file:
                 file.seek(start)
                 file.write(data)
-            self.map["next"] = (start + len(data)) | 1  # the next odd address
+            self.map["next"] = max(self.map["next"], start + len(data))  # the highest address used so far
             self.map["values"][key] = [start, len(data)]
             self._save()
         return 0
+
+    def _room(self, length: int) -> int:
+        """Return the first odd address with ``length`` free bytes; the value that is replaced stays until then."""
+        start = 1
+        for first, taken in sorted(self.map["values"].values()):
+            if first - start >= length + 1:
+                break
+            start = (first + taken) | 1
+        return start
 
     def get(self, key: str) -> bytes | None:
         place = self.map["values"].get(key)
