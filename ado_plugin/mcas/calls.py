@@ -64,7 +64,8 @@ class Plugin:
         if not self._exists(pool, timeout):
             raise StoreURLError(f"there is no store in the pool {pool!r} of {self._session.server}: put one into it first")
         began, pause, failures = time.monotonic(), LOCK_POLL_SECONDS / 8, 0
-        sent: dict[str, Any] = {"operation": operation, "pool": pool, "client": self.client, **parameters}
+        names = {"pool": pool, "client": self.client, "call": secrets.token_hex(4)}
+        sent: dict[str, Any] = {"operation": operation, **names, **parameters}
         while True:
             acknowledged, erased = sorted(self.acknowledged), self._erased[:]
             noted = {"acknowledged": acknowledged, "erased": erased}

@@ -12,6 +12,7 @@ import hashlib
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -58,6 +59,9 @@ _RECORD, _RESULT = "record", "result"
 #: Runs in progress by their id, the least recently driven first; and the driver of each, with the end of its lease.
 _runners: dict[str, Runner] = {}
 _drivers: dict[str, tuple[str, float]] = {}
+
+#: Runs forgotten lately, with the call: its reply may be lost, and the call repeated.
+_forgotten: deque[tuple[str, str]] = deque(maxlen=64)
 
 Load = Callable[[str], AnyArray]
 Operation = Callable[[Ledger, Load, Mapping[str, Any]], dict[str, Any]]
@@ -242,10 +246,14 @@ def _resume(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, An
 
 def _forget(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Remove a run that nobody drives."""
+    call = str(sent.get("call")), str(sent.get("job"))
+    if call in _forgotten:
+        return {}
     job, entry = _find(ledger, sent)
     if entry["state"] == "running" and time.monotonic() < _drivers.get(entry["id"], ("", 0.0))[1]:
         raise ServerError(f"the run {job!r} is not finished: cancel it first", reason="busy")
     ledger.forget(job)
+    _forgotten.append(call)
     return {}
 
 

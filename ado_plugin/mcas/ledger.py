@@ -33,6 +33,9 @@ LEDGER_BYTES = 1 << 20
 #: Seconds after which a follower that does not call again counts as dead.
 LEASE_SECONDS = 900.0
 
+#: The same for a run that has not ended and has no name of the user's choice.
+_ABANDONED_SECONDS = 86400.0
+
 #: Ended runs that are kept although their slots could be recycled: they are listed, and answers can be asked for again.
 _RETAINED = 4
 
@@ -282,7 +285,7 @@ def _is_recyclable(entry: Mapping[str, Any], now: float) -> bool:
     if entry["named"]:
         return False
     if entry["state"] == "running":
-        return bool(now - entry["changed"] > LEASE_SECONDS)
+        return bool(now - entry["changed"] > _ABANDONED_SECONDS)
     return all(now - since > LEASE_SECONDS for since in entry["waiting"].values())
 
 

@@ -21,7 +21,7 @@ from ado_plugin.mcas.message import value_of
 from ado_plugin.mcas.session import PoolFullError
 from ado_plugin.mcas.staging import Staging
 from ado_plugin.mcas.transport import McasTransport
-from fastomp_nvm.errors import FastompError, LockedError, ServerError, StoreError
+from fastomp_nvm.errors import CallFailedError, FastompError, LockedError, ServerError, StoreError
 from fastomp_nvm.matrix import sweeper
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.client import Client
@@ -218,7 +218,8 @@ def test_an_answer_is_kept_until_it_is_acknowledged(pool, connect, data, monkeyp
             other.select(k=3, seed=turn)
         assert lost not in ledger_of(pool).runs
         silent = client.submit(k=2)
-        monkeypatch.setattr(ledger, "LEASE_SECONDS", -1.0)
+        for name in ("LEASE_SECONDS", "_ABANDONED_SECONDS"):
+            monkeypatch.setattr(ledger, name, -1.0)
         for turn in range(8):
             other.select(k=3, seed=turn)
         assert silent not in ledger_of(pool).runs
@@ -275,6 +276,45 @@ def test_a_long_response_travels_as_a_value(pool, connect, data, monkeypatch) ->
         client.list()
         client.list()
         assert not [name for name in pool.values if name.startswith("fastomp/input/")]
+
+
+def test_a_long_answer_comes_in_parts(connect, data, monkeypatch) -> None:
+    """An answer beyond one reply is put together from several, bit for bit."""
+    with connect() as client:
+        client.put(*data)
+        whole = client.select(k=4)
+        monkeypatch.setattr(jobs, "_CHARACTERS", 100)
+        assert client.select(k=4, seed=0).column_coef.tobytes() == whole.column_coef.tobytes()
+
+
+def test_calls_whose_replies_are_lost_are_repeated(pool, connect, data, monkeypatch) -> None:
+    """Every change made by a call whose reply was lost is the one that the repeated call reports."""
+    invoke, losing = pool.invoke, [True]
+
+    def losing_every_other(*arguments: Any) -> bytes:
+        reply = invoke(*arguments)
+        losing[0] = not losing[0]
+        if not losing[0]:
+            raise CallFailedError("lost")
+        return reply
+
+    monkeypatch.setattr(pool, "invoke", losing_every_other)
+    with connect() as client:
+        client.put(*data)
+        assert len(client.select(k=3, run="a").features) == 3
+        client.submit(k=2, run="b")
+        assert client.cancel("b")["state"] == "cancelled"
+        assert client.resume("b")["state"] == "running"
+        client.cancel("b")
+        client.forget("a")
+        with pytest.raises(ServerError, match="no run"):
+            client.forget("a")
+        client.put(data[0][:, :50], data[1], replace=True)
+        client.delete()
+        with pytest.raises(FastompError, match="no store"):
+            client.delete()
+        assert ledger_of(pool).unfinished == []
+        assert not [name for name in pool.values if name.startswith("fo/")]
 
 
 def test_a_ledger_survives_a_torn_write(pool, connect, data) -> None:
