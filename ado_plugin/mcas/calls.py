@@ -29,6 +29,7 @@ _DOOR_BYTES = 64
 _ATTEMPTS = 4
 
 _LONGEST_PAUSE = 0.5
+_MOST_ROOMS = 50
 
 
 class Plugin:
@@ -63,7 +64,7 @@ class Plugin:
         """Carry out an operation in a pool and return its reply; raise its error."""
         if not self._exists(pool, timeout):
             raise StoreURLError(f"there is no store in the pool {pool!r} of {self._session.server}: put one into it first")
-        began, pause, failures = time.monotonic(), LOCK_POLL_SECONDS / 8, 0
+        began, pause, failures, rooms = time.monotonic(), LOCK_POLL_SECONDS / 8, 0, 0
         names = {"pool": pool, "client": self.client, "call": secrets.token_hex(4)}
         sent: dict[str, Any] = {"operation": operation, **names, **parameters}
         while True:
@@ -78,6 +79,9 @@ class Plugin:
                     raise
                 continue
             if "room" in reply:
+                rooms += 1
+                if rooms > _MOST_ROOMS:
+                    raise ServerError(f"the pool {pool!r} asks for room again and again: another release may use it too")
                 self._make_room(pool, reply["room"], sent, timeout)
                 continue
             if "busy" not in reply and "wait" not in reply:

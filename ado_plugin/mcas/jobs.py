@@ -193,7 +193,10 @@ def _advance(ledger: Ledger, load: Load, job: str, entry: dict[str, Any], end: f
 def _runner(ledger: Ledger, load: Load, job: str, entry: Mapping[str, Any]) -> Runner | None:
     """Return the thread of a run, a new one where there is none; None where too many others are in progress."""
     runner = _runners.pop(entry["id"], None)
-    if runner is None:
+    if runner is not None and runner.discarded and not runner.discard():
+        _runners[entry["id"]] = runner  # it ends at its next step
+        return None
+    if runner is None or runner.discarded:
         now = time.monotonic()
         idle = [other for other in _runners if _drivers.get(other, ("", 0.0))[1] < now]
         if len(_runners) >= _MOST_RUNNERS:

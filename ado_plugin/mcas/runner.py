@@ -100,6 +100,11 @@ class Runner:
             finally:
                 self._allowed = False
 
+    @property
+    def discarded(self) -> bool:
+        """Whether the run is to end without answers."""
+        return self._discarded
+
     def discard(self) -> bool:
         """End the run where it is; return whether it has ended, after which it touches no value any more."""
         with self._changed:

@@ -191,5 +191,6 @@ class McasSession:
                 raise UnavailableError(reply["message"])
             if reply["failed"] == "connect":
                 raise UnreachableError(f"{self.server} cannot be reached ({reply['message']}): is it up, and is this its address?")
-            raise CallFailedError(f"{self.server} failed ({reply['message']}): 'fastomp ado check' finds the cause")
+            told = "its ADO may have died of upstream's reference-count fault, " if request["operation"] == "invoke" else ""
+            raise CallFailedError(f"{self.server} failed ({reply['message']}): {told}'fastomp ado check' finds the cause")
         return reply, received

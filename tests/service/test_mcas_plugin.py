@@ -21,7 +21,7 @@ from ado_plugin.mcas.message import value_of
 from ado_plugin.mcas.session import PoolFullError
 from ado_plugin.mcas.staging import Staging
 from ado_plugin.mcas.transport import McasTransport
-from fastomp_nvm.errors import CallFailedError, FastompError, LockedError, ServerError, StoreError
+from fastomp_nvm.errors import CallFailedError, CancelledError, FastompError, LockedError, ServerError, StoreError
 from fastomp_nvm.matrix import sweeper
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.client import Client
@@ -195,6 +195,21 @@ def test_more_runs_than_threads_all_end(connect, data, monkeypatch) -> None:
         jobs._drivers.clear()
         runs = [client.submit(k=4, run=f"r{turn}") for turn in range(3)]
         assert len({tuple(client.result(job)[0].features) for job in runs}) == 1
+
+
+def test_a_thread_that_was_slow_to_end_is_replaced(connect, data, monkeypatch) -> None:
+    """A run whose thread was given up, at once or late, goes on from its journal in a new one."""
+    monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-9)
+    with connect() as client:
+        client.put(*data)
+        job = client.submit(k=6, algorithm="sds_omp", polish="none")
+        follow = client.follow(job)
+        for _ in range(4):
+            next(follow)
+        ((_, runner),) = jobs._runners.items()
+        runner._discarded = True
+        assert len(client.result(job)[0].features) == 6
+        assert isinstance(runner.error, CancelledError)
 
 
 def test_an_answer_is_kept_until_it_is_acknowledged(pool, connect, data, monkeypatch) -> None:
