@@ -105,9 +105,10 @@ def _select(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, An
         if given not in (None, entry["input"]):
             ledger.discard(given)
     else:
-        asked = json.loads(record)["requests"]
-        if not isinstance(asked, list) or not asked:
-            raise RequestError("no request was sent: expected at least one")
+        content = json.loads(record)
+        asked = content["requests"]
+        if not isinstance(asked, list) or not (asked or content["verify"]):
+            raise RequestError("no request was sent: expected at least one, or that the store is verified")
         logs = {f"{_log(place)}.0": _FIRST_ROOM for place in range(len(asked))}
         ledger.take(job, {**({} if given else {_RECORD: len(record)}), **logs, f"{_RESULT}.0": _RESULT_ROOM})
         RunSlots(ledger, job).clear()
@@ -129,7 +130,7 @@ def _select(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, An
             "changed": time.time(),
             "waiting": {},
             "progress": None,
-            "about": describe_job(asked[0] if isinstance(asked[0], dict) else {}),
+            "about": describe_job(asked[0] if asked and isinstance(asked[0], dict) else {}),
         }
     _note_follower(entry, sent)
     return _standing(ledger, job, entry)

@@ -165,6 +165,12 @@ class Runner:
         """Note the progress of a pass."""
         self.share = progress.share
 
+    def _verified(self, done: int, total: int) -> None:
+        """Note the bytes of the store that were verified, and wait while no call drives the run."""
+        self.share = done / total
+        if self._offer():
+            raise CancelledError("the run was removed")
+
     def _work(self) -> None:
         """Drive the run to its end."""
         try:
@@ -188,7 +194,9 @@ class Runner:
             open_log: Callable[[], StateLog] = functools.partial(StateLog, self, name, identifier, self._first_room)
             runs.append(JournaledRun(request, open_log, {"request": sent, "response": record["y"]}))
         if record["verify"]:
-            store.verify()
+            store.verify(self._verified)
+        if not runs:
+            return encode_message({"answers": []})
         response = None if record["y"] is None else decode_vector(record["y"], "y")
         drive(Dataset.of_store(store), runs, response, verified=record["verify"], cancelled=self._offer, observer=self._observe)
         return encode_message({"answers": [encode_selection(each.selection) for each in runs if each.selection is not None]})

@@ -260,6 +260,10 @@ class Client:
         wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
         return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
+    def verify(self, *, key: str | None = None) -> None:
+        """Compare every column of the store at ``key`` with its checksum; raise ``StoreError`` for a damaged one. MCAS alone."""
+        self.result(self._queue("select_many", None, key, None, requests=[], verify=True))
+
     def predict(self, model: Selection, *, key: str | None = None) -> Float64Array:
         """Return the mean response (n_obs,) of a model for the observations of a store on the server, as ``Selection.predict``."""
         return model.mean_response(self.linear_predictor(model, key=key)[0])

@@ -146,6 +146,8 @@ def test_python_command_line_and_mcas_give_the_same_bits(url, data, tmp_path, ca
     assert main(["select", url, "--k", "10", "--constraint", str(tmp_path / "c.yaml"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["features"], printed["coef"]) == (local.features, local.column_coef.tolist())
+    assert main(["verify", url]) == 0
+    assert "match their checksums" in capsys.readouterr().out
 
 
 def test_a_matrix_of_many_values_is_swept_in_place(url, data, monkeypatch) -> None:

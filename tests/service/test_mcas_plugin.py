@@ -25,6 +25,7 @@ from fastomp_nvm.errors import CallFailedError, CancelledError, FastompError, Lo
 from fastomp_nvm.matrix import sweeper
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.client import Client
+from storage_backends import opened
 from storage_backends.media.mcas import BusyValueError
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
@@ -153,6 +154,25 @@ def test_a_pass_is_parked_between_two_calls(pool, connect, data, monkeypatch) ->
         whole = fo.select(store, k=3, algorithm="sds_omp", polish="none")
     assert parked.features == whole.features
     assert parked.column_coef.tobytes() == whole.column_coef.tobytes()
+
+
+def test_a_store_is_verified_in_slices(pool, connect, data, monkeypatch) -> None:
+    """Every column there is compared with its checksum, in calls that end at once; a damaged one is named."""
+    monkeypatch.setattr(opened, "_VERIFIED_BYTES", 100_000)
+    monkeypatch.setattr(mcas_transport, "SLICE_SECONDS", 1e-9)
+    with connect() as client:
+        client.put(*data)
+        calls: list[bytes] = []
+        invoke = pool.invoke
+        monkeypatch.setattr(pool, "invoke", lambda *arguments: calls.append(b"") or invoke(*arguments))
+        client.verify()
+        assert len(calls) > 10
+        (matrix,) = (name for name in pool.values if name.endswith("matrix/0"))
+        pool.values[matrix][-1] ^= 1
+        with pytest.raises(StoreError, match="column 3999"):
+            client.verify()
+        with pytest.raises(FastompError, match="no request"):
+            client.select_many([])
 
 
 def test_a_driver_that_is_gone_is_replaced(connect, data, monkeypatch) -> None:

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import os
 
+import numpy as np
+
 from fastomp_nvm.cli.arguments import add_ray_argument, add_threads_argument, open_local
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean, human_bytes, run_progress
 from fastomp_nvm.errors import RequestError
@@ -44,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _verify_proof(name, arguments)
     if arguments.of is not None:
         raise RequestError(f"--store is for a run or a file, and there is none called {name!r}: 'fastomp runs' lists the runs")
+    if name.startswith("mcas://"):
+        return _verify_there(name, arguments)
     with open_local(name) as store:
         with byte_progress("verify", arguments.progress) as progress:
             (store.add_checksums if arguments.add_checksums else store.verify)(progress)
@@ -51,6 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
         advice = "" if arguments.add_checksums or not store.unchecked else f"; selections do not compare them: {store.unchecked}"
     done = "; added one per column" if arguments.add_checksums else advice
     print(f"all {blocks:,} blocks ({human_bytes(size)}) match their checksums{clean(done, None)}")
+    return 0
+
+
+def _verify_there(url: str, arguments: argparse.Namespace) -> int:
+    """Have an MCAS server verify a store."""
+    from fastomp_nvm.remote.client import connect
+
+    if arguments.add_checksums:
+        raise RequestError(f"--add-checksums is for a store of this machine, and {url} is on a server: put the store again")
+    with connect(url) as client:
+        client.verify()
+        facts = client.info()
+    size = facts["n_columns"] * facts["n_obs"] * np.dtype(facts["dtype"]).itemsize
+    print(f"all columns ({human_bytes(size)}) match their checksums")
     return 0
 
 
