@@ -94,6 +94,17 @@ def end_runner(job: str, entry: Mapping[str, Any]) -> None:
 
 def _select(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Begin a run, unless it was begun: the same request is followed, another one is an error."""
+    try:
+        return _begin(ledger, load, sent)
+    except FastompError:
+        if sent.get("input"):
+            ledger.discard(sent["input"])
+            ledger.save()
+        raise
+
+
+def _begin(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Begin a run, or return the state of the one that was begun by the same request."""
     key, job = check_name(sent.get("key"), "key"), check_name(sent.get("job"), "run")
     manifest, given = manifest_of(ledger, key), sent.get("input")
     record = load(given).tobytes() if given else json.dumps(sent["record"], separators=(",", ":"), sort_keys=True).encode()
@@ -102,6 +113,8 @@ def _select(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, An
     if entry is not None:
         if entry["digest"] != digest:
             raise ServerError(f"a run {job!r} with another request exists: choose another name, or forget it")
+        if entry["fingerprint"] != manifest["fingerprint"]:
+            raise ServerError(f"the run {job!r} is on a store that was replaced: choose another name, or forget it")
         if given not in (None, entry["input"]):
             ledger.discard(given)
     else:
@@ -262,8 +275,9 @@ def _forget(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, An
 
 
 def _jobs(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
-    """List the runs of the pool, or those on a key, without driving them."""
-    found = [(job, entry) for job, entry in ledger.runs.items() if sent.get("key") in (None, entry["key"])]
+    """List the runs of the pool, or those on a key, without driving them; those that only verify a store are left out."""
+    selecting = ((job, entry) for job, entry in ledger.runs.items() if entry["requests"])
+    found = [(job, entry) for job, entry in selecting if sent.get("key") in (None, entry["key"])]
     return {"jobs": [{**_standing(ledger, job, entry), **entry["about"]} for job, entry in found]}
 
 

@@ -167,6 +167,7 @@ def test_a_store_is_verified_in_slices(pool, connect, data, monkeypatch) -> None
         monkeypatch.setattr(pool, "invoke", lambda *arguments: calls.append(b"") or invoke(*arguments))
         client.verify()
         assert len(calls) > 10
+        assert client.jobs() == []
         (matrix,) = (name for name in pool.values if name.endswith("matrix/0"))
         pool.values[matrix][-1] ^= 1
         with pytest.raises(StoreError, match="column 3999"):
@@ -308,9 +309,25 @@ def test_a_long_response_travels_as_a_value(pool, connect, data, monkeypatch) ->
         assert client.submit(2 * y, k=4, run=job) == job
         assert sum(name.startswith("fastomp/input/") for name in pool.values) == 1
         assert client.result(job)[0].features == short.features
+        with pytest.raises(ServerError, match="another request"):
+            client.submit(3 * y, k=4, run=job)
         client.list()
         client.list()
         assert not [name for name in pool.values if name.startswith("fastomp/input/")]
+
+
+def test_a_name_does_not_outlive_its_store(connect, data) -> None:
+    """A run on a store that was replaced is not the answer to the same request on the new one."""
+    X, y = data
+    with connect() as client:
+        client.put(X, y)
+        client.select(k=2, run="nightly")
+        assert len(client.select(k=2, run="nightly").features) == 2
+        client.put(-X[:, :50], y, replace=True)
+        with pytest.raises(ServerError, match="was replaced"):
+            client.select(k=2, run="nightly")
+        client.forget("nightly")
+        assert len(client.select(k=2, run="nightly").features) == 2
 
 
 def test_a_long_answer_comes_in_parts(connect, data, monkeypatch) -> None:
