@@ -52,8 +52,9 @@ def _flight_replies(address: ServerURL, pool: str, key: str, model: Mapping[str,
 
 def _mcas_replies(address: ServerURL, pool: str, key: str, model: Mapping[str, object]) -> Iterator[JSONObject]:
     """Yield the pages of an MCAS server."""
+    from ado_plugin.mcas.calls import Plugin
     from ado_plugin.mcas.prediction import predicted_pages
     from ado_plugin.mcas.session import McasSession
 
     with closing(McasSession(address.host, address.port)) as session:
-        yield from predicted_pages(session, pool, key, model, _TIMEOUT)
+        yield from predicted_pages(Plugin(session), pool, key, model, _TIMEOUT)

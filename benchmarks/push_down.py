@@ -2,7 +2,8 @@
 
 Over loopback: a selection pushed down to a pool server against the same matrix pulled to the client and selected there (seconds,
 and bytes on the wire, counted by a relay); the upload against a plain socket copy of the same bytes, beside bare Flight and a plain
-write of a file; an empty call against a bare Flight action; the anonymous memory of the server during the upload.
+write of a file; an empty call against a bare Flight action; the anonymous memory of the server during the upload. With ``--mcas``
+instead: pushing down to an MCAS server against pulling from it, over sizes, and the size from which pushing down is faster.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 import fastomp_nvm as fo
+from benchmarks import push_down_mcas
 from benchmarks.harness.memory import PeakMemory, resident_bytes
 from benchmarks.harness.processes import server
 from benchmarks.harness.report import Report, argument_parser
@@ -250,6 +252,20 @@ def _put(client: Client, matrix: np.ndarray, y: np.ndarray, sent: Callable[[], N
         upload.finish({"y": Target(y.astype(np.float64))})
 
 
+def _over_sizes(report: Report, options: argparse.Namespace) -> int:
+    """Measure an MCAS server over sizes, print the table and the break-even."""
+    megabytes = [1.0, 4.0, 16.0] if options.quick else options.megabytes
+    label = push_down_mcas.server_label()
+    rows = push_down_mcas.measure(options.mcas, megabytes, options.k, 3)
+    even = push_down_mcas.break_even(rows)
+    report.part("mcas")
+    report.figures(server=label, rows=rows, break_even_megabytes=even)
+    report.records(f"push-down to and pull from {label}, median of 3, new connection unless again", rows)
+    report.say("pulling was faster at every size" if even is None else f"pushing down is faster from about {even:.3g} MB on")
+    report.bar("answers that pushing down changes", sum(not row["same_features"] for row in rows), 0, at_most=True)
+    return report.finish()
+
+
 @terminating_cleanly()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, judge."""
@@ -258,6 +274,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--features", type=int, default=25_000, help="200 MB by default; 250000 make 2 GB")
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--folder", type=Path, help="folder of the pools (default a temporary folder)")
+    parser.add_argument("--mcas", metavar="HOST:PORT", help="measure an MCAS server instead (default none)")
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 10.0, 100.0, 500.0, 2000.0], help="sizes for --mcas")
     parser.add_argument("--bare", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.bare:
@@ -266,6 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         bare.serve()
         return 0
     report = Report(options, argv)
+    if options.mcas:
+        return _over_sizes(report, options)
     n_obs, n_features = (500, 4000) if options.quick else (options.observations, options.features)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = measure(n_obs, n_features, options.k, Path(folder))

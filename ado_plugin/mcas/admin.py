@@ -41,6 +41,9 @@ _CALLS = 80
 #: Errors of a call that the server did not answer.
 _SILENT = (UnreachableError, CallFailedError, LockedError)
 
+#: Seconds for a first call, in which the server may start an ADO.
+_PING_SECONDS = 45.0
+
 _NO_CONNECTION = "server down, wrong port, or wrong network device: set FASTOMP_MCAS_DEVICE, and FABRIC_SERVER_ADDR at the server"
 _NO_POOL = (
     "mapstore with an ADO needs the XPMEM kernel module; hstore needs its dax_config path to exist, with room; or the ADO died at "
@@ -116,10 +119,9 @@ def _put(client: Client, local: list[Selection]) -> _Outcome:
 
 
 def _ping(client: Client) -> dict[str, Any]:
-    """Call the plugin on the manifest of the store."""
+    """Call the plugin."""
     transport: Any = client._transport
-    place = client._place(None)
-    pong: dict[str, Any] = transport.invoke(place["pool"], f"fo/{place['key']}", {"operation": "ping"})
+    pong: dict[str, Any] = transport.plugin.call(client._place(None)["pool"], "ping", _PING_SECONDS, attempts=1)
     return pong
 
 

@@ -104,7 +104,7 @@ def read_plugin_reply(data: bytes | bytearray) -> dict[str, Any]:
         raise ServerError("the reply of the MCAS server is not JSON: is another plugin installed there?") from error
     if not isinstance(found, dict):
         raise ServerError("the reply of the MCAS server is not an object: is another plugin installed there?")
-    if "error" in found:
+    if set(found) == {"error"}:
         raise_error(found["error"])
     return found
 
@@ -128,7 +128,8 @@ def read_reply(data: bytes | bytearray) -> str | bytes:
         raise
     except Exception as error:  # damaged pickles raise almost anything
         raise ServerError(
-            f"the reply of the MCAS server cannot be read ({type(error).__name__}): is another plugin installed there?"
+            f"the reply of the MCAS server cannot be read ({type(error).__name__}): its personality was compiled for another major "
+            "version of NumPy than its Python has (deploy/MCAS.md), or is another one"
         ) from error
     if not isinstance(found, (str, bytes)):
         raise ServerError(

@@ -1,56 +1,44 @@
-"""The plugin inside the Python of an MCAS server: one slice of a selection per call, over zero-copy views of the pool.
+"""The plugin inside the Python of an MCAS server: one call of a client, over zero-copy views of the pool.
 
-A call there must end within seconds, so a selection is driven in slices: each replays the journal in the pool, continues for a few
-seconds, leaves its decisions in the pool and returns. A caller names the run and the sequence it expects; a call that is late,
-repeated or from a second driver expects another sequence and changes nothing. When the journal needs a larger region the reply says
-so, and the client creates it. Calls and replies are JSON. Needs numpy and scipy only, and imports nothing of MCAS.
+The server carries out one call at a time, so whatever a call does to the ledger of the pool is atomic: two clients that submit one
+run, or put one store, are told apart here. Runs advance in slices of a few seconds (:mod:`ado_plugin.mcas.runner`); one client
+drives a run, the others follow it, and take over when the driver has not called for a slice. Every operation may be repeated. Calls
+and replies are JSON. A reply may also say that the client has to create values (``room``) or to wait (``busy``: for a value that
+cannot be seen; ``wait``), and then to repeat the call; and which values nobody needs any more (``garbage``). Needs numpy and scipy
+only, and imports nothing of MCAS.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import json
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
+from ado_plugin.mcas.ledger import LEDGER, LEDGER_BYTES, Ledger, RoomNeededError
+from ado_plugin.mcas.operations import OPERATIONS, WaitError, end_runner
 from fastomp_nvm import native
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.constraints.written.description import parse_constraint
-from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.identity import numeric_build
-from fastomp_nvm.errors import FastompError, RequestError, ServerError, StoreError, encode_error
+from fastomp_nvm.errors import FastompError, RequestError, ServerError, encode_error
 from fastomp_nvm.matrix.kernels import kernel
-from fastomp_nvm.runs.drive import JournaledRun, drive
-from fastomp_nvm.runs.journal import recorded_progress
-from fastomp_nvm.runs.log import PAGE, RegionPlace, StateLog, read_state
-from fastomp_nvm.selection.codec import (
-    decode_linear_model,
-    decode_request,
-    decode_vector,
-    encode_message,
-    encode_selection,
-    encode_vector,
-)
-from fastomp_nvm.stores.describe import describe
-from fastomp_nvm.stores.listing import list_names
+from fastomp_nvm.selection.codec import encode_message
 from fastomp_nvm.version import __version__
-from storage_backends.media.mcas import RoomNeededError, RunRegions, open_pool_store, read_json
+from storage_backends.media.mcas import BusyValueError
 
-__all__ = ["FIRST_ROOM", "RESULT", "answer", "log_identifier", "log_name"]
+__all__ = ["answer"]
 
-#: Bytes of the first region of a run's journal.
-FIRST_ROOM = 64 * PAGE
+#: Seconds that a client has to create the ledger before another one may.
+_FOUNDING_SECONDS = 10.0
 
-#: Name of the log that holds the answers.
-RESULT = "result"
+_MOST_GARBAGE = 64
 
-#: Results of runs that ended in this process and wait for a region; lost with the process, and then computed again.
-_computed: dict[str, bytes] = {}
+#: The client that creates the ledger, and since when.
+_founder: tuple[str, float] = ("", 0.0)
 
 
 def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str:
@@ -59,26 +47,39 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
     Parameters
     ----------
     target : (n,) int8
-        The value that was called: the manifest of a store, or the record of a run.
+        The value that was called, one of the doors of the pool.
     load : callable
         Returns a view of the value of another key, or None; it works once per key.
     parameters : str
-        JSON: ``operation`` and its parameters.
+        JSON: ``operation``, ``client`` and the parameters of the operation.
 
     Returns
     -------
     str
         JSON; an error is one sentence under ``error``.
     """
+
+    @functools.cache  # a server returns each value once per call; a second request gets None
+    def view(key: str) -> AnyArray:
+        found = load(key)
+        if not isinstance(found, np.ndarray):
+            raise BusyValueError(key)
+        return found
+
     try:
         sent = json.loads(parameters)
-        operation = _OPERATIONS.get(str(sent.get("operation"))) if isinstance(sent, dict) else None
-        if operation is None:
+        if isinstance(sent, dict) and sent.get("operation") == "ping":
+            reply = _ping(target)
+        elif not isinstance(sent, dict) or sent.get("operation") not in OPERATIONS:
             raise RequestError(
                 f"release {__version__} of the plugin does not know this call: install the client's release in the server"
             )
-        # A server returns each value once per call; a second request gets None.
-        reply = operation(target, functools.cache(load), sent)
+        else:
+            reply = _carry_out(sent, view)
+    except BusyValueError as busy:
+        reply = {"busy": busy.key}
+    except WaitError as wait:
+        reply = {"wait": str(wait)}
     except FastompError as error:
         reply = {"error": encode_error(error)}
     except MemoryError:
@@ -88,17 +89,39 @@ def answer(target: AnyArray, load: Callable[[str], Any], parameters: str) -> str
     return encode_message(reply).decode()
 
 
-def log_identifier(run: str, name: str) -> bytes:
-    """Return the id of one log of the run with the id ``run``."""
-    return hashlib.blake2b(f"mcas/{run}/{name}".encode(), digest_size=16).digest()
+def _carry_out(sent: Mapping[str, Any], load: Callable[[str], AnyArray]) -> dict[str, Any]:
+    """Carry out an operation that needs the ledger; save what it changes."""
+    try:
+        ledger = Ledger(load, str(sent.get("pool")), end_runner, full=bool(sent.get("full")))
+    except BusyValueError:
+        return _found(sent)
+    ledger.add(sent.get("made") or {})
+    ledger.erased(sent.get("erased") or ())
+    for job in sent.get("acknowledged") or ():
+        if (entry := ledger.runs.get(job)) is not None:
+            entry["waiting"].pop(sent.get("client"), None)
+    ledger.save()
+    try:
+        reply = OPERATIONS[sent["operation"]](ledger, load, sent)
+    except RoomNeededError as needed:
+        reply = {"room": needed.slots}
+    ledger.save()
+    return {**reply, "garbage": ledger.garbage[:_MOST_GARBAGE]} if ledger.garbage else reply
 
 
-def log_name(place: int) -> str:
-    """Return the name of the journal of one request."""
-    return f"log{place}"
+def _found(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Have one client create the ledger, if it does not exist, and the others wait."""
+    global _founder
+    client = str(sent.get("client"))
+    if sent.get("full"):
+        raise ServerError(f"the pool {sent.get('pool')!r} has no room for a ledger of {LEDGER_BYTES} bytes: make a larger pool")
+    if client != _founder[0] and time.monotonic() - _founder[1] < _FOUNDING_SECONDS and _founder[0]:
+        return {"busy": LEDGER}
+    _founder = (client, time.monotonic())
+    return {"room": {LEDGER: LEDGER_BYTES}}
 
 
-def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
+def _ping(target: AnyArray) -> dict[str, Any]:
     """Return the versions of plugin and Python, the software that bits depend on, and how the view of the value lies in memory."""
     return {
         "version": __version__,
@@ -108,110 +131,3 @@ def _ping(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any])
         "owns_data": bool(target.flags.owndata),
         "address": int(target.__array_interface__["data"][0]),
     }
-
-
-def _info(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a store."""
-    with open_pool_store(load, sent["key"], read_json(target, "the manifest")) as store:
-        wanted = sent.get("columns")
-        facts = describe(store, wanted if isinstance(wanted, str) else None)
-        if isinstance(name := sent.get("name"), str):
-            facts["has_name"] = name in store.targets or name in store.names
-        if sent.get("names") is not None:
-            facts["names"] = list_names(store, sent["names"])
-        return facts
-
-
-def _predict(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the linear predictor of a model for the observations from ``first`` to ``last``."""
-    manifest, key = read_json(target, "the manifest"), sent["key"]
-    if manifest.get("token") != sent["token"]:
-        raise StoreError(f"the store {key!r} was replaced while a model was evaluated on it: predict again")
-    columns, coef, intercept = decode_linear_model(sent.get("model"))
-    with open_pool_store(load, key, manifest) as store:
-        rows = columns.of_store(store, (int(sent["first"]), int(sent["last"])))
-        return {"values": encode_vector(rows.values @ coef + intercept)}
-
-
-def _slice(target: AnyArray, load: Callable[[str], Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Drive a run for some seconds, if it is at the sequence that the caller expects."""
-    run = read_json(target, "the record of the run")
-    job = run["job"]
-    if sent.get("run") != run["id"]:
-        raise ServerError(f"the run {job!r} is another one than the caller's: it was removed and begun again")
-    names = [log_name(number) for number in range(len(run["requests"]))]
-    place: RegionPlace = RunRegions(load, f"run/{job}", [*names, RESULT])
-
-    def reply(state: str, **more: Any) -> dict[str, Any]:
-        return {"state": state, **more, **_progress(run["id"], place, names)}
-
-    result_id = log_identifier(run["id"], RESULT)
-    if read_state(place, RESULT, result_id).sequence:
-        return reply("done")
-    before = reply("moved")
-    if sent.get("expected") != before["sequence"]:
-        return before
-    end = time.monotonic() + float(sent["seconds"])
-    try:
-        if run["id"] not in _computed:
-            verify = run["verify"] and not before["sequence"]  # in the first slice alone
-            result = _drive(run, load, place, lambda: time.monotonic() >= end, verify=verify)
-            if result is None:
-                return reply("running")
-            _computed.clear()  # one run at a time ends here, and its client reads the result at once
-            _computed[run["id"]] = result
-        _keep_result(place, _computed[run["id"]], result_id)
-        del _computed[run["id"]]
-    except RoomNeededError as needed:
-        return reply("room", region=needed.region, size=needed.size)
-    return reply("done")
-
-
-def _drive(
-    run: Mapping[str, Any], load: Callable[[str], Any], place: RegionPlace, deadline: Callable[[], bool], *, verify: bool
-) -> bytes | None:
-    """Drive a run until it ends or the deadline has passed; return the encoded answers, or None where the deadline came first."""
-    manifest = load(f"fo/{run['key']}")
-    if manifest is None:
-        raise StoreError(f"the store {run['key']!r} was deleted after the run was begun")
-    runs = []
-    for number, sent in enumerate(run["requests"]):
-        name = log_name(number)
-        open_log = functools.partial(StateLog, place, name, log_identifier(run["id"], name), FIRST_ROOM)
-        runs.append(JournaledRun(decode_request(sent), open_log, {"request": sent, "response": run["y"]}))
-    with open_pool_store(load, run["key"], read_json(manifest, "the manifest")) as store:
-        if store.layout.fingerprint != run["fingerprint"]:
-            raise StoreError(f"the store {run['key']!r} was replaced after the run was begun: begin a new one")
-        for each in runs:
-            if each.request.constraint is not None:
-                parse_constraint(each.request.constraint, store.names, base_path=None, allow_oracle=False)  # type: ignore[arg-type]
-        if verify:
-            store.verify()
-        response = None if run["y"] is None else decode_vector(run["y"], "y")
-        if not drive(Dataset.of_store(store), runs, response, verified=run["verify"], deadline=deadline):
-            return None
-    return encode_message({"answers": [encode_selection(each.selection) for each in runs if each.selection is not None]})
-
-
-def _keep_result(place: RegionPlace, result: bytes, identifier: bytes) -> None:
-    """Write the result into the pool, where the client reads it."""
-    size = 4 * PAGE + -(-len(result) // PAGE) * PAGE
-    if f"{RESULT}.0" in place.regions():
-        size = place.region(f"{RESULT}.0").size  # made for an answer with other digits; the log grows if needed
-    with contextlib.closing(StateLog(place, RESULT, identifier, size)) as log:
-        log.append(result)
-
-
-def _progress(run: str, place: RegionPlace, names: list[str]) -> dict[str, Any]:
-    """Return the sequence of a run, which counts every durable step, and the progress of its requests."""
-    states = [read_state(place, name, log_identifier(run, name)) for name in names]
-    progress = [asdict(recorded_progress(state.records, number)) for number, state in enumerate(states)]
-    return {"sequence": sum(state.sequence for state in states), "progress": progress}
-
-
-_OPERATIONS: Mapping[str, Callable[[AnyArray, Callable[[str], Any], Mapping[str, Any]], dict[str, Any]]] = {
-    "ping": _ping,
-    "info": _info,
-    "predict": _predict,
-    "slice": _slice,
-}

@@ -2,7 +2,7 @@
 
 MCAS accepts whole values only, so the feature-major layout is made here, in a private directory, by the same builder and with the
 same checks as elsewhere; then the files of that store are put, the matrix in pieces of whole blocks. The store is visible in the
-pool once its manifest is there, which is put last. The directory is locked while its process lives; directories of dead processes
+pool once the ledger there has its manifest. The directory is locked while its process lives; directories of dead processes
 are removed by the next upload. Knows neither operations nor runs.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
+import platform
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,21 +33,17 @@ from fastomp_nvm.stores.open import open_store
 from storage_backends.build.builder import StoreBuilder
 from storage_backends.files.durable import scratch_directory
 from storage_backends.files.format import matrix_length
+from storage_backends.media.mcas import FORMAT
 
-__all__ = ["MANIFEST_BYTES", "PIECE_BYTES", "Staging", "is_held", "padded_json", "values_of_store"]
+__all__ = ["PIECE_BYTES", "Staging", "is_held"]
 
 #: Bytes of one piece of a matrix, unless a block of the grid is larger; far below the largest value, to save memory.
 PIECE_BYTES = 256 << 20
-
-#: Manifests have one size, so that a replacement never changes the size of a value.
-MANIFEST_BYTES = 64 << 10
 
 #: Enough for a piece even at the slowest rate seen.
 _SECONDS_PER_PIECE = 60.0
 
 _PREFIX = "fastomp-mcas-"
-
-_FORMAT = 1  # checked by storage_backends.media.mcas
 
 
 class Staging:
@@ -95,14 +91,17 @@ class Staging:
         report = asdict(builder.finish(decode_targets(body), body["provenance"], ids=decode_ids(body)))
         return plan, report, Path(self.folder or "") / upload
 
-    def manifest(self, folder: Path) -> dict[str, Any]:
-        """Return the manifest of a store, which names the values that ``push`` puts."""
+    def manifest(self, key: str, folder: Path) -> dict[str, Any]:
+        """Return the manifest of a store, which names the values that ``push`` puts, and this client."""
         with open_store(f"mmap://{folder}") as store:
             layout = store.layout
             arrays = ["matrix", *(["tier"] if store.tier is not None else [])]
         large = {f"{name}.npy" for name in arrays}
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
+            "key": key,
+            "host": platform.node(),
+            "folder": self.folder,
             "token": secrets.token_hex(6),
             "pieces": _pieces(layout.blocks, layout.n_obs * np.dtype(layout.dtype).itemsize),
             "files": [path.name for path in sorted(folder.iterdir()) if path.is_file() and path.name not in large],
@@ -111,12 +110,13 @@ class Staging:
             "n_features": layout.n_features,
             "n_obs": layout.n_obs,
             "dtype": layout.dtype,
+            "stored": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
             "bytes": layout.n_columns * layout.n_obs * np.dtype(layout.dtype).itemsize,
         }
 
-    def push(self, pool: str, key: str, folder: Path, manifest: Mapping[str, Any], timeout: float) -> None:
-        """Put the files of a store into a pool, except the manifest."""
-        prefix, n_obs = f"fo/{key}/{manifest['token']}", manifest["n_obs"]
+    def push(self, pool: str, folder: Path, manifest: Mapping[str, Any], timeout: float) -> None:
+        """Put the files of a store into a pool."""
+        prefix, n_obs = f"fo/{manifest['key']}/{manifest['token']}", manifest["n_obs"]
         for name in manifest["files"]:
             self._session.put(pool, f"{prefix}/{name}", value_of(f"{prefix}/{name}", (folder / name).read_bytes()), timeout)
         for name in manifest["arrays"]:
@@ -152,22 +152,9 @@ class Staging:
         return self._uploads[upload]
 
 
-def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of all values that a manifest names."""
-    prefix = f"fo/{key}/{manifest['token']}"
-    yield from (f"{prefix}/{name}" for name in manifest["files"])
-    for name in manifest["arrays"]:
-        yield from (f"{prefix}/{name}/{number}" for number in range(len(manifest["pieces"]) - 1))
-
-
 def is_held(folder: str) -> bool:
     """Return whether a process of this machine uses this directory for uploads."""
     return os.path.isdir(folder) and not is_unlocked(folder)
-
-
-def padded_json(content: Mapping[str, Any], size: int) -> bytes:
-    """Return a JSON object, padded with spaces to ``size`` bytes if it is shorter."""
-    return json.dumps(content, separators=(",", ":")).encode().ljust(size)
 
 
 def _pieces(blocks: IndexArray, row_bytes: int) -> list[int]:

@@ -18,11 +18,16 @@ Reply = tuple[dict[str, Any], bytes]
 
 _MISSING = ("[status:-52]", "[status:-4]")  # E_KEY_NOT_FOUND, E_NOT_FOUND
 _LOCKED = ("(-33)", "[status:-33]")  # of an invoke; of other calls
+_FULL = ("[status:-55]",)
 _ORIGIN = "the real one is built from https://github.com/IBM/mcas (src/python/mcas-python-api); PyPI does not have it"
 
 
 class _ModuleError(Exception):
     """Upstream's module is missing, or another module has its name."""
+
+
+class _OpenError(Exception):
+    """A pool cannot be opened: it does not exist, or the server is busy or does not start its helper process."""
 
 
 def main() -> None:
@@ -55,8 +60,11 @@ class _Upstream:
             return {"failed": "module", "message": str(error)}, b""
         except Exception as error:
             kind = "connect" if request["operation"] == "connect" else "call"
-            if any(status in str(error) for status in _LOCKED):
-                kind = "locked"
+            if isinstance(error, _OpenError):
+                kind = "open"
+            for name, statuses in (("locked", _LOCKED), ("full", _FULL)):
+                if any(status in str(error) for status in statuses):
+                    kind = name
             return {"failed": kind, "message": f"{request['operation']}: {error}"}, b""
 
     def _connect(self, request: Mapping[str, Any], data: bytes) -> Reply:
@@ -71,18 +79,26 @@ class _Upstream:
         return {}, b""
 
     def _open(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        pool = request["pool"]
-        if pool not in self._pools:
+        try:
+            self._pool(request)
+        except _OpenError:
+            if not request["create"]:
+                raise
+            self._pools[request["pool"]] = self._session.create_pool(request["pool"], request["create"], 1000)
+        return {}, b""
+
+    def _pool(self, request: Mapping[str, Any]) -> Any:
+        """Return the pool of a request, opened by the first one."""
+        name = request["pool"]
+        if name not in self._pools:
             try:
-                self._pools[pool] = self._session.open_pool(pool)
-            except RuntimeError:
-                if not request["create"]:
-                    return {"open": False}, b""
-                self._pools[pool] = self._session.create_pool(pool, request["create"], 1000)
-        return {"open": True}, b""
+                self._pools[name] = self._session.open_pool(name)
+            except RuntimeError as error:
+                raise _OpenError(str(error)) from error
+        return self._pools[name]
 
     def _put(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        self._pools[request["pool"]].put_direct(request["key"], bytearray(data))
+        self._pool(request).put_direct(request["key"], bytearray(data))
         return {}, b""
 
     def _put_file(self, request: Mapping[str, Any], data: bytes) -> Reply:
@@ -93,43 +109,29 @@ class _Upstream:
             with memoryview(value) as whole:
                 if file.readinto(whole[len(data) :]) < request["length"]:
                     raise EOFError(f"{request['path']} is shorter than expected")
-        self._pools[request["pool"]].put_direct(request["key"], value)
+        self._pool(request).put_direct(request["key"], value)
         return {}, b""
 
-    def _get(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        if not self._size(request):
-            return {"found": False}, b""
-        pool = self._pools[request["pool"]]
+    def _size(self, request: Mapping[str, Any], data: bytes) -> Reply:
+        """Return the length of a value, 0 if it does not exist."""
         try:
-            view = pool.get_direct(request["key"])
-        except RuntimeError as error:  # "-1" although the value has a size: a running call has it locked
-            raise RuntimeError(f"{error} {_LOCKED[0]}") from error
-        value = bytes(view)
-        pool.free_direct_memory(view)
-        return {"found": True}, value
-
-    def _has(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        return {"found": bool(self._size(request))}, b""
+            return {"size": int(self._pool(request).get_size(request["key"]))}, b""
+        except RuntimeError as error:
+            if any(status in str(error) for status in _MISSING):
+                return {"size": 0}, b""
+            raise
 
     def _erase(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        if self._size(request):
-            self._pools[request["pool"]].erase(request["key"])
+        try:
+            self._pool(request).erase(request["key"])
+        except RuntimeError as error:
+            if not any(status in str(error) for status in _MISSING):
+                raise
         return {}, b""
 
     def _invoke(self, request: Mapping[str, Any], data: bytes) -> Reply:
-        if not self._size(request):
-            raise RuntimeError(f"there is no value {request['key']!r} to call")
-        reply = self._pools[request["pool"]].invoke_ado(request["key"], bytearray(data))
+        reply = self._pool(request).invoke_ado(request["key"], bytearray(data))
         return {}, bytes(reply or b"")
-
-    def _size(self, request: Mapping[str, Any]) -> int:
-        """Return the length of a value, 0 if it does not exist."""
-        try:
-            return int(self._pools[request["pool"]].get_size(request["key"]))
-        except RuntimeError as error:
-            if any(status in str(error) for status in _MISSING):
-                return 0
-            raise
 
 
 def _import_mcas() -> Any:

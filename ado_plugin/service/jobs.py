@@ -211,6 +211,14 @@ class Jobs:
                 job.progress = []
                 self._startable.notify()
 
+    def forget(self, job: Job) -> None:
+        """Remove an ended job; ``ServerError`` for one that has not ended."""
+        with self._changed:
+            if job.state not in _FINISHED:
+                raise ServerError(f"the job {job.name!r} is {job.state}: cancel it first", reason="busy")
+            if self._jobs.get(job.name) is job:
+                self._forget(job)
+
     def uses(self, pool: str, key: str) -> int:
         """Return the number of unfinished jobs on this key."""
         with self._changed:

@@ -98,6 +98,7 @@ OPERATIONS: Mapping[str, Role] = {
             "result",
             "cancel",
             "resume",
+            "forget",
         ),
         "read",
     ),
@@ -456,6 +457,11 @@ class Operations:
         job = self._job(caller, body)
         self._queue.resume(job)
         yield job.describe()
+
+    def _forget(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Remove an ended job with its answer."""
+        self._queue.forget(self._job(caller, body))
+        yield {}
 
     @contextlib.contextmanager
     def _waiting(self, body: Mapping[str, Any], default: float = 0.0) -> Iterator[float]:

@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "runs": ("fastomp_nvm.cli.commands.runs", "list durable runs and their progress, here or on a server"),
         "resume": ("fastomp_nvm.cli.commands.resume", "continue a durable run, or print its result"),
         "cancel": ("fastomp_nvm.cli.commands.cancel", "end a job on a server"),
-        "forget": ("fastomp_nvm.cli.commands.forget", "remove a durable run of this machine with its result"),
+        "forget": ("fastomp_nvm.cli.commands.forget", "remove a run with its result, here or on a server"),
         "predict": ("fastomp_nvm.cli.commands.predict", "predict new rows with a model of a run or of --save"),
         "export": ("fastomp_nvm.cli.commands.export", "write the selected columns of a run to a file"),
         "report": ("fastomp_nvm.cli.commands.report", "write the answer of a run as one HTML file"),

@@ -260,6 +260,12 @@ class Client(RemoteAnalyses):
         wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
         return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
+    def verify_columns(self, *, key: str | None = None) -> int:
+        """Compare the columns of a store on an MCAS server with their checksums and return their bytes; ``StoreError`` if one differs."""
+        self.result(self._queue("select_many", None, key, None, requests=[], verify=True))
+        facts = self.info(key)
+        return int(facts["n_columns"] * facts["n_obs"] * np.dtype(facts["dtype"]).itemsize)
+
     def predict(self, model: Selection, *, key: str | None = None) -> Float64Array:
         """Return the mean response (n_obs,) of a model for the observations of a store on the server, as ``Selection.predict``."""
         return model.mean_response(self.linear_predictor(model, key=key)[0])
@@ -329,6 +335,10 @@ class Client(RemoteAnalyses):
         """Queue a failed or cancelled job again and return its progress."""
         return self.call("resume", {"job": job})
 
+    def forget(self, job: str) -> None:
+        """Remove an ended job with its answer; its name is free again."""
+        self.call("forget", {"job": job})
+
     @property
     def _patience(self) -> float:
         """Seconds for which a server that cannot be reached is called again."""
@@ -337,6 +347,7 @@ class Client(RemoteAnalyses):
     def _queue(self, operation: str, y: object, key: str | None, run: str | None, **fields: Any) -> str:
         """Queue a job and return its name, which is chosen here so that the submission can be repeated."""
         name = secrets.token_hex(12) if run is None else check_name(run, "run")
+        fields["named"] = run is not None
         response = {} if y is None else {"y": encode_vector(y)}
         job: str = self.call(operation, {**self._place(key), "job": name, **response, **fields})["job"]
         return job

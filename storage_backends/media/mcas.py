@@ -2,20 +2,19 @@
 
 ::
 
-    fo/KEY                    manifest: JSON {format, token, pieces, files, tier}
     fo/KEY/TOKEN/FILE         the sidecars, as in a file store (see storage_backends.files.format)
     fo/KEY/TOKEN/matrix/N     columns pieces[N] to pieces[N + 1] of the matrix, whole blocks of the grid
     fo/KEY/TOKEN/tier/N       the same columns of the int8 tier, where there is one
 
-A value is an array of int8, or of the matrix's type, at any address. Inside the server values are neither created nor removed,
-which would not be safe there: state is written in place, into arrays created by the client. MCAS itself is not imported; callers
-pass ``load``, which returns a view or None.
+KEY, TOKEN, pieces and files are in the manifest of the store, an entry of the ledger of the pool (``ado_plugin.mcas.ledger``). A
+value is an array of int8, or of the matrix's type, at any address. Inside the server values are neither created nor removed, which
+would not be safe there: state is written in place, into arrays created by the client. MCAS itself is not imported; callers pass
+``load``, which returns a view, or raises ``BusyValueError`` for a value that cannot be seen: it is missing, or locked.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -25,14 +24,14 @@ from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.errors import StoreError, StoreURLError
 from fastomp_nvm.matrix.checksum import Seal
 from fastomp_nvm.matrix.rows import PiecedRows, Rows
-from fastomp_nvm.stores.contract import DurableRegion, MediumTraits, Sidecars
+from fastomp_nvm.stores.contract import MediumTraits, Sidecars
 from storage_backends.files import format as store_format
-from storage_backends.opened import ArrayRegion, OpenedStore
+from storage_backends.opened import OpenedStore
 
-__all__ = ["FORMAT", "TRAITS", "ArrayRegion", "PoolStore", "RoomNeededError", "RunRegions", "open_pool_store", "read_json"]
+__all__ = ["FORMAT", "TRAITS", "BusyValueError", "PoolStore", "open_pool_store", "values_of_store", "writable_bytes"]
 
-#: Version of the keys and the manifest described above.
-FORMAT = 1
+#: Version of the keys described above and of the manifest.
+FORMAT = 2
 
 #: Writing in place survives SIGKILL of the server (tested); nothing is flushed against a loss of power.
 TRAITS = MediumTraits("mcas", "process", False, "zero-copy views of an MCAS pool; survives its processes, not a loss of power")
@@ -41,13 +40,19 @@ TRAITS = MediumTraits("mcas", "process", False, "zero-copy views of an MCAS pool
 _known_seals: dict[str, list[Seal | None]] = {}
 _MOST_KNOWN = 16
 
-_MOST_GENERATIONS = 40  # each twice as large as its predecessor
+Load = Callable[[str], AnyArray]
 
-Load = Callable[[str], Any]
+
+class BusyValueError(Exception):
+    """A value cannot be seen in the server: another client has it locked, or it does not exist; only a client can tell which."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the value {key!r} is locked or missing")
+        self.key = key
 
 
 class PoolStore(OpenedStore):
-    """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in ``RunRegions``.
+    """A store whose matrix is one or more values of a pool. It has no regions: a run keeps its state in slots of the pool.
 
     Parameters
     ----------
@@ -83,11 +88,11 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
     Parameters
     ----------
     load : callable
-        ``ado.load``: maps a key to a view or None.
+        Maps a key to a view.
     key : str
         Name of the store in the pool.
     manifest : mapping
-        Content of ``fo/KEY``.
+        As ``ado_plugin.mcas.staging`` makes it.
     """
     try:
         if manifest["format"] != FORMAT:
@@ -97,10 +102,7 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
         raise StoreError(f"the manifest of the store {key!r} cannot be used: put the store again") from error
 
     def view(name: str) -> AnyArray:
-        found = load(f"{prefix}/{name}")
-        if not isinstance(found, np.ndarray):
-            raise StoreError(f"the store {key!r} lacks the value {prefix}/{name}: it was replaced, or its upload did not finish")
-        return found
+        return load(f"{prefix}/{name}")
 
     def read(name: str, length: int) -> bytes:
         return view(name).view(np.uint8).tobytes()
@@ -119,80 +121,16 @@ def open_pool_store(load: Load, key: str, manifest: Mapping[str, Any]) -> PoolSt
     return PoolStore(key, prefix, rows("matrix", header.matrix), sidecars, header.tier and rows("tier", header.tier))
 
 
-class RoomNeededError(Exception):
-    """A requested region is absent; the client has to create ``region`` with ``size`` bytes."""
-
-    def __init__(self, region: str, size: int) -> None:
-        super().__init__(f"region {region!r} of {size} bytes is needed")
-        self.region = region
-        self.size = size
-
-
-class RunRegions:
-    """The regions of one run: arrays of int8 in the pool, created by the client and written in place.
-
-    A region is dropped by clearing its first bytes, so that no log finds a state in it; its memory stays allocated.
-
-    Parameters
-    ----------
-    load : callable
-    prefix : str
-        Regions are the values ``prefix/NAME.0``, ``prefix/NAME.1``, ...
-    names : sequence of str
-        Names of the logs of a run.
-    """
-
-    def __init__(self, load: Load, prefix: str, names: Sequence[str]) -> None:
-        self._load = load
-        self._prefix = prefix
-        self._names = names
-
-    def region(self, name: str, size: int = 0) -> DurableRegion:
-        """Open the region ``name``; raise ``RoomNeededError`` when it is absent and ``size`` is given."""
-        array = self._array(name)
-        if array is None:
-            if size:
-                raise RoomNeededError(name, size)
-            raise StoreURLError(f"there is no region {name!r} in this pool: give a size to create it")
-        if array.nbytes < size:
-            raise StoreError(f"region {name!r} has {array.nbytes} bytes and should have {size}: start the run again")
-        return ArrayRegion(name, _writable_view(array).view(np.uint8))
-
-    def regions(self) -> Sequence[str]:
-        """Names of the regions that exist."""
-        found = []
-        for name in self._names:
-            for generation in range(_MOST_GENERATIONS):
-                if self._array(f"{name}.{generation}") is None:
-                    break
-                found.append(f"{name}.{generation}")
-        return found
-
-    def drop_region(self, name: str) -> None:
-        """Clear a region."""
-        region = self.region(name)
-        region.write(0, bytes(min(region.size, 2 * 4096)))
-        region.close()
-
-    def _array(self, name: str) -> AnyArray | None:
-        """Return the array of a region."""
-        found = self._load(f"{self._prefix}/{name}")
-        return found if isinstance(found, np.ndarray) else None
+def values_of_store(key: str, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of all values that a manifest names."""
+    prefix = f"fo/{key}/{manifest['token']}"
+    yield from (f"{prefix}/{name}" for name in manifest["files"])
+    for name in manifest["arrays"]:
+        yield from (f"{prefix}/{name}/{number}" for number in range(len(manifest["pieces"]) - 1))
 
 
-def read_json(view: AnyArray, what: str) -> dict[str, Any]:
-    """Return the JSON object in an array of bytes, which errors call ``what``."""
-    try:
-        found = json.loads(view.view(np.uint8).tobytes())
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{what} is not readable JSON: it was not written by this program") from error
-    if not isinstance(found, dict):
-        raise StoreError(f"{what} is not an object: it was not written by this program")
-    return found
-
-
-def _writable_view(array: AnyArray) -> AnyArray:
-    """Return a writable view of the same memory as ``array``, which it keeps alive.
+def writable_bytes(array: AnyArray) -> AnyArray:
+    """Return a writable view, as (size,) uint8, of the same memory as ``array``, which it keeps alive.
 
     MCAS returns values as read-only arrays over writable memory. NumPy 2.3 and later refuse ``setflags(write=True)`` on them, so
     the view is made from the address.
@@ -200,7 +138,7 @@ def _writable_view(array: AnyArray) -> AnyArray:
     interface = dict(array.__array_interface__)
     address, _ = interface["data"]
     interface["data"] = address, False  # not read-only
-    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array))
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array)).view(np.uint8)
 
 
 def _rows(pieces: Sequence[AnyArray], edges: Sequence[int], shape: store_format.Shape, key: str) -> Any:

@@ -15,6 +15,7 @@ import os
 import pickle
 import struct
 import sys
+import threading
 import time
 import traceback
 import types
@@ -85,26 +86,40 @@ def array_of(key: str, value: memoryview) -> np.ndarray:
 
 
 class Pool:
-    """The pool file as this process maps it."""
+    """The pool file as this process maps it; the server says where values lie and locks them."""
 
-    def __init__(self, path: str) -> None:
-        self._map = f"{path}.map"
+    def __init__(self, path: str, inbox: Any, outbox: Any) -> None:
+        self._inbox, self._outbox = inbox, outbox
         with open(f"{path}.data", "r+b") as file:
             self._mapping = mmap.mmap(file.fileno(), 0)
 
-    def load(self, key: str) -> Any:
-        with open(self._map, encoding="utf-8") as file:
-            place = json.load(file)["values"].get(key)
-        if place is None:
+    def receive(self) -> tuple[dict[str, Any], bytes] | None:
+        header = self._inbox.read(_FRAME.size)
+        if not header:
             return None
+        length, size = _FRAME.unpack(header)
+        return json.loads(self._inbox.read(length)), self._inbox.read(size)
+
+    def send(self, header: dict[str, Any], data: bytes = b"") -> None:
+        encoded = json.dumps(header).encode()
+        self._outbox.write(_FRAME.pack(len(encoded), len(data)) + encoded + data)
+        self._outbox.flush()
+
+    def view(self, key: str, place: list[int]) -> np.ndarray:
         offset, length = place
         return array_of(key, memoryview(self._mapping)[offset : offset + length])
+
+    def load(self, key: str) -> Any:
+        assert threading.current_thread() is threading.main_thread(), "the real one's callbacks belong to its one thread"
+        self.send({"load": key})
+        received = self.receive()
+        return None if received is None or received[0]["place"] is None else self.view(key, received[0]["place"])
 
     def save(self, key: str, value: Any) -> int:
         raise RuntimeError("the double does not save: overwriting a larger value corrupts a real pool for good")
 
 
-def execute(pool: Pool, key: str, message: bytes) -> bytes | None:
+def execute(pool: Pool, key: str, place: list[int], message: bytes) -> bytes | None:
     """Do what ``execute_python`` does; None is "-1" to the client."""
     root = Table.root(message)
     if root.number(2, "B") != 1:
@@ -113,7 +128,7 @@ def execute(pool: Pool, key: str, message: bytes) -> bytes | None:
     function, parameters, code = (operation.text(slot).decode() for slot in (1, 2, 3))
     if len(parameters) > _LARGEST_PARAMETERS:
         os.abort()
-    target = pool.load(key)
+    target = pool.view(key, place)
     given = {key}
 
     def load(wanted: str) -> Any:
@@ -147,23 +162,22 @@ def main(path: str, dies_after: int) -> None:
     """Serve the server that started this process."""
     inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    pool = Pool(path)
+    if dies_after < 0:
+        os.abort()  # the start-up race: the ring was read before the server had filled it
+    pool = Pool(path, inbox, outbox)
     # The real limit of 30 s leaves time for a first import; a shortened one does not.
     with contextlib.suppress(ImportError):
         importlib.import_module("ado_plugin.mcas.slice")
     outbox.write(b"ready")
     outbox.flush()
     invokes = 0
-    while header := inbox.read(_FRAME.size):
-        length, size = _FRAME.unpack(header)
-        key, message = inbox.read(length).decode(), inbox.read(size)
+    while received := pool.receive():
+        header, message = received
         invokes += 1
         if dies_after and invokes > dies_after:
             os.abort()  # upstream's reference-count fault
-        result = execute(pool, key, message)
-        reply = json.dumps({"status": -1 if result is None else 0}).encode()
-        outbox.write(_FRAME.pack(len(reply), len(result or b"")) + reply + (result or b""))
-        outbox.flush()
+        result = execute(pool, header["key"], header["place"], message)
+        pool.send({"status": -1 if result is None else 0}, result or b"")
     time.sleep(_ORPHAN_SECONDS)
 
 

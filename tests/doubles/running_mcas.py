@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 __all__ = ["DOUBLES", "RunningMcas"]
 
 DOUBLES = Path(__file__).parent
+_FRAME = struct.Struct("<IQ")
 
 
 class RunningMcas:
@@ -54,6 +59,15 @@ class RunningMcas:
                 raise RuntimeError(f"the double did not start: {(self.folder / 'log').read_text()[-500:]}")
             time.sleep(0.02)
         self.port = int((self.folder / "port").read_text())
+
+    def control(self, **settings: Any) -> dict[str, int]:
+        """Change settings of the double (see ``mcas_server``); return the requests so far by kind."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection, connection.makefile("rb") as inbox:
+            encoded = json.dumps({"call": "control", **settings}).encode()
+            connection.sendall(_FRAME.pack(len(encoded), 0) + encoded)
+            length, _ = _FRAME.unpack(inbox.read(_FRAME.size))
+            counts: dict[str, int] = json.loads(inbox.read(length))["counts"]
+            return counts
 
     def kill(self) -> None:
         """SIGKILL the server and the orphan that it leaves."""

@@ -143,6 +143,21 @@ def test_cancelled_jobs_can_be_resumed(client: fo.Client) -> None:
     assert len(client.result(job)[0].features) == 150
 
 
+def test_an_ended_job_is_forgotten(client: fo.Client) -> None:
+    """A forgotten job is not listed, has no answer, and leaves its name to another request; an unknown one is a sentence."""
+    client.put(*small_data())
+    job = client.submit(k=3, run=f"r{uuid.uuid4().hex[:8]}")
+    client.result(job)
+    assert (found := next(run for run in client.jobs() if run.name == job)).selected == 3
+    assert found.status == "finished"
+    client.forget(job)
+    assert job not in [run.name for run in client.jobs()]
+    for call in (client.result, client.forget):
+        with pytest.raises(fo.FastompError, match=f"there is no (job|run) '{job}'"):
+            call(job)
+    assert len(client.result(client.submit(k=2, run=job))[0].features) == 2
+
+
 def test_mistakes_are_sentences(client: fo.Client, tmp_path: Path) -> None:
     """Bad input, code and files in a request are refused with errors of this project, and the server keeps serving."""
     X, y = small_data()

@@ -29,6 +29,7 @@ class Session:
         except OSError as error:
             raise RuntimeError("mcas.Session failed to create session") from error
         self._limit = float(os.environ.get("MCAS_DOUBLE_TIMEOUT", "30"))
+        self._start_limit = float(os.environ.get("MCAS_DOUBLE_START_TIMEOUT", "30"))
 
     def open_pool(self, name: str) -> Pool:
         if self._call({"call": "open_pool", "pool": name})[0]["status"]:
@@ -52,12 +53,15 @@ class Session:
         encoded = json.dumps(request).encode()
         try:
             self._socket.sendall(_FRAME.pack(len(encoded), len(data)) + encoded + data)
-            end = time.monotonic() + (30.0 if request["call"].endswith("_pool") else self._limit)
+            end = time.monotonic() + (self._start_limit if request["call"].endswith("_pool") else self._limit)
             length, size = _FRAME.unpack(self._read(_FRAME.size, end))
-            return json.loads(self._read(length, end)), self._read(size, end)
+            reply, found = json.loads(self._read(length, end)), self._read(size, end)
         except (OSError, EOFError):
             while True:  # the real client polls for ever when the server is gone
                 time.sleep(1)
+        if reply.get("lost"):
+            raise RuntimeError("invoke_ado failed (-9)")  # after its limit; the double does not wait for that
+        return reply, found
 
     def _read(self, length: int, end: float) -> bytes:
         out = b""
