@@ -261,7 +261,7 @@ class Client(RemoteAnalyses):
         return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
     def verify_columns(self, *, key: str | None = None) -> int:
-        """Compare the columns of a store on an MCAS server with their checksums and return their bytes; ``StoreError`` if one differs."""
+        """Return the bytes of the columns of a store on an MCAS server, which fit their checksums; ``StoreError`` if one differs."""
         self.result(self._queue("select_many", None, key, None, requests=[], verify=True))
         facts = self.info(key)
         return int(facts["n_columns"] * facts["n_obs"] * np.dtype(facts["dtype"]).itemsize)
