@@ -28,7 +28,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         "--run",
         dest="run_name",
         metavar="NAME",
-        help="as for select, but on a server alone: name of the job, for 'resume NAME URL'",
+        help="as for select, on a server alone: name of the job, for 'resume NAME URL' (default: random)",
     )
     add_detach_argument(parser)
     add_connection_arguments(parser)
