@@ -261,7 +261,7 @@ class Client(RemoteAnalyses):
         return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
     def verify_columns(self, *, key: str | None = None) -> int:
-        """Return the bytes of columns of a store on an MCAS server, once they fit their checksums; ``StoreError`` if one does not."""
+        """Return the bytes of the columns of a store on an MCAS server, all of which fit their checksums."""
         self.result(self._queue("select_many", None, key, None, requests=[], verify=True))
         facts = self.info(key)
         return int(facts["n_columns"] * facts["n_obs"] * np.dtype(facts["dtype"]).itemsize)
