@@ -20,8 +20,9 @@ def within(predicted: float, real: float, factor: float) -> bool:
 
 
 @pytest.mark.parametrize(("tau", "k"), [(0.25, 40), (0.5, 40), (0.5, 120), (0.9, 60)])
-def test_it_predicts_runs_on_the_papers_design(tau: float, k: int) -> None:
+def test_it_predicts_runs_on_the_papers_design(monkeypatch: pytest.MonkeyPatch, tau: float, k: int) -> None:
     """Passes within a factor of 1.4; columns gathered and rounds, which vary more from run to run, within 1.6 and 2."""
+    monkeypatch.setattr("fastomp_nvm.algorithms.again.PASSES", 0)  # it foresees the runs and the polish
     design = PaperDesign(400, 10_000, seed=1)
     real = fo.select(design.matrix().T, design.response(), k=k, tau=tau).to_json()
     predicted = rehearse(10_000, 400, k, kind=KINDS["paper"], tau=tau)
