@@ -144,6 +144,10 @@ class PlinkStore(FeatureStore):
             array.flags.writeable = False
         return found
 
+    def load_tier(self) -> None:
+        """Refuse: there is no tier."""
+        raise StoreURLError(f"{self.url} is used where it lies and has no int8 tier: leave --tier-load out")
+
     @property
     def encoding(self) -> TableEncoding:
         """Every variant is a number, and a missing one its mean."""
