@@ -1,9 +1,9 @@
-"""Rows of genotypes in the codes of PLINK's ``.bed`` format, two bits each, read where they lie and decoded block by block.
+"""Rows of genotypes in the codes of PLINK's ``.bed`` format, two bits each, read where they lie.
 
 The codes of a variant are those of four people per byte, the first person in the lowest bits: 0 two copies of the counted allele, 2
-one, 3 none, 1 missing. A block of codes is decoded into a buffer that stays in the cache and given to the ordinary kernel, so that
-products have the bits of the same numbers in an array. A missing genotype counts as the mean of its variant over the people used,
-rounded to the type of the rows.
+one, 3 none, 1 missing. Products have the bits of the same numbers in an array: the sweep kernel unpacks codes chunk by chunk and goes
+on as usual; where some people are left out, and for everything but products, blocks are decoded into a buffer that stays in the
+cache. A missing genotype counts as the mean of its variant over the people used, rounded to the type of the rows.
 
 Files are read with ``pread``, never through their mapping: that serves to see what is in the page cache, and a file that is cut off
 meanwhile is an error and not a signal.
@@ -32,6 +32,9 @@ __all__ = ["CodeRows", "Counts", "Genotypes", "People", "count_codes", "decode"]
 
 #: Bytes of decoded rows at a time, at least one row: they stay in the cache until they are multiplied.
 DECODED_BYTES = 1 << 18
+
+#: More rows for several vectors, this many for each, of at most so many bytes: a call of the kernel copies the vectors.
+_ROWS_PER_VECTOR, _MOST_DECODED = 4, 1 << 24
 
 #: Multiply-adds that take as long as decoding one entry.
 _DECODING = 1
@@ -209,7 +212,7 @@ class Genotypes(LocalRows):
 
     def visit(self, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Call ``use`` for blocks of decoded rows; they are overwritten afterwards."""
-        self._visit(self._decoded, sweeper, use, products, again=again)
+        self._visit(partial(self._decoded, products), sweeper, use, products, again=again)
 
     def _visit(self, give: _Give, sweeper: Sweeper, use: Use, products: int = 1, *, again: bool = True) -> None:
         """Have ``give(use, start, codes, first, last)`` called for blocks of the files whose rows begin at ``start``."""
@@ -237,9 +240,10 @@ class Genotypes(LocalRows):
         here = slice(start + first, start + last)
         use(cast("AnyArray", _Packed(codes, self._values[here])), here.start, here.stop)
 
-    def _decoded(self, use: Use, start: int, codes: AnyArray, first: int, last: int) -> None:
+    def _decoded(self, products: int, use: Use, start: int, codes: AnyArray, first: int, last: int) -> None:
         """Call ``use`` for the rows of ``codes``, which are ``first`` to ``last`` of the file whose rows begin at ``start``."""
-        step = max(DECODED_BYTES // max(self.shape[1] * self.itemsize, 1), 1)
+        row = max(self.shape[1] * self.itemsize, 1)
+        step = max(DECODED_BYTES // row, min(_ROWS_PER_VECTOR * products, _MOST_DECODED // row), 1)
         buffer = aligned_empty((min(step, last - first), self.shape[1]), self.dtype)
         for begin in range(first, last, step):
             end = min(begin + step, last)

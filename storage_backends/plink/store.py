@@ -111,8 +111,7 @@ class PlinkStore(FeatureStore):
         self.url = _address(url)
         self._places = [place for bed in beds for place in bed.variants.places]
         self.names = self.column_names = variant_names([each for bed in beds for each in bed.variants.names], self._places)
-        kind = file_system_type(str(home()))
-        self.traits = MediumTraits("plink", sync_durability(kind), False, f"genotypes in place; logs of runs in {home()} on {kind}")
+        self.traits = _traits()
         n, digest = len(self.names), hashlib.blake2b(dtype.encode() + self._people.mask().tobytes(), digest_size=16)
         for bed in beds:
             digest.update(bed.fingerprint())
@@ -291,6 +290,16 @@ def _phenotype(beds: Sequence[BedFile], wanted: str | None) -> tuple[str, Phenot
     if not (colon and file and column):
         raise StoreURLError(f"target is {wanted!r}: expected FILE:COLUMN, or none for all people")
     return column, read_phenotype(file, column, fam.people)
+
+
+def _traits() -> MediumTraits:
+    """Return the properties of files in place, whose durable regions are in ``FASTOMP_HOME``."""
+    try:
+        place = str(home())
+    except (OSError, RuntimeError):
+        return MediumTraits("plink", "none", False, "genotypes in place; no folder for logs of runs")
+    kind = file_system_type(place)
+    return MediumTraits("plink", sync_durability(kind), False, f"genotypes in place; logs of runs in {place} on {kind}")
 
 
 def _share(url: StoreURL, name: str) -> float | None:

@@ -206,6 +206,17 @@ def test_a_damaged_record_is_not_believed(tmp_path: Path, monkeypatch: pytest.Mo
         assert record.read_bytes() == content
 
 
+def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are then not kept, and the store declares that logs of runs survive nothing."""
+    bed = write_genotypes(tmp_path / "all", random_genotypes(50, 30))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "file" / "home"))
+    with open_store(f"plink://{bed}") as store:
+        assert store.traits.durability == "none"
+        assert len(store.statistics.mean) == 30
+        store.verify()
+
+
 def test_verify_finds_a_byte_that_changed_by_itself(tmp_path: Path) -> None:
     """Codes that differ from those first read are named, although size and time of the file are the same."""
     bed = write_genotypes(tmp_path / "all", random_genotypes(50, 30))
