@@ -112,7 +112,7 @@ class PlinkStore(FeatureStore):
         self._places = [place for bed in beds for place in bed.variants.places]
         self.names = self.column_names = variant_names([each for bed in beds for each in bed.variants.names], self._places)
         self.traits = _traits()
-        n, digest = len(self.names), hashlib.blake2b(dtype.encode() + self._people.mask().tobytes(), digest_size=16)
+        n, digest = len(self.names), hashlib.blake2b(dtype.encode() + self._people.mask.tobytes(), digest_size=16)
         for bed in beds:
             digest.update(bed.fingerprint())
         blocks = np.append(np.arange(0, n, BLOCK_COLUMNS), n)
