@@ -1,9 +1,9 @@
-"""Rows of genotypes in the codes of PLINK's ``.bed`` format, two bits each, read where they lie and decoded block by block.
+"""Rows of genotypes in the codes of PLINK's ``.bed`` format, two bits each, read where they lie.
 
 The codes of a variant are those of four people per byte, the first person in the lowest bits: 0 two copies of the counted allele, 2
-one, 3 none, 1 missing. A block of codes is decoded into a buffer that stays in the cache and given to the ordinary kernel, so that
-products have the bits of the same numbers in an array. A missing genotype counts as the mean of its variant over the people used,
-rounded to the type of the rows.
+one, 3 none, 1 missing. Products have the bits of the same numbers in an array: the sweep kernel unpacks codes chunk by chunk and
+goes on as usual. Where some people are left out, the codes of the others are brought together first. A missing genotype counts as
+the mean of its variant over the people used, rounded to the type of the rows.
 
 Files are read with ``pread``, never through their mapping: that serves to see what is in the page cache, and a file that is cut off
 meanwhile is an error and not a signal.
@@ -12,6 +12,7 @@ meanwhile is an error and not a signal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias, cast
 
@@ -41,7 +42,8 @@ _DECODING = 1
 _Give: TypeAlias = Callable[[Use, int, AnyArray, int, int], None]
 
 
-class People(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class People:
     """The people whose genotypes a file holds.
 
     Attributes
@@ -60,8 +62,9 @@ class People(NamedTuple):
         """Number of people used."""
         return self.total if self.used is None else len(self.used)
 
+    @cached_property
     def mask(self) -> AnyArray:
-        """Return the bytes of a row in which the low bit of the code of each person used is set, and no other."""
+        """The bytes of a row in which the low bit of the code of each person used is set, and no other."""
         bits = np.zeros((-(-self.total // 4) * 4, 2), dtype=np.uint8)
         bits[slice(self.total) if self.used is None else self.used, 0] = 1
         return np.packbits(bits, bitorder="little")
@@ -94,39 +97,47 @@ class Counts(NamedTuple):
         return self.missing / self.people
 
 
-def decode(codes: AnyArray, people: People, values: Float64Array, out: AnyArray) -> None:
-    """Write the genotypes of the people used to ``out``.
+def decode(codes: AnyArray, values: Float64Array, out: AnyArray) -> None:
+    """Write genotypes to ``out``.
 
     Parameters
     ----------
     codes : (c, bytes) uint8
-    people : People
     values : (c, 4) float64
         What each code stands for.
-    out : (c, n_used) float32 or float64, C-contiguous
+    out : (c, n) float32 or float64, C-contiguous
     """
     if native.extension:
-        native.extension.decode(codes, people.total, values, people.used, out)
+        native.extension.decode(codes, out.shape[1], values, out)
     else:
-        out[...] = np.take_along_axis(values, _apart(codes, people), axis=1)
+        out[...] = np.take_along_axis(values, unpacked(codes)[:, : out.shape[1]], axis=1)
 
 
-def count_codes(codes: AnyArray, people: People, mask: AnyArray) -> IndexArray:
-    """Return how many of the people used have the codes 1, 2 and 3: (c, 3); ``mask`` is ``people.mask()``."""
-    out = np.empty((len(codes), 3), dtype=np.int64)
+def compact(codes: AnyArray, people: People) -> AnyArray:
+    """Return the codes of the people used alone, side by side: (c, bytes) uint8."""
+    if people.used is None:
+        return codes
+    out = np.zeros((len(codes), -(-people.n_used // 4)), dtype=np.uint8)
     if native.extension:
-        native.extension.count_codes(codes, mask, out)
+        native.extension.compact(codes, people.mask * np.uint8(3), out)
     else:
-        apart = _apart(codes, people)
-        for code in (1, 2, 3):
-            out[:, code - 1] = np.count_nonzero(apart == code, axis=1)
+        kept = unpacked(codes)[:, people.used].astype(np.uint8)
+        for place in range(4):
+            part = kept[:, place::4] << 2 * place
+            out[:, : part.shape[1]] |= part
     return out
 
 
-def _apart(codes: AnyArray, people: People) -> IndexArray:
-    """Return the codes of the people used, one per entry: (c, n_used)."""
-    apart = unpacked(codes)[:, : people.total]
-    return apart if people.used is None else apart[:, people.used]
+def count_codes(codes: AnyArray, people: People) -> IndexArray:
+    """Return how many of the people used have the codes 1, 2 and 3: (c, 3)."""
+    out = np.empty((len(codes), 3), dtype=np.int64)
+    if native.extension:
+        native.extension.count_codes(codes, people.mask, out)
+    else:
+        apart = unpacked(compact(codes, people))[:, : people.n_used]
+        for code in (1, 2, 3):
+            out[:, code - 1] = np.count_nonzero(apart == code, axis=1)
+    return out
 
 
 class CodeRows(FileRows):
@@ -222,9 +233,7 @@ class Genotypes(LocalRows):
         self._unchanged()
 
     def blocks(self, kernel: Kernel) -> tuple[Visit, Multiply]:
-        """Return the visit and the function for products: where all people are used, codes are unpacked inside the kernel."""
-        if self._people.used is not None:
-            return super().blocks(kernel)
+        """Return the visit and the function for products: codes are unpacked inside the kernel."""
 
         def multiply(block: object, residuals: AnyArray, out: Float64Array) -> None:
             assert isinstance(block, _Packed)
@@ -235,7 +244,7 @@ class Genotypes(LocalRows):
     def _packed(self, use: Use, start: int, codes: AnyArray, first: int, last: int) -> None:
         """Call ``use`` for the rows of ``codes``, not decoded."""
         here = slice(start + first, start + last)
-        use(cast("AnyArray", _Packed(codes, self._values[here])), here.start, here.stop)
+        use(cast("AnyArray", _Packed(compact(codes, self._people), self._values[here])), here.start, here.stop)
 
     def _decoded(self, use: Use, start: int, codes: AnyArray, first: int, last: int) -> None:
         """Call ``use`` for the rows of ``codes``, which are ``first`` to ``last`` of the file whose rows begin at ``start``."""
@@ -243,9 +252,8 @@ class Genotypes(LocalRows):
         buffer = aligned_empty((min(step, last - first), self.shape[1]), self.dtype)
         for begin in range(first, last, step):
             end = min(begin + step, last)
-            block = buffer[: end - begin]
-            decode(codes[begin - first : end - first], self._people, self._values[start + begin : start + end], block)
-            use(block, start + begin, start + end)
+            self._decode_to(buffer, self._values[start + begin : start + end], codes[begin - first : end - first], 0, end - begin)
+            use(buffer[: end - begin], start + begin, start + end)
 
     def gather(self, columns: IndexArray, out: AnyArray, sweeper: Sweeper) -> None:
         """Decode the rows ``columns`` into ``out``."""
@@ -267,7 +275,7 @@ class Genotypes(LocalRows):
 
     def _decode_to(self, out: AnyArray, values: Float64Array, codes: AnyArray, first: int, last: int) -> None:
         """Decode ``codes`` to the rows ``first`` to ``last`` of ``out``."""
-        decode(codes, self._people, values[first:last], out[first:last])
+        decode(compact(codes, self._people), values[first:last], out[first:last])
 
     def missing(self, columns: IndexArray) -> BoolArray:
         """Return which genotypes of the rows ``columns`` are missing, (c, n_used)."""
@@ -277,11 +285,11 @@ class Genotypes(LocalRows):
 
     def survey(self, sweeper: Sweeper, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[Counts, UInt32Array]]:
         """Yield the counts of each file and the CRC-32 of each row; ``progress`` is called with (bytes done, bytes to do)."""
-        mask, done = self._people.mask(), 0
+        done = 0
         for piece in self._pieces:
             found = np.empty((len(piece), 3), dtype=np.int64)
             sums = np.empty(len(piece), dtype=np.uint32)
-            piece.visit(sweeper, partial(_survey, self._people, mask, found, sums), 8)
+            piece.visit(sweeper, partial(_survey, self._people, found, sums), 8)
             done += piece.nbytes
             if progress is not None:
                 progress(done, self.nbytes)
@@ -299,7 +307,7 @@ class Genotypes(LocalRows):
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
 
-def _survey(people: People, mask: AnyArray, found: IndexArray, sums: UInt32Array, codes: AnyArray, first: int, last: int) -> None:
+def _survey(people: People, found: IndexArray, sums: UInt32Array, codes: AnyArray, first: int, last: int) -> None:
     """Write the counts and the checksums of the rows ``first`` to ``last``."""
-    found[first:last] = count_codes(codes, people, mask)
+    found[first:last] = count_codes(codes, people)
     sums[first:last] = row_checksums(codes)

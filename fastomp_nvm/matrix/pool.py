@@ -159,6 +159,7 @@ class ColumnPool:
         self.traffic = traffic if matrix.counted else Traffic()
         self.budget = budget
         self._row_bytes = max(matrix.shape[1] * matrix.itemsize, 1)
+        self._read_bytes = max(matrix.nbytes // max(matrix.shape[0], 1), 1)  # of a column on the medium
         self._capacity = budget // self._row_bytes
         self._most_probed = PROBE_BYTES // self._row_bytes
         self._offsets = design.standardisation.offsets
@@ -186,11 +187,11 @@ class ColumnPool:
             fitting = np.cumsum(widths) <= room
             missing, needed = missing[fitting], int(widths[fitting].sum())
         if missing.size:
-            self.traffic.include(Traffic(1, len(missing), needed * self._row_bytes))
+            self.traffic.include(Traffic(1, len(missing), needed * self._read_bytes))
             known = missing[self._state[missing] == _PROBED]
             columns = int(self._widths[known].sum())
             # Counted as read for a question before, and as gathered from now on: counted once.
-            self._probes.include(Traffic(0, len(known), columns * self._row_bytes), -1)
+            self._probes.include(Traffic(0, len(known), columns * self._read_bytes), -1)
             unread = missing[self._state[missing] == _ABSENT]
             self._state[missing] = _KEPT
             self._kept, self._probed = self._kept + needed, self._probed - columns
@@ -274,7 +275,7 @@ class ColumnPool:
     def read(self, features: IndexArray) -> AnyArray:
         """Return the raw rows of ``features`` straight from the medium, counted, not kept."""
         columns = column_index(self._offsets, features)
-        self.traffic.include(Traffic(1, len(features), len(columns) * self._row_bytes))
+        self.traffic.include(Traffic(1, len(features), len(columns) * self._read_bytes))
         return self.sweeper.gather(self.design.matrix, columns)
 
     def located(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
@@ -295,13 +296,13 @@ class ColumnPool:
     def _stream(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for one product, counted."""
         columns = column_index(self._offsets, features)
-        self.traffic.include(Traffic(1, len(features), len(columns) * self._row_bytes))
+        self.traffic.include(Traffic(1, len(features), len(columns) * self._read_bytes))
         return self.located(features) if self._held is None else self._held.passing(columns)
 
     def _probe(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Read ``features`` for a question, counted, and hold them while there is room."""
         columns = column_index(self._offsets, features)
-        self._probes.include(Traffic(1, len(features), len(columns) * self._row_bytes))
+        self._probes.include(Traffic(1, len(features), len(columns) * self._read_bytes))
         probed = self._probed + len(columns)
         if probed > self._most_probed or self._kept + probed > self._capacity:
             return self.located(features) if self._held is None else self._held.passing(columns)

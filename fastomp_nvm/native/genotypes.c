@@ -79,39 +79,95 @@ static const Py_buffer *open_codes(struct arguments *a, PyObject *given, Py_ssiz
     return codes;
 }
 
-/* decode(codes, people, values, used, out): writes the values of all `people`, or of those in `used` (int64), to float32 or float64
- * rows. */
+/* decode(codes, people, values, out): writes the values of the first `people` to float32 or float64 rows. */
 PyObject *decode(struct arguments *a, PyObject *given)
 {
-    PyObject *codes_given, *values_given, *used_given, *out_given;
+    PyObject *codes_given, *values_given, *out_given;
     Py_ssize_t people;
-    if (!PyArg_ParseTuple(given, "OnOOO", &codes_given, &people, &values_given, &used_given, &out_given))
+    if (!PyArg_ParseTuple(given, "OnOO", &codes_given, &people, &values_given, &out_given))
         return NULL;
     const Py_buffer *codes = open_codes(a, codes_given, people);
     const Py_ssize_t count = a->failed ? 0 : codes->shape[0];
     const double *values = DOUBLES(a, values_given, 4 * count, READ);
-    const Py_ssize_t n_used = used_given == Py_None ? people : length_of(a, used_given);
-    const int64_t *used = used_given == Py_None ? NULL : WORDS(a, used_given, n_used, READ);
     const Py_buffer *out = open_array(a, out_given, "out", "fd", 2, WRITE | PyBUF_C_CONTIGUOUS);
-    require(a, a->failed || (out->shape[0] == count && out->shape[1] == n_used), "out must have a row per variant and an entry per person");
-    for (Py_ssize_t j = 0; !a->failed && used && j < n_used; j++)
-        require(a, used[j] >= 0 && used[j] < people, "a person is out of range");
-    const int single = !a->failed && format_letter(out) == 'f';
-    const size_t item = single ? sizeof(float) : sizeof(double);
-    char *all = used ? space(a, (size_t)people, item) : NULL;
+    require(a, a->failed || (out->shape[0] == count && out->shape[1] == people), "out must have a row per variant and an entry per person");
+    if (a->failed)
+        return NULL;
+    const int single = format_letter(out) == 'f';
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count; i++)
+        unpack((const char *)codes->buf + i * codes->strides[0], people, values + 4 * i, single,
+               (char *)out->buf + i * people * out->itemsize);
+    Py_END_ALLOW_THREADS
+    return Py_NewRef(Py_None);
+}
+
+/* Returns the codes that `mask` covers, both bits of each, side by side. */
+static inline uint64_t extract(uint64_t word, uint64_t mask)
+{
+    uint64_t found = 0;
+    for (int at = 0; mask; at += 2, mask &= mask - 1, mask &= mask - 1)
+        found |= (word >> __builtin_ctzll(mask) & 3) << at;
+    return found;
+}
+
+/* Defines `name`, which writes the codes of a row that `mask` covers to `out`, side by side, and zeros to the end of the last byte. */
+#define DEFINE_COMPACT(name, target, extract)                                                                                \
+    target static void name(const unsigned char *row, const unsigned char *mask, Py_ssize_t bytes, unsigned char *out)       \
+    {                                                                                                                        \
+        uint64_t waiting = 0; /* the bits that do not fill a word yet */                                                     \
+        int filled = 0;                                                                                                      \
+        for (Py_ssize_t i = 0; i < bytes; i += 8) {                                                                          \
+            const size_t here = (size_t)(bytes - i < 8 ? bytes - i : 8);                                                     \
+            uint64_t word = 0, covered = 0;                                                                                  \
+            memcpy(&word, row + i, here);                                                                                    \
+            memcpy(&covered, mask + i, here);                                                                                \
+            const uint64_t found = extract(word, covered);                                                                   \
+            waiting |= found << filled;                                                                                      \
+            const int more = filled + __builtin_popcountll(covered);                                                         \
+            if (more >= 64) {                                                                                                \
+                memcpy(out, &waiting, sizeof waiting);                                                                       \
+                out += sizeof waiting;                                                                                       \
+                waiting = filled ? found >> (64 - filled) : 0;                                                               \
+            }                                                                                                                \
+            filled = more % 64;                                                                                              \
+        }                                                                                                                    \
+        memcpy(out, &waiting, (size_t)(filled + 7) / 8);                                                                     \
+    }
+DEFINE_COMPACT(compact_row, , extract)
+#if WITH_AVX2
+DEFINE_COMPACT(bmi2_compact_row, __attribute__((target("bmi2,popcnt"))), _pext_u64)
+#endif
+
+/* compact(codes, mask, out): writes the codes of the people with both bits in `mask` to rows of as many bytes as they take. */
+PyObject *compact(struct arguments *a, PyObject *given)
+{
+    PyObject *codes_given, *mask_given, *out_given;
+    if (!PyArg_ParseTuple(given, "OOO", &codes_given, &mask_given, &out_given))
+        return NULL;
+    const Py_buffer *codes = open_codes(a, codes_given, 0);
+    const Py_ssize_t count = a->failed ? 0 : codes->shape[0], bytes = a->failed ? 0 : codes->shape[1];
+    const unsigned char *mask = array(a, mask_given, "mask", "B", bytes, 1, READ);
+    const Py_buffer *out = open_array(a, out_given, "out", "B", 2, WRITE | PyBUF_C_CONTIGUOUS);
+    Py_ssize_t used = 0;
+    for (Py_ssize_t i = 0; !a->failed && i < bytes; i++) {
+        used += __builtin_popcount(mask[i]);
+        require(a, (mask[i] & 0x55) == (mask[i] >> 1 & 0x55), "the mask must have both bits of a code or none");
+    }
+    require(a, a->failed || (out->shape[0] == count && out->shape[1] == (used + 7) / 8), "out must have the bytes of the codes in the mask");
     if (a->failed)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
-        const char *row = (const char *)codes->buf + i * codes->strides[0];
-        char *to = (char *)out->buf + (size_t)(i * n_used) * item;
-        unpack(row, people, values + 4 * i, single, used ? all : to);
-        if (used && single)
-            for (Py_ssize_t j = 0; j < n_used; j++)
-                ((float *)to)[j] = ((const float *)all)[used[j]];
-        else if (used)
-            for (Py_ssize_t j = 0; j < n_used; j++)
-                ((double *)to)[j] = ((const double *)all)[used[j]];
+        const unsigned char *row = (const unsigned char *)codes->buf + i * codes->strides[0];
+        unsigned char *to = (unsigned char *)out->buf + i * out->shape[1];
+#if WITH_AVX2
+        if (__builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt")) {
+            bmi2_compact_row(row, mask, bytes, to);
+            continue;
+        }
+#endif
+        compact_row(row, mask, bytes, to);
     }
     Py_END_ALLOW_THREADS
     return Py_NewRef(Py_None);

@@ -11,10 +11,11 @@
 /* Functions of the module, with their parameters. */
 #define FUNCTIONS(X)                                                                                                               \
     X(best, "gradient, pivot, smallest, open, /")                                                                                  \
+    X(compact, "codes, mask, out, /")                                                                                              \
     X(count_codes, "codes, mask, out, /")                                                                                          \
     X(crc32, "data, start, way, /")                                                                                                \
     X(curvature, "design, roots, scaled, units, out, factor, above, /")                                                            \
-    X(decode, "codes, people, values, used, out, /")                                                                               \
+    X(decode, "codes, people, values, out, /")                                                                                     \
     X(dots, "rows, index, residuals, out, plain, /")                                                                               \
     X(dots_codes, "codes, values, residuals, out, plain, /")                                                                       \
     X(follow, "gram, directions, size, column, gradient, pivot, /")                                                                \

@@ -529,6 +529,17 @@ void multiply(const struct products *p, Index first, Index end)
     (p->across ? sweep_across : sweep)(p, first, end);
 }
 
+/* Fills out for all `count` rows, and returns None; NULL where the arguments could not be opened. */
+static PyObject *multiply_all(const struct arguments *a, const struct products *p, Index count)
+{
+    if (a->failed)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    multiply(p, 0, count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* Fills out[i, j] with rows[index[i]] . residuals[j], or rows[i] . residuals[j] where index is None. */
 PyObject *dots(struct arguments *a, PyObject *given)
 {
@@ -540,12 +551,7 @@ PyObject *dots(struct arguments *a, PyObject *given)
         return NULL;
     open_rows(a, matrix, index, &rows);
     open_products(a, &rows, residuals, out, plain, NULL, &products);
-    if (a->failed)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    multiply(&products, 0, rows.count);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return multiply_all(a, &products, rows.count);
 }
 
 /* Fills out[i, j] with the dot product of the genotypes in codes[i] and residuals[j]; values (rows, 4) is what the codes stand for. */
@@ -563,12 +569,7 @@ PyObject *dots_codes(struct arguments *a, PyObject *given)
     const double *values = DOUBLES(a, given_values, a->failed ? 0 : 4 * rows.count, READ);
     if (!a->failed)
         open_products(a, &rows, residuals, out, plain, values, &products);
-    if (a->failed)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    multiply(&products, 0, rows.count);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return multiply_all(a, &products, rows.count);
 }
 
 int prepare_sweeps(PyObject *module)

@@ -98,7 +98,9 @@ def cut(
         store: Any = stack.enter_context(open_store(source)) if isinstance(source, str) else source
         if store.traits.medium == "cluster":
             raise RequestError(f"{store.url} is sharded already: cut the original store")
-        sidecars: Sidecars = store.sidecars
+        sidecars: Sidecars | None = getattr(store, "sidecars", None)
+        if sidecars is None:
+            raise StoreURLError(f"{store.url} is used where it lies, and shards are cut from stores that were built: select there")
         ranges = block_ranges(len(sidecars.layout.blocks) - 1, into)
         partial, directory = stack.enter_context(_hidden_directory(final))
         free = stack.enter_context(_freeing(store)) if consume else None

@@ -64,12 +64,12 @@ def survey(
 
 def _key(bed: BedFile, people: People) -> bytes:
     """Return the digest of a file's identity and the people used."""
-    return hashlib.blake2b(repr((bed.identity, people.total)).encode() + people.mask().tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(repr((bed.identity, people.total)).encode() + people.mask.tobytes(), digest_size=16).digest()
 
 
 def _place(bed: BedFile, people: People) -> Path:
     """Return the place of the record."""
-    return folder_of([bed.path]) / f"{hashlib.blake2b(people.mask().tobytes(), digest_size=8).hexdigest()}.counts"
+    return folder_of([bed.path]) / f"{hashlib.blake2b(people.mask.tobytes(), digest_size=8).hexdigest()}.counts"
 
 
 def _read(bed: BedFile, key: bytes, people: People) -> Survey | None:

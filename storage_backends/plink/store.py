@@ -111,9 +111,8 @@ class PlinkStore(FeatureStore):
         self.url = _address(url)
         self._places = [place for bed in beds for place in bed.variants.places]
         self.names = self.column_names = variant_names([each for bed in beds for each in bed.variants.names], self._places)
-        kind = file_system_type(str(home()))
-        self.traits = MediumTraits("plink", sync_durability(kind), False, f"genotypes in place; logs of runs in {home()} on {kind}")
-        n, digest = len(self.names), hashlib.blake2b(dtype.encode() + self._people.mask().tobytes(), digest_size=16)
+        self.traits = _traits()
+        n, digest = len(self.names), hashlib.blake2b(dtype.encode() + self._people.mask.tobytes(), digest_size=16)
         for bed in beds:
             digest.update(bed.fingerprint())
         blocks = np.append(np.arange(0, n, BLOCK_COLUMNS), n)
@@ -143,6 +142,10 @@ class PlinkStore(FeatureStore):
         for array in (found.mean, found.norm, found.minimum, found.maximum):
             array.flags.writeable = False
         return found
+
+    def load_tier(self) -> None:
+        """Refuse: there is no tier."""
+        raise StoreURLError(f"{self.url} is used where it lies and has no int8 tier: leave --tier-load out")
 
     @property
     def encoding(self) -> TableEncoding:
@@ -287,6 +290,16 @@ def _phenotype(beds: Sequence[BedFile], wanted: str | None) -> tuple[str, Phenot
     if not (colon and file and column):
         raise StoreURLError(f"target is {wanted!r}: expected FILE:COLUMN, or none for all people")
     return column, read_phenotype(file, column, fam.people)
+
+
+def _traits() -> MediumTraits:
+    """Return the properties of files in place, whose durable regions are in ``FASTOMP_HOME``."""
+    try:
+        place = str(home())
+    except (OSError, RuntimeError):
+        return MediumTraits("plink", "none", False, "genotypes in place; no folder for logs of runs")
+    kind = file_system_type(place)
+    return MediumTraits("plink", sync_durability(kind), False, f"genotypes in place; logs of runs in {place} on {kind}")
 
 
 def _share(url: StoreURL, name: str) -> float | None:

@@ -174,7 +174,8 @@ def _numbers(cells: Sequence[str], path: str, what: str) -> Float64Array:
         except ValueError:
             values[place] = math.inf
         if math.isinf(values[place]):
-            raise DataError(f"{path} has the {what} {cell!r}, which is no number: expected numbers, NA or -9")
+            hint = "; ?target=none behind the URL uses all people without it" if path.endswith(".fam") else ""
+            raise DataError(f"{path} has the {what} {cell!r}, which is no number: expected numbers, NA or -9{hint}")
     values[values == -9.0] = math.nan  # written -9.0, too
     return values
 

@@ -123,9 +123,13 @@ class _Arguments:
 
     def decode(self) -> tuple[Any, ...]:
         rows, people = self._size(), self._size(300)
-        used = None if self._draw.random() < 0.5 else np.arange(0, people, 2)
-        out = np.empty((rows, people if used is None else len(used)), self._draw.choice(["f4", "f8"]))
-        return self._codes(rows, people), people, self._normal(rows, 4), used, out
+        out = np.empty((rows, people), self._draw.choice(["f4", "f8"]))
+        return self._codes(rows, people), people, self._normal(rows, 4), out
+
+    def compact(self) -> tuple[Any, ...]:
+        rows, people = self._size(), self._size(300)
+        mask = (self._codes(1, people)[0] & 0x55) * np.uint8(3)
+        return self._codes(rows, people), mask, np.empty((rows, (int(np.unpackbits(mask).sum()) + 7) // 8), np.uint8)
 
     def count_codes(self) -> tuple[Any, ...]:
         rows, people = self._size(), self._size(300)

@@ -178,6 +178,16 @@ def test_a_plain_path_of_a_bed_is_a_store(bed: Path, monkeypatch: pytest.MonkeyP
         assert '"plink"' in capsys.readouterr().out
 
 
+def test_what_needs_a_built_store_says_so(bed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards, tiers and checksums are parts of stores that were built."""
+    for words in (["shard", str(bed), f"{bed}-shards", "--into", "2"], ["select", str(bed), "--k", "1", "--tier-load", "dram"]):
+        assert main(words) == 2
+        assert "is used where it lies" in capsys.readouterr().err
+    assert not bed.with_name("all.bed-shards").exists()
+    assert main(["verify", f"plink://{bed}", "--add-checksums"]) == 1
+    assert "checksums are added to stores in files alone" in capsys.readouterr().err
+
+
 def test_filters_are_for_genotypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another store has no allele frequencies."""
     assert main(["select", str(tmp_path), "--k", "2", "--maf", "0.1"]) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from fastomp_nvm import native
 from fastomp_nvm.errors import MediumError, StoreError, StoreURLError
-from fastomp_nvm.matrix.genotypes import Genotypes, People, count_codes, decode
+from fastomp_nvm.matrix.genotypes import Genotypes, People, compact, count_codes, decode
 from fastomp_nvm.matrix.reader import MatrixFile
 from fastomp_nvm.matrix.rows import ArrayRows
 from fastomp_nvm.matrix.sweeper import Sweeper, Vectors
@@ -60,7 +60,7 @@ class TestPlink(OpenedContract):
 
 
 @pytest.mark.parametrize("reference", IMPLEMENTATIONS)
-@pytest.mark.parametrize("n_people", [1, 2, 3, 4, 5, 7, 8, 9, 31, 66])
+@pytest.mark.parametrize("n_people", [1, 2, 3, 4, 5, 7, 8, 9, 31, 66, 64, 257])
 def test_every_code_in_every_place_is_decoded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_people: int, reference: bool
 ) -> None:
@@ -73,14 +73,14 @@ def test_every_code_in_every_place_is_decoded_and_counted(
     bed = write_genotypes(tmp_path / "all", genotypes, padding=3)
     np.testing.assert_array_equal(plink_genotypes(bed.read_bytes(), n_people, 40), genotypes)
     codes = np.frombuffer(bed.read_bytes(), np.uint8, offset=3).reshape(40, -1)
-    for used in (None, np.arange(0, n_people, 2)):
+    for used in (None, np.arange(0, n_people, 2), np.flatnonzero(np.random.default_rng(1).random(n_people) < 0.8)):
         people, known = People(n_people, used), genotypes[slice(None) if used is None else used]
         for dtype in (np.float32, np.float64):
             out = np.empty((40, len(known)), dtype)
-            decode(codes, people, np.tile([2.0, 0.3, 1.0, 0.0], (40, 1)), out)
+            decode(compact(codes, people), np.tile([2.0, 0.3, 1.0, 0.0], (40, 1)), out)
             np.testing.assert_array_equal(out, np.where(np.isnan(known), dtype(0.3), known).T)
         expected = [np.isnan(known), known == 1.0, known == 0.0]
-        np.testing.assert_array_equal(count_codes(codes, people, people.mask()).T, [each.sum(axis=0) for each in expected])
+        np.testing.assert_array_equal(count_codes(codes, people).T, [each.sum(axis=0) for each in expected])
 
 
 def test_a_decode_that_does_not_fit_is_refused() -> None:
@@ -88,10 +88,15 @@ def test_a_decode_that_does_not_fit_is_refused() -> None:
     if not native.extension:
         pytest.skip("the extension is not built")
     codes, values, out = np.zeros((2, 3), np.uint8), np.zeros((2, 4)), np.zeros((2, 9), np.float32)
-    native.extension.decode(codes, 9, values, None, out)
-    for people, used, to in ((13, None, np.zeros((2, 13))), (9, np.array([9]), np.zeros((2, 1))), (9, None, out[:, :8].copy())):
+    native.extension.decode(codes, 9, values, out)
+    for people, to in ((13, np.zeros((2, 13))), (9, out[:, :8].copy()), (-1, out)):
         with pytest.raises(ValueError, match=r"people|person"):
-            native.extension.decode(codes, people, values, used, to)
+            native.extension.decode(codes, people, values, to)
+    mask = np.array([0x33, 0x00, 0xF0], np.uint8)
+    native.extension.compact(codes, mask, np.zeros((2, 1), np.uint8))
+    for wrong, to in ((mask, np.zeros((2, 2), np.uint8)), (mask ^ np.uint8(1), np.zeros((2, 1), np.uint8)), (mask[:2], codes)):
+        with pytest.raises(ValueError, match=r"mask"):
+            native.extension.compact(codes, wrong, to)
     with pytest.raises(ValueError, match="mask"):
         native.extension.count_codes(codes, np.zeros(2, np.uint8), np.zeros((2, 3), np.int64))
 
@@ -204,6 +209,17 @@ def test_a_damaged_record_is_not_believed(tmp_path: Path, monkeypatch: pytest.Mo
         with open_store(f"plink://{bed}") as store:
             np.testing.assert_array_equal(store.statistics.mean, expected)
         assert record.read_bytes() == content
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are then not kept, and the store declares that logs of runs survive nothing."""
+    bed = write_genotypes(tmp_path / "all", random_genotypes(50, 30))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "file" / "home"))
+    with open_store(f"plink://{bed}") as store:
+        assert store.traits.durability == "none"
+        assert len(store.statistics.mean) == 30
+        store.verify()
 
 
 def test_verify_finds_a_byte_that_changed_by_itself(tmp_path: Path) -> None:
