@@ -357,7 +357,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
     def _linear_predictor(self, X: Any) -> Float64Array:
         """Return the refit model's linear predictor (n_samples,)."""
         validation.check_is_fitted(self)
-        positions = self.selection_.column_positions
+        positions = self.selection_.model_columns[1]
         if self._from_table or has_text(X):
             chosen: AnyArray = self.selection_.encode(X).values
         elif isinstance(X, (str, FeatureStore)):

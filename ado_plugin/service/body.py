@@ -33,13 +33,14 @@ def decode_body(operation: str, body: bytes | memoryview) -> dict[str, Any]:
         )
     message = decode_message(data)
     if size > REQUEST_BYTES and operation in _SELECTIONS and (rest := _without_vectors(message)) > REQUEST_BYTES:
-        raise RequestError(f"the request has {rest} bytes beside y and weights, at most {REQUEST_BYTES} are possible: use patterns")
+        raise RequestError(f"the request has {rest} bytes beside vectors, at most {REQUEST_BYTES} are possible: use patterns")
     return message
 
 
 def _without_vectors(message: Mapping[str, Any]) -> int:
-    """Return the bytes of a selection's body without response and weights."""
+    """Return the bytes of a selection's body without response, weights, offset and covariates."""
     requests = message.get("requests", [message.get("request")])
     if isinstance(requests, list):
-        requests = [{**each, "weights": None} if isinstance(each, Mapping) else each for each in requests]
+        without = dict.fromkeys(("weights", "offset", "covariates"))
+        requests = [{**each, **without} if isinstance(each, Mapping) else each for each in requests]
     return len(encode_message({**message, "y": None, "request": None, "requests": requests}))

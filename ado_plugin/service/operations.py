@@ -276,9 +276,12 @@ class Operations:
             n_obs = store.layout.n_obs
             if response is not None and len(response) != n_obs:
                 raise DataError(f"the target has {len(response)} values for {n_obs} observations")
-            for weights in (request.weights for request in requests if request.weights is not None):
-                if len(weights) != n_obs:
-                    raise RequestError(f"{len(weights)} weights were given for {n_obs} observations")
+            for what in ("weights", "offset"):
+                for vector in (getattr(request, what) for request in requests):
+                    if vector is not None and not isinstance(vector, str) and len(vector) != n_obs:
+                        raise RequestError(f"{len(vector)} {what} were given for {n_obs} observations")
+            for covariates in (request.covariates for request in requests if request.covariates is not None):
+                covariates.matched(store.ids, n_obs)
             needs = [estimate(request, store.layout, _rank(request, store)) for request in requests]
             fingerprint = store.layout.fingerprint
         memory, work = map(sum, zip(*needs, strict=True))

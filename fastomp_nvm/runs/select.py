@@ -107,7 +107,8 @@ def select(
                 request["exclude"] = [*request.get("exclude", ()), str(protected)]
                 notes.append(_NOT_A_CANDIDATE.format(protected))
             found = select(dataset, y, threads=threads, observer=observer, progress=progress, cancelled=cancelled, **request)
-            report = fairness_report(found, dataset, y, protected, constraint=request.get("constraint"))
+            beside = {"covariates": request.get("covariates"), "offset": request.get("offset")}
+            report = fairness_report(found, dataset, y, protected, constraint=request.get("constraint"), **beside)
             return replace(found, fairness=report, notes=[*found.notes, *notes])
     if run is None:
         with watched(observer, progress, "select") as watching:

@@ -116,6 +116,7 @@ def compress(
         and n_obs >= FEWEST_PER_COLUMN * n_columns
         and n_columns <= COLUMNS_PER_PASS * (passes := sum(_passes(split, n_columns) for split in splits))
         and all(each.gram == "auto" and each.standardize and each.tier != "int8" for each in requests)
+        and not any(each.beside or each.offset is not None for each in requests)
         and len({(each.objective, each.target) for each in requests}) == 1
     ):
         return None

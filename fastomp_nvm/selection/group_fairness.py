@@ -25,7 +25,7 @@ from fastomp_nvm.errors import DataError, RequestError
 from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.request import SelectionRequest, named_file
-from fastomp_nvm.selection.response import encode_response, labelled, resolve_response
+from fastomp_nvm.selection.response import encode_response, labelled, observation_values, resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.contract import FeatureStore
@@ -45,6 +45,8 @@ def fairness_report(
     rows: object = None,
     *,
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None,
+    covariates: object = None,
+    offset: object = None,
 ) -> FairnessReport:
     """Report how the refit model of a selection treats the groups of a protected attribute.
 
@@ -61,6 +63,8 @@ def fairness_report(
         Observations to evaluate on. By default those the selection held out, if it did, otherwise all.
     constraint : Constraint, mapping, YAML text or path of a YAML file, optional
         As given to ``select``: gives the process unfairness if it contains a ``Fairness``. An array needs a ``Constraint``.
+    covariates, offset : optional
+        As given to ``select``, where the model has them.
 
     Returns
     -------
@@ -79,9 +83,11 @@ def fairness_report(
     """
     if isinstance(data, str):
         with open_store(data) as store:
-            return fairness_report(selection, store, y, protected, rows, constraint=constraint)
+            return fairness_report(
+                selection, store, y, protected, rows, constraint=constraint, covariates=covariates, offset=offset
+            )
     dataset = Dataset.of_store(data) if isinstance(data, FeatureStore) else data if isinstance(data, Dataset) else None
-    predicted = _predictions(selection, data, dataset)
+    predicted = _predictions(selection, data, dataset, covariates, offset)
     actual = _actual(selection, dataset, y, len(predicted))
     labels, codes = _groups(protected, dataset, len(predicted))
     chosen, evaluated_on = _rows(selection, rows, len(predicted))
@@ -153,13 +159,16 @@ def _regression_figures(predicted: Float64Array, actual: Float64Array) -> dict[s
     }
 
 
-def _predictions(selection: Selection, data: object, dataset: Dataset | None) -> Float64Array:
+def _predictions(selection: Selection, data: object, dataset: Dataset | None, covariates: object, offset: object) -> Float64Array:
     """Return the model's mean response (n_obs,), reading selected columns only."""
     if dataset is None:
-        return selection.predict(data)
+        return selection.predict(data, covariates=covariates, offset=offset)
     if len(dataset.matrix) != selection.store.n_columns:
         raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store.n_columns}")
-    return selection.mean_response(selection.linear_predictor(dataset.matrix[selection.column_positions].T))
+    if isinstance(offset, str):
+        offset = observation_values(dataset, offset, "offsets")
+    eta = selection.linear_predictor(dataset.matrix[selection.model_columns[1]].T)
+    return selection.mean_response(eta + selection.given_beside(len(eta), dataset.ids, covariates, offset))
 
 
 def _actual(selection: Selection, dataset: Dataset | None, y: object, n_obs: int) -> Float64Array:

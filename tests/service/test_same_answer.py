@@ -26,6 +26,9 @@ REQUESTS: list[dict[str, Any]] = [
     {"k": 3, "ridge": 0.25, "standardize": False},
     {"k": 8, "constraint": {"partition": {"groups": {"low": ["f1*"], "high": ["f2*"]}, "caps": {"low": 2, "high": 1}}}},
     {"k": 5, "exclude": ["f3"], "test_fraction": 0.25},
+    {"k": 4, "keep": ["f1", "f2?"], "covariates": np.cos(np.arange(160.0)).reshape(80, 2), "test_fraction": 0.25},
+    {"k": 4, "quality": "verified", "keep": ["f4"], "weights": "y2", "offset": "f9", "exclude": ["f5"]},
+    {"k": 3, "covariates": {"wave": np.sin(np.arange(80.0))}, "offset": np.linspace(-1.0, 1.0, 80)},
 ]
 
 
@@ -42,7 +45,7 @@ def key(server: RunningServer) -> str:
     """Upload the small data, with a numeric and a class target."""
     X, y = small_data()
     with server.connect("/lab/same") as client:
-        client.put(X, {"y": y, "sign": np.where(y > 0, "up", "down")}, replace=True)
+        client.put(X, {"y": y, "sign": np.where(y > 0, "up", "down"), "y2": y**2}, replace=True)
     return f"{server.url}/lab/same"
 
 
