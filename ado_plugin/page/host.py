@@ -267,6 +267,7 @@ def _csv(job: str, answers: Sequence[dict[str, Any]]) -> str:
     for place, answer in enumerate(answers, start=1):
         selection = decode_selection(answer)
         writer.writerows((place, *row) for row in selected_columns(selection))
+        writer.writerows((place, "kept", column.feature, column.column, column.coef) for column in selection.kept)
         writer.writerow((place, "", "intercept", "", selection.intercept))
     return text.getvalue()
 

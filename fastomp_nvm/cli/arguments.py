@@ -163,6 +163,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
         metavar="NAME,...",
         help='features that every model has, or patterns such as "pc_*": unpenalised, outside --k and constraint (default: none)',
     )
+    add("--keep-inside", action="store_true", help="count kept features for --k and the constraint")
     add_covariates_arguments(_group(parser, _REQUEST))
     add(
         "--epsilon",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 
 from fastomp_nvm.errors import InputError, RequestError, near
 from fastomp_nvm.selection.covariates import Covariates, as_covariates
@@ -24,8 +25,8 @@ def add_covariates_arguments(parser: argparse._ActionsContainer) -> None:
     add("--covariates-id", metavar="COL", help="column of that table with the identifiers of the store (default: same order)")
 
 
-def covariates_of(arguments: argparse.Namespace) -> Covariates | None:
-    """Return the covariates that ``--covariates`` names."""
+def covariates_of(arguments: argparse.Namespace, needed: Sequence[str] = ()) -> Covariates | None:
+    """Return the covariates that ``--covariates`` names; of a file without names those that are ``needed``, otherwise all."""
     given, id_column = arguments.covariates, arguments.covariates_id
     if given is None:
         if id_column is not None:
@@ -34,11 +35,11 @@ def covariates_of(arguments: argparse.Namespace) -> Covariates | None:
     file, _, listed = (given, "", "") if os.path.isfile(given) else given.rpartition(":")
     if not os.path.isfile(file):
         raise InputError(f"there is no file {file or given} to take covariates from (--covariates)")
-    wanted = listed.split(",") if listed else None
-    table = READ_TABLE.load()(file, _Every() if wanted is None else {*wanted}, TableEncoding(), id_column=id_column)
+    wanted = listed.split(",") if listed else list(needed)
+    table = READ_TABLE.load()(file, {*wanted} if wanted else _Other(id_column), TableEncoding(), id_column=id_column)
     assert table is not None, "a path is a table"
-    columns = {name: column for name, column in table.columns.items() if name != id_column}
-    missing = next((name for name in wanted or () if name not in columns), None)
+    columns = table.columns
+    missing = next((name for name in wanted if name not in columns), None)
     if missing is not None:
         raise InputError(f"{table.label} has no column {missing!r} to take a covariate from{near(missing, columns)}")
     found = as_covariates({name: columns[name].values for name in wanted or columns})
@@ -46,8 +47,11 @@ def covariates_of(arguments: argparse.Namespace) -> Covariates | None:
     return found._replace(ids=None if table.ids is None else tuple(table.ids))
 
 
-class _Every:
-    """A container of every name."""
+class _Other:
+    """A container of all names but one."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
 
     def __contains__(self, name: object) -> bool:
-        return True
+        return name != self._name

@@ -255,6 +255,11 @@ class Answer:
         return [column for column in self.kept if column.position is None]
 
     @property
+    def offset_beside(self) -> bool:
+        """Whether the model has an offset that is no column of the data: predictions need that of the new rows."""
+        return self.offset is not None and not any(column.feature == self.offset for column in self.kept)
+
+    @property
     def model_columns(self) -> tuple[list[str], IndexArray, Float64Array]:
         """Names, positions and coefficients of the columns of the data in the model: the selected ones, then kept ones."""
         kept = [column for column in self.kept if column.position is not None]

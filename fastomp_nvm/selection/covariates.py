@@ -102,7 +102,9 @@ def contribution(answer: Answer, n_obs: int, ids: Sequence[str] | None, covariat
         found = as_covariates(given)
         names = ", ".join(repr(column.column) for column in columns)
         if found is None:
-            raise RequestError(f"the model has covariates that are no columns of the data: give values of {names} (covariates=)")
+            raise RequestError(
+                f"the model has covariates that are no columns of the data: give values of {names} (--covariates, covariates=)"
+            )
         if found.names != tuple(column.column for column in columns):
             missing = next((column.column for column in columns if column.column not in found.names), None)
             if missing is not None:
@@ -112,7 +114,7 @@ def contribution(answer: Answer, n_obs: int, ids: Sequence[str] | None, covariat
                 values=found.values[:, [found.names.index(column.column) for column in columns]],
             )
         eta += found.matched(ids, n_obs) @ np.array([column.coef for column in columns])
-    if answer.offset is not None and not any(column.column == answer.offset for column in answer.kept):
+    if answer.offset_beside:
         if offset is None:
             raise RequestError(
                 "the model was fitted with an offset that is no feature of the data: give that of new rows (offset=)"

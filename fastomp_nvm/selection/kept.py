@@ -14,8 +14,11 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.constraints.around import Around
+from fastomp_nvm.constraints.base import Constraint
+from fastomp_nvm.constraints.cardinality import Cardinality
 from fastomp_nvm.engine.dataset import Dataset
-from fastomp_nvm.errors import DataError, RequestError, near
+from fastomp_nvm.errors import ConstraintError, DataError, RequestError, near
 from fastomp_nvm.matrix.fixed import Fixed
 from fastomp_nvm.matrix.pool import ColumnPool
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
@@ -24,7 +27,7 @@ from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independen
 from fastomp_nvm.selection.answer import KeptColumn
 from fastomp_nvm.selection.covariates import Covariates
 
-__all__ = ["Kept", "keep", "kept_features"]
+__all__ = ["Kept", "around", "keep", "kept_features"]
 
 #: Names in a sentence, at most.
 MOST_NAMED = 10
@@ -109,6 +112,19 @@ def kept_features(dataset: Dataset, patterns: Sequence[str], excluded: Sequence[
     if response in found:
         raise RequestError(f"the feature {dataset.names[int(response or 0)]!r} is the target, which cannot be kept")
     return np.array(sorted(found), dtype=np.int64)
+
+
+def around(constraint: Constraint, features: IndexArray) -> Constraint:
+    """Return the constraint on what may be selected beside kept ``features`` that count for it."""
+    if constraint.needs_base:
+        raise RequestError("kept features cannot count for lower bounds: leave keep_inside out, or the lower bounds")
+    if broken := constraint.violations(features):
+        raise ConstraintError(f"the {len(features):,} kept features alone break the constraint: {'; '.join(broken)}")
+    if isinstance(constraint, Cardinality):
+        if constraint.k == len(features):
+            raise RequestError(f"k is {constraint.k:,}, and as many features are kept inside it: raise k to select any")
+        return Cardinality(constraint.n_features, constraint.k - len(features))
+    return Around(constraint, features)
 
 
 def keep(

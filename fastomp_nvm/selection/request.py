@@ -60,6 +60,7 @@ class RequestFields(TypedDict, total=False):
     test_fraction: float | None
     exclude: Sequence[str]
     keep: Sequence[str]
+    keep_inside: bool
     covariates: Covariates | Mapping[str, ArrayLike] | ArrayLike | None
     certificate: bool
     lambda_min: float | None
@@ -124,6 +125,8 @@ class SelectionRequest:
     keep : sequence of str
         Features that every model has, by name or pattern (``pc_*``): fitted first, never penalised, and counting neither for k nor
         for the constraint. Scores are those beyond them.
+    keep_inside : bool
+        Count kept features for k and for the constraint; covariates never are.
     covariates : table, mapping of names to vectors, (n_obs, p) array, or Covariates, optional
         Further columns that every model has, for data without them: one row per observation, in order; ``Covariates`` with
         identifiers are matched with those of the store.
@@ -163,6 +166,7 @@ class SelectionRequest:
     test_fraction: float | None = None
     exclude: Sequence[str] = ()
     keep: Sequence[str] = ()
+    keep_inside: bool = False
     covariates: Covariates | None = None
     certificate: bool = False
     lambda_min: float | None = None
@@ -188,7 +192,7 @@ class SelectionRequest:
             raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
         if self.tau != "auto" and not (_is(self.tau, _REAL) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
-        for field in ("skip_weak", "plain", "certificate"):
+        for field in ("skip_weak", "plain", "certificate", "keep_inside"):
             if not isinstance(getattr(self, field), (bool, np.bool_)):
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
         if self.lambda_min is not None and not (_is(self.lambda_min, _REAL) and 0 < self.lambda_min < math.inf):

@@ -280,7 +280,7 @@ def prepare(
     pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
-    kept = None
+    kept, features = None, np.empty(0, dtype=np.int64)
     if objective is None:
         if not request.standardize:
             raise RequestError("kept columns stand beside an intercept: leave standardize=False out, or keep and covariates")
@@ -302,7 +302,8 @@ def prepare(
     if not candidates.size:
         beside = " beside the kept columns" if kept is not None else ""
         raise DataError(f"every feature{beside} is constant or excluded: there is nothing to select from")
-    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates)))
+    inside = features if request.keep_inside else features[:0]
+    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates) + len(inside)))
     if request.constraint is not None:
         from fastomp_nvm.constraints.extendable import intersect  # imports families of constraints
 
@@ -313,6 +314,10 @@ def prepare(
         constraint = limit
     else:
         raise RequestError("k is missing: give it, or a constraint that bounds how many features may be selected")
+    if len(inside):
+        from fastomp_nvm.selection.kept import around  # not needed by most requests
+
+        constraint = around(constraint, inside)
     parameters = Parameters(
         request.epsilon,
         request.tau,

@@ -41,6 +41,7 @@ REQUEST = fo.SelectionRequest(
     test_fraction=0.25,
     exclude=("f1", "f2"),
     keep=("age", "pc_*"),
+    keep_inside=True,
     covariates=Covariates(("a", "b"), np.array([[0.1, 1.0], [0.2, 3.0], [0.3, 4.0]]), ("p", "q", "r")),
     certificate=True,
     lambda_min=0.5,

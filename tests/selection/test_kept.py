@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def test_kept_features_are_covariates(objective: str, quality: Any, tmp_path: Pa
         found = fo.select(np.array(everything, order=order), y, names=names, keep=["pc_*"], **request)
         same(found, beside)
         assert [column.position for column in found.kept] == [P, P + 1]
-        assert found.predict(everything) == pytest.approx(beside.predict(X, covariates=Z_named(Z)), rel=1e-7)
+        assert found.predict(everything) == pytest.approx(beside.predict(X, covariates=waves(Z)), rel=1e-7)
     for url in (f"dram:kept-{objective}-{quality}", str(tmp_path / "store")):
         fo.create_store(url, everything, y, names=names, dtype="float64", replace=True)
         with fo.open_store(url) as store:
@@ -138,7 +139,7 @@ def test_kept_features_are_covariates(objective: str, quality: Any, tmp_path: Pa
         assert beside.guarantee in ("greedy", "swap-optimal", "swap-optimal (quadratic model)")
 
 
-def Z_named(Z: Array) -> dict[str, Array]:
+def waves(Z: Array) -> dict[str, Array]:
     return {"pc_1": Z[:, 0], "pc_2": Z[:, 1]}
 
 
@@ -201,3 +202,154 @@ def test_offsets_are_in_every_fit(objective: str, quality: Any) -> None:
         assert predicted == pytest.approx(eta + offset, abs=1e-5)
         with pytest.raises(fo.RequestError, match="offset"):
             found.predict(X, covariates=covariates)
+
+
+def refuse(message: str, kind: type[Exception] = fo.RequestError, **request: Any) -> None:
+    X, signal, _ = confounded()
+    with pytest.raises(kind, match=message) as caught:
+        fo.select(X, response("linear", signal), names=named(), **{"k": 3, **request})
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    """Every mistake is one sentence."""
+    refuse("'f3' is to be kept and to be excluded", keep=["f?"], exclude=["f3"])
+    refuse("'f99' is to be kept, but the data has none", keep=["f99"])
+    refuse("'x_.' is to be kept, but the data has none", keep=["x_*"])
+    refuse("keep is 'f1': expected a list", keep="f1")
+    refuse("stand beside an intercept", keep=["f1"], standardize=False)
+    refuse("240 observations", fo.DataError, covariates=np.ones((239, 1)))
+    refuse("missing or infinite at row 3", fo.DataError, covariates={"z": [1.0, 2.0, np.nan] * 80})
+    refuse("'town' is no column of numbers", fo.DataError, covariates={"town": ["Bern", "Oslo"] * 120})
+    refuse("both a feature to keep and a covariate", keep=["f1"], covariates={"f1": np.arange(240.0)})
+    refuse("which they fit without error", fo.DataError, covariates=np.random.default_rng(0).normal(size=(240, 239)))
+    refuse("nothing to select from", fo.DataError, keep=["*"])
+    refuse("offsets were given", offset=np.ones(3))
+    refuse("called 'exposure'", offset="exposure")
+    refuse("called 'exposure'", weights="exposure")
+    refuse("must not be negative", weights="f1")
+    X, _, Z = confounded()
+    with pytest.raises(fo.DataError, match="explain the target without error"):
+        fo.select(X, Z @ [1.0, 2.0] + 1.0, k=3, covariates=Z, objective="linear")
+    with pytest.raises(fo.RequestError, match="'f1' is the target"):
+        fo.select(X, k=3, names=named(), keep=["f1"], target="f1")
+
+
+def test_columns_hold_weights_and_offsets(tmp_path: Path) -> None:
+    """Targets and features of the data serve as weights and offset, by name; they are no candidates then."""
+    X, signal, Z = confounded(6)
+    y, w, offset = response("linear", signal), np.abs(Z[:, 0]), 0.2 * Z[:, 1]
+    everything, names = np.column_stack((X, w, offset)), [*named(), "w", "o"]
+    url = str(tmp_path / "store")
+    fo.create_store(url, everything, {"y": y, "w2": w}, names=names, dtype="float64")
+    expected = fo.select(everything, y, names=names, k=5, weights=w, offset=offset, exclude=["w", "o"])
+    for weights in ("w", "w2"):
+        found = fo.select(url, k=5, weights=weights, offset="o", exclude=["w"])
+        same(found, fo.select(url, y, k=5, weights=w, offset="o", exclude=["w"]))
+        assert found.column_coef == pytest.approx(expected.column_coef, rel=1e-9)
+        # An offset that is a column of the data is known for new rows: its coefficient is 1.
+        assert found.predict(url) == pytest.approx(expected.predict(everything, offset=offset), rel=1e-9)
+    loose = fo.select(url, k=62 - 2, weights="w", offset="o", algorithm="top_k")
+    assert not {"w", "o"} & set(loose.features)
+    assert fo.cross_validate(url, ks=[1, 3], folds=3, weights="w", keep=["f1*"]).ks.tolist() == [1, 3]
+
+
+def test_rows_are_matched_by_identifier(tmp_path: Path) -> None:
+    """Covariates with identifiers follow those of the store, whatever their order; without, rows are matched by position."""
+    X, signal, Z = confounded(6)
+    y, order = response("linear", signal), np.random.default_rng(3).permutation(N)
+    lines = [",".join(["key", *named(4), "y"])]
+    lines += [",".join([f"p{row}", *map(repr, X[row, :4].tolist()), repr(float(y[row]))]) for row in range(N)]
+    (tmp_path / "data.csv").write_text("\n".join(lines))
+    url = str(tmp_path / "store")
+    fo.ingest(tmp_path / "data.csv", url, targets=["y"], id_column="key", dtype="float64")
+    keys = tuple(f"p{row}" for row in order)
+    expected = fo.select(X[:, :4], y, k=2, covariates=Z)
+    shuffled = fo.Covariates(("a", "b"), Z[order], keys)
+    found = fo.select(url, k=2, covariates=shuffled)
+    assert found.column_coef == pytest.approx(expected.column_coef, rel=1e-9)
+    assert found.predict(url, covariates=shuffled) == pytest.approx(expected.predict(X[:, :4], covariates=Z), rel=1e-9)
+    with pytest.raises(fo.DataError, match="identifiers and the covariates have none"):
+        fo.select(url, k=2, covariates=Z)
+    with pytest.raises(fo.DataError, match="no row for the identifier 'p7'"):
+        fo.select(url, k=2, covariates=fo.Covariates(("a",), Z[:7, :1], tuple(f"p{row}" for row in range(7))))
+    with pytest.raises(fo.DataError, match="two rows with the identifier"):
+        fo.select(url, k=2, covariates=fo.Covariates(("a",), np.zeros((N, 1)), ("p1",) * N))
+    with pytest.raises(fo.DataError, match="have identifiers and the data has none"):
+        fo.select(X, y, k=2, covariates=shuffled)
+
+
+def test_models_carry_kept_columns(tmp_path: Path) -> None:
+    """A saved model predicts as the selection does; files with kept columns have a version that earlier releases refuse."""
+    pandas = pytest.importorskip("pandas")
+    X, signal, Z = confounded(6)
+    table = pandas.DataFrame(X, columns=named()).assign(a=Z[:, 0], b=Z[:, 1])
+    y = response("logistic", signal)
+    found = fo.select(X, y, names=named(), k=3, objective="logistic", keep=["f7"], covariates={"a": Z[:, 0], "b": Z[:, 1]})
+    found.save(tmp_path / "model.json")
+    assert '"version": 2' in (tmp_path / "model.json").read_text()
+    loaded = fo.load(tmp_path / "model.json")
+    assert list(loaded.kept) == list(found.kept)
+    expected = found.predict_proba(X, covariates={"a": Z[:, 0], "b": Z[:, 1]})
+    for covariates in (None, table[["b", "a"]]):
+        assert loaded.predict_proba(table, covariates=covariates) == pytest.approx(expected)
+    with pytest.raises(fo.RequestError, match="give 'a', 'b'"):
+        loaded.predict(X)
+    with pytest.raises(fo.DataError, match="lack 'b'"):
+        loaded.predict(X, covariates={"a": Z[:, 0]})
+    with pytest.raises(fo.RequestError, match="pipeline"):
+        loaded.to_sklearn()
+    fo.select(X, y, k=1).save(tmp_path / "plain.json")
+    assert '"version": 1' in (tmp_path / "plain.json").read_text()
+
+
+def test_reports_and_estimators_know_kept_columns() -> None:
+    """A fairness report, held-out scores, criteria and scikit-learn's estimators count kept columns."""
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    X, signal, Z = confounded(6)
+    y, group = response("logistic", signal), (Z[:, 0] > 3).astype(int)
+    request: dict[str, Any] = {"k": 3, "objective": "logistic", "covariates": Z, "ridge": 0.2, "test_fraction": 0.3}
+    found = fo.select(X, y, protected=group, **request)
+    report = fo.fairness_report(found, X, y, group, covariates=Z)
+    assert report.groups == found.fairness.groups
+    assert found.score > found.null_score > -np.log(2)  # the null model has the covariates
+    eta, y1 = found.decision_function(X, covariates=Z), y == 1
+    held_out = fo.select(X, y, **request).test_rows
+    assert held_out == 72
+    assert found.test_score == pytest.approx(float(np.mean((y1 * eta - np.logaddexp(0, eta))[rows_held_out(found)])))
+    assert found.path[-1].parameters == 3 + 1 + 2
+    estimator = fo.FastOMPRegressor(k=3, keep=["f7", "f9"]).fit(X, signal)
+    assert np.flatnonzero(estimator.coef_).tolist() == sorted([*estimator.selection_.indices.tolist(), 7, 9])
+    design = X[:, np.flatnonzero(estimator.coef_)]
+    assert estimator.predict(X) == pytest.approx(sklearn.LinearRegression().fit(design, signal).predict(design))
+    assert estimator.transform(X).shape == (N, 3)
+    piped = fo.select(X, signal, k=3, keep=["f7"]).to_sklearn()
+    assert piped.predict(X) == pytest.approx(fo.select(X, signal, k=3, keep=["f7"]).predict(X))
+
+
+def rows_held_out(found: fo.Selection) -> Array:
+    from fastomp_nvm.selection.held_out import held_out_rows
+
+    return held_out_rows(N, found.test_fraction, found.seed)
+
+
+def test_kept_features_count_on_request() -> None:
+    """Inside, kept features take places of k and of the constraint: as features of the same groups would."""
+    X, signal, _ = confounded(6)
+    y, names = response("linear", signal), named()
+    caps = {"partition": {"groups": {"low": ["f?"], "high": ["f[1-5]?"]}, "caps": {"low": 3, "high": 4}}}
+    outside = fo.select(X, y, names=names, k=5, constraint=caps, keep=["f1", "f3"])
+    inside = fo.select(X, y, names=names, k=5, constraint=caps, keep=["f1", "f3"], keep_inside=True)
+    assert len(outside.indices) == 5
+    assert len(inside.indices) == 3
+    assert np.count_nonzero(outside.indices < 10) <= 3
+    assert np.count_nonzero(inside.indices < 10) <= 1
+    fewer = {"partition": {"groups": {"low": ["f?"], "high": ["f[1-5]?"]}, "caps": {"low": 1, "high": 4}}}
+    same(inside, fo.select(X, y, names=names, k=3, constraint=fewer, keep=["f1", "f3"]))
+    same(
+        fo.select(X, y, names=names, k=5, keep=["f1", "f3"], keep_inside=True), fo.select(X, y, names=names, k=3, keep=["f1", "f3"])
+    )
+    refuse("as many features are kept inside", k=2, keep=["f1", "f3"], keep_inside=True)
+    refuse("kept features alone break", fo.ConstraintError, constraint=caps, keep=["f1", "f2", "f3", "f4"], keep_inside=True)
+    lower = {"bounds": {"groups": {"low": ["f?"]}, "lower": {"low": 1}, "total": 4}}
+    refuse("lower bounds", constraint=lower, keep=["f1"], keep_inside=True)

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="encoding of the text, such as latin-1 (default utf-8)")
     add_covariates_arguments(parser)
     parser.add_argument(
-        "--offset", metavar="FILE", help="file with the offset, where the model has one beside the store (default: none)"
+        "--offset", metavar="FILE", help="as for select, from a file alone: where the model has one beside the store"
     )
     add_replace_argument(parser)
     add_ray_argument(parser)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             rows = model.encode(arguments.store, id_column=arguments.id_column, text_encoding=arguments.encoding, progress=progress)
         eta = model.linear_predictor(rows.values)
     offset = None if arguments.offset is None else READ_TARGET.load()(arguments.offset, len(eta))[1]
-    eta = eta + model.given_beside(len(eta), rows.ids, covariates_of(arguments), offset)
+    eta = eta + model.given_beside(len(eta), rows.ids, covariates_of(arguments, [column.column for column in model.beside]), offset)
     columns = _columns(model, eta, rows.ids, arguments.id_column or "id")
     if out == "-":
         sys.stdout.write(_csv(columns).decode())
