@@ -110,6 +110,10 @@ class Columns:
         self.fill(rows, positions=positions)
         return rows.T
 
+    def whole(self, positions: IndexArray) -> Float64Array:
+        """Return the columns of the features at ``positions`` as ``dense`` does, with their parts along fixed directions."""
+        return self._pool.whole(self.features[positions])
+
     def fill(self, out: AnyArray, factors: Float64Array | None = None, positions: IndexArray | None = None) -> None:
         """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,).
 

@@ -92,38 +92,33 @@ def as_covariates(given: object) -> Covariates | None:
 
 def contribution(answer: Answer, n_obs: int, ids: Sequence[str] | None, covariates: object, offset: object) -> Float64Array:
     """Return what covariates and the offset add to the linear predictor (n_obs,) of a model; see ``Selection.given_beside``."""
-    eta, columns = np.zeros(n_obs), answer.beside
-    if columns:
-        given = covariates
-        if isinstance(given, Mapping) or (not isinstance(given, Covariates) and hasattr(given, "columns")):
-            theirs = list(given) if isinstance(given, Mapping) else list(map(str, getattr(given, "column_names", given.columns)))
-            if all(column.column in theirs for column in columns):  # others, which need not be numbers, are ignored
-                given = {column.column: given[column.column] for column in columns}  # type: ignore[index]
-        found = as_covariates(given)
-        names = ", ".join(repr(column.column) for column in columns)
-        if found is None:
-            raise RequestError(
-                f"the model has covariates that are no columns of the data: give values of {names} (--covariates, covariates=)"
-            )
-        if found.names != tuple(column.column for column in columns):
-            missing = next((column.column for column in columns if column.column not in found.names), None)
-            if missing is not None:
-                raise DataError(f"the covariates lack {missing!r}: the model needs {names}")
-            found = found._replace(
-                names=tuple(column.column for column in columns),
-                values=found.values[:, [found.names.index(column.column) for column in columns]],
-            )
-        eta += found.matched(ids, n_obs) @ np.array([column.coef for column in columns])
+    eta, names = np.zeros(n_obs), tuple(column.column for column in answer.beside)
+    if names:
+        found = _columns_of(covariates, names).matched(ids, n_obs)
+        eta += found @ np.array([column.coef for column in answer.beside])
     if answer.offset_beside:
         if offset is None:
-            raise RequestError(
-                "the model was fitted with an offset that is no feature of the data: give that of new rows (offset=)"
-            )
+            raise RequestError("the model has an offset that is no feature of the data: give that of the rows (--offset, offset=)")
         values = _numbers("offset", offset)
         if len(values) != n_obs:
             raise DataError(f"the offset has {len(values)} values for {n_obs} observations")
         eta += values
     return eta
+
+
+def _columns_of(given: object, names: tuple[str, ...]) -> Covariates:
+    """Return the covariates called ``names``, in that order; others in a table or mapping need not be numbers."""
+    known = given if isinstance(given, Mapping) else getattr(given, "column_names", getattr(given, "columns", ()))
+    if not isinstance(given, Covariates) and all(name in known for name in names):
+        given = {name: given[name] for name in names}  # type: ignore[index]
+    found = as_covariates(given)
+    listed = ", ".join(map(repr, names))
+    if found is None:
+        raise RequestError(f"the model has covariates that the data has no columns for: give {listed} (--covariates, covariates=)")
+    missing = next((name for name in names if name not in found.names), None)
+    if missing is not None:
+        raise DataError(f"the covariates lack {missing!r}: the model needs {listed}")
+    return found._replace(names=names, values=found.values[:, [found.names.index(name) for name in names]])
 
 
 def _numbers(name: str, given: object) -> Float64Array:

@@ -49,6 +49,8 @@ class Kept(NamedTuple):
         Of the features, whose columns come first.
     mean, scale : float64
         Of the covariates.
+    matched_by : {"identifier", "position"}, optional
+        How rows of covariates were found.
     independent : (q,) int64
         Columns of the basis.
     factor : (q, q) float64
@@ -62,6 +64,7 @@ class Kept(NamedTuple):
     standardisation: Standardisation
     mean: Float64Array
     scale: Float64Array
+    matched_by: str | None
     independent: IndexArray
     factor: Float64Array
 
@@ -80,6 +83,8 @@ class Kept(NamedTuple):
         independent, every = {self.names[place] for place in self.independent.tolist()}, list(dict.fromkeys(self.names))
         dependent = [name for name in every if name not in independent]
         found = [f"scores and gains are beyond the intercept and {_listed(every)}, which every model contains"]
+        if self.matched_by == "position":
+            found.append("covariates were matched with the observations by position: neither has identifiers")
         if spanned:
             found.append(f"{_listed(spanned)} cannot be selected: the kept columns explain every value")
         if dependent:
@@ -165,4 +170,5 @@ def keep(
     basis = np.ascontiguousarray(solve_triangular(factor, dense[:, independent].T, trans=1))
     positions = [*within.tolist(), *[None] * (width - len(within))]
     fixed = Fixed(basis, basis * w)
-    return Kept(fixed, names, columns, positions, standardisation, means, inverse, independent, factor)
+    matched_by = None if covariates is None else "position" if covariates.ids is None else "identifier"
+    return Kept(fixed, names, columns, positions, standardisation, means, inverse, matched_by, independent, factor)

@@ -56,20 +56,8 @@ def test_the_shell_gives_what_python_gives(folder: Path, capsys: pytest.CaptureF
     assert {column["column"]: column["coef"] for column in found["kept"]} == pytest.approx(
         {column.column: column.coef for column in expected.kept}, rel=1e-9
     )
-    files = answer(
-        capsys,
-        *keep,
-        "--weights",
-        "./w.txt",
-        "--offset",
-        "exposure.txt",
-        "--exclude",
-        "g0",
-        "--exclude",
-        "w",
-        "--exclude",
-        "exposure",
-    )
+    none = [word for name in ("g0", "w", "exposure") for word in ("--exclude", name)]
+    files = answer(capsys, *keep, "--weights", "./w.txt", "--offset", "exposure.txt", *none)
     assert files["score"] == pytest.approx(found["score"], rel=1e-9)
     beside = ["--covariates", "pcs.csv", "--covariates-id", "person"]  # of a whole file, the model takes what it needs
     for data in (["store"], ["data.csv", "--id", "id"]):

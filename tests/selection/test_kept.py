@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import fastomp_nvm as fo
+from fastomp_nvm.algorithms.table import ALGORITHMS
 from tests import oracles
 
 Array = npt.NDArray[np.float64]
@@ -56,11 +57,13 @@ def by_hand(X: Array, Z: Array, weights: Array | None = None) -> Array:
 
 @pytest.mark.parametrize(
     ("algorithm", "quality"),
-    [("fast_omp", "fast"), ("fast_omp", "verified"), ("sds_omp", "fast"), ("sds_ma", "fast"), ("top_k", "fast"), ("dash", "fast")],
+    [*((algorithm, "fast") for algorithm in sorted(ALGORITHMS)), ("fast_omp", "verified")],
 )
 @pytest.mark.parametrize("weighted", [False, True])
 def test_linear_is_the_projected_problem(algorithm: str, quality: Any, weighted: bool) -> None:
     """Covariates give what selecting among projected columns for the projected response gives, and least squares beside them."""
+    if algorithm == "lasso":
+        pytest.importorskip("sklearn", reason="lasso needs scikit-learn")
     X, signal, Z = confounded()
     y, w = response("linear", signal), None
     if weighted:
@@ -269,6 +272,8 @@ def test_rows_are_matched_by_identifier(tmp_path: Path) -> None:
     found = fo.select(url, k=2, covariates=shuffled)
     assert found.column_coef == pytest.approx(expected.column_coef, rel=1e-9)
     assert found.predict(url, covariates=shuffled) == pytest.approx(expected.predict(X[:, :4], covariates=Z), rel=1e-9)
+    assert any("matched with the observations by position" in note for note in expected.notes)
+    assert not any("by position" in note for note in found.notes)
     with pytest.raises(fo.DataError, match="identifiers and the covariates have none"):
         fo.select(url, k=2, covariates=Z)
     with pytest.raises(fo.DataError, match="no row for the identifier 'p7'"):
@@ -353,3 +358,29 @@ def test_kept_features_count_on_request() -> None:
     refuse("kept features alone break", fo.ConstraintError, constraint=caps, keep=["f1", "f2", "f3", "f4"], keep_inside=True)
     lower = {"bounds": {"groups": {"low": ["f?"]}, "lower": {"low": 1}, "total": 4}}
     refuse("lower bounds", constraint=lower, keep=["f1"], keep_inside=True)
+
+
+@pytest.mark.parametrize("objective", ["linear", "logistic"])
+def test_certificates_bound_every_set_beside_covariates(objective: str) -> None:
+    """No pair of features has more f beside the covariates than the certificate says, by refits that contain them."""
+    X, signal, Z = confounded(2, 80)
+    X, y = X[:, 10:20], response(objective, signal)
+    found = fo.select(X, y, k=2, objective=objective, ridge=0.1, covariates=Z, certificate=True)
+    model = oracles.Model(X, y, objective=objective, ridge=0.1, always=Z)
+    scale = 1.0 if objective != "linear" else 1.0 - model.fit([]).objective  # what covariates leave of the response
+    best = max(model.value([one, two]) for one in range(10) for two in range(one)) / scale
+    assert found.certificate is not None
+    assert found.certificate.value == pytest.approx(model.value(found.indices.tolist()) / scale, rel=1e-6)
+    assert found.certificate.upper_bound >= best * (1 - 1e-9)
+
+
+def test_copies_are_noted_beside_covariates() -> None:
+    """Selected copies of each other are named, though the covariates explain part of them; kept copies have the coefficient 0."""
+    X, signal, Z = confounded(6)
+    X[:, 2] = X[:, 1]
+    found = fo.select(X, response("linear", signal), names=named(), algorithm="top_k", k=2, covariates=Z, exclude=["f30"])
+    assert found.features == ["f1", "f2"]
+    assert any("'f1'" in note and "'f2'" in note for note in found.notes)
+    found = fo.select(X, response("linear", signal), names=named(), k=2, keep=["f1", "f2"])
+    assert any("'f2' among the kept columns: the coefficient is 0" in note for note in found.notes)
+    assert found.kept[1].coef == 0.0
