@@ -33,6 +33,10 @@ from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
 __all__ = ["GLM", "GLMModel"]
 
 
+#: Log-likelihood per observation that kept columns leave at least.
+PERFECT = 1e-7
+
+
 class GLM(Objective):
     """A canonical-link GLM bound to a response.
 
@@ -80,23 +84,22 @@ class GLM(Objective):
         self._free_rows = np.concatenate((np.ones((int(centred), len(response))), directions))
         self.free = len(self._free_rows)
         free = np.zeros(self.free)
-        free[: int(centred)] = self.null_intercept() if centred else 0.0
-        eta = np.full(len(response), free[0] if centred else 0.0)
-        if offset is not None:
-            if centred:
-                free[0] -= self._mean_of(offset)
-                eta = np.full(len(response), free[0])
-            eta = eta + offset
+        given = np.zeros(len(response)) if offset is None else offset
+        if centred:
+            free[0] = self.null_intercept() - float(self.weights @ given) / self.total
+        eta = given + (free[0] if centred else 0.0)
         residual = self.weights * (self.response - self.moments(eta)[0])
+        perfect = False
         try:
             self.null_coefficients = self.newton(np.empty((len(response), 0)), Coefficients(free, np.zeros(0), eta, residual))
-        except np.linalg.LinAlgError as error:
+            self.null_likelihood = self.likelihood(self.null_coefficients.eta, np.zeros(0))
+            perfect = self.null_likelihood >= self.best_likelihood() - PERFECT * self.total
+        except np.linalg.LinAlgError:
             if fixed is None:
                 raise
-            raise DataError(
-                "the model of the kept columns alone has no maximum: they separate the classes of the target; keep fewer of them"
-            ) from error
-        self.null_likelihood = self.likelihood(self.null_coefficients.eta, np.zeros(0))
+            perfect = True
+        if perfect and fixed is not None:
+            raise DataError("the kept columns explain the target without error, which leaves nothing to select for: keep fewer")
         self._remembered: dict[bytes, Coefficients] = {}
 
     @abstractmethod
@@ -146,10 +149,6 @@ class GLM(Objective):
         rows = np.empty((self.free + columns.shape[1], len(columns)))
         rows[: self.free], rows[self.free :] = self._free_rows, columns.T
         return rows
-
-    def _mean_of(self, values: Float64Array) -> float:
-        """Return the weighted mean of ``values`` (n_obs,)."""
-        return float(self.weights @ values) / self.total
 
     def newton(self, columns: Float64Array, start: Coefficients) -> Coefficients:
         """Return the exact fit of ``columns`` (n_obs, d), started from ``start`` padded with zeros."""

@@ -88,9 +88,7 @@ class Kept(NamedTuple):
         if spanned:
             found.append(f"{_listed(spanned)} cannot be selected: the kept columns explain every value")
         if dependent:
-            found.append(
-                f"{_listed(dependent)} among the kept columns have the coefficient 0: constant, or explained by the others"
-            )
+            found.append(f"{_listed(dependent)} among the kept columns: the coefficient is 0 (constant, or explained by others)")
         return found
 
 

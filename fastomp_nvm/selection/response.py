@@ -9,10 +9,20 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, first_missing
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError, near
+from fastomp_nvm.selection.answer import KeptColumn
 from fastomp_nvm.selection.automatic import choose_objective
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest
 
-__all__ = ["Response", "encode_response", "every_weight", "labelled", "observation_values", "resolve_response", "weights_of"]
+__all__ = [
+    "Response",
+    "encode_response",
+    "every_weight",
+    "labelled",
+    "observation_values",
+    "offset_column",
+    "resolve_response",
+    "weights_of",
+]
 
 
 class Response(NamedTuple):
@@ -105,6 +115,14 @@ def observation_values(dataset: Dataset, given: Float64Array | str | None, what:
     if len(values) != dataset.n_obs:
         raise RequestError(f"{len(values)} {what} were given for {dataset.n_obs} observations")
     return values
+
+
+def offset_column(dataset: Dataset, offset: str) -> list[KeptColumn]:
+    """Return the feature that an offset is in, a column like any other for predictions; nothing where it is no feature."""
+    if offset in dataset.targets or offset not in dataset.names:
+        return []
+    position = int(dataset.offsets[list(dataset.names).index(offset)])
+    return [KeptColumn(offset, dataset.column_names[position], position, 1.0)]
 
 
 def weights_of(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:

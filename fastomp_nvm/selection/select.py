@@ -39,7 +39,7 @@ from fastomp_nvm.selection.criteria import path_points
 from fastomp_nvm.selection.notes import notes_on
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
-from fastomp_nvm.selection.response import Response, observation_values, resolve_response, weights_of
+from fastomp_nvm.selection.response import Response, observation_values, offset_column, resolve_response, weights_of
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
@@ -517,16 +517,15 @@ def _finish(
     if not len(indices) and problem.constraint.calls_user_code:
         raise ConstraintError(_why_nothing(problem.constraint, dataset.names))
     columns = problem.pool.columns(indices)
-    fit, kept = problem.objective.refit(columns), list[KeptColumn]()
+    fit, kept, offset = problem.objective.refit(columns), list[KeptColumn](), None
     with np.errstate(over="ignore", invalid="ignore"):
         coef, shift = original.subset(indices).coefficients(fit.coef)
         if prepared.kept is not None:
             kept, further = prepared.kept.coefficients(problem.objective, fit, problem.pool.whole(indices))
             shift += further
-    offset = request.offset if isinstance(request.offset, str) else None if request.offset is None else "given"
-    if offset is not None and offset in dataset.names and offset not in dataset.targets:  # a column like any other for predictions
-        position = int(dataset.offsets[list(dataset.names).index(offset)])
-        kept.append(KeptColumn(offset, dataset.column_names[position], position, 1.0))
+    if request.offset is not None:
+        offset = request.offset if isinstance(request.offset, str) else "given"
+        kept += offset_column(dataset, offset)
     intercept = fit.intercept + mean + shift
     if not (np.isfinite(coef).all() and math.isfinite(intercept) and math.isfinite(fit.score)):
         raise DataError("the fit left the range of float64: scale the columns and the target to moderate sizes")

@@ -234,6 +234,9 @@ def test_what_cannot_be_kept_is_refused() -> None:
     X, _, Z = confounded()
     with pytest.raises(fo.DataError, match="explain the target without error"):
         fo.select(X, Z @ [1.0, 2.0] + 1.0, k=3, covariates=Z, objective="linear")
+    for target in (Z[:, 0] > 3.0, np.where(Z[:, 0] > 3.0, "yes", "no")):  # separated by a covariate: no fit has a maximum
+        with pytest.raises(fo.DataError, match="explain the target without error"):
+            fo.select(X, target, k=3, covariates=Z, objective="logistic")
     with pytest.raises(fo.RequestError, match="'f1' is the target"):
         fo.select(X, k=3, names=named(), keep=["f1"], target="f1")
 
