@@ -26,6 +26,7 @@ from fastomp_nvm.objectives.base import Fit, Objective
 from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independent
 from fastomp_nvm.selection.answer import KeptColumn
 from fastomp_nvm.selection.covariates import Covariates
+from fastomp_nvm.selection.request import SelectionRequest
 
 __all__ = ["Kept", "around", "keep", "kept_features"]
 
@@ -98,8 +99,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:MOST_NAMED])) + more
 
 
-def kept_features(dataset: Dataset, patterns: Sequence[str], excluded: Sequence[str], response: int | None) -> IndexArray:
-    """Return the features to keep, ascending; ``patterns`` are names, or patterns with * and ?."""
+def kept_features(dataset: Dataset, request: SelectionRequest, response: int | None) -> IndexArray:
+    """Return the features that a request keeps, ascending; ``response`` is the feature that is the target, if one is."""
+    patterns = request.keep
     names, found = {name: index for index, name in enumerate(dataset.names)} if patterns else {}, set[int]()
     for pattern in patterns:
         if pattern in names:
@@ -109,9 +111,11 @@ def kept_features(dataset: Dataset, patterns: Sequence[str], excluded: Sequence[
         if not matching:
             raise RequestError(f"the feature {pattern!r} is to be kept, but the data has none of that name{near(pattern, names)}")
         found.update(matching)
-    both = next((name for name in excluded if names.get(name) in found), None)
+    others = dict.fromkeys(request.exclude, "to be excluded")
+    others |= {given: "to be the " + what for what in ("weights", "offset") if isinstance(given := getattr(request, what), str)}
+    both = next((name for name in others if names.get(name) in found), None)
     if both is not None:
-        raise RequestError(f"the feature {both!r} is to be kept and to be excluded: leave it out of one of them")
+        raise RequestError(f"the feature {both!r} is to be kept and {others[both]}: leave it out of one of them")
     if response in found:
         raise RequestError(f"the feature {dataset.names[int(response or 0)]!r} is the target, which cannot be kept")
     return np.array(sorted(found), dtype=np.int64)

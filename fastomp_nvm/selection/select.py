@@ -286,7 +286,7 @@ def prepare(
             raise RequestError("kept columns stand beside an intercept: leave standardize=False out, or keep and covariates")
         from fastomp_nvm.selection.kept import keep, kept_features  # not needed by most requests
 
-        features = kept_features(dataset, request.keep, request.exclude, response.feature)
+        features = kept_features(dataset, request, response.feature)
         kept = keep(dataset, pool, features, request.covariates, weights)
         usable[features] = False
         objective = bound(fixed=kept.fixed)
