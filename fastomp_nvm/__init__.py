@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fastomp_nvm.runs.drive import forget, list_runs, resume
     from fastomp_nvm.runs.select import select
     from fastomp_nvm.runs.verify import verify
+    from fastomp_nvm.selection.covariates import Covariates
     from fastomp_nvm.selection.fairness import FairnessReport
     from fastomp_nvm.selection.group_fairness import fairness_report
     from fastomp_nvm.selection.model_file import load
@@ -56,6 +57,7 @@ __all__ = [
     "CancelledError",
     "Client",
     "ConstraintError",
+    "Covariates",
     "DataError",
     "FairnessReport",
     "FastOMPClassifier",
@@ -110,6 +112,7 @@ _load = lazily(
         "selection.fairness": ("FairnessReport",),
         "selection.group_fairness": ("fairness_report",),
         "selection.model_file": ("load",),
+        "selection.covariates": ("Covariates",),
         "selection.request": ("SelectionRequest",),
         "selection.result": ("Selection",),
         "selection.select": ("select_many",),

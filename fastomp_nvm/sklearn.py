@@ -54,10 +54,10 @@ except ImportError:  # scikit-learn before 1.9 has no callbacks
 
 __all__ = ["FastOMPClassifier", "FastOMPRegressor", "FastOMPSelector"]
 
+_OTHERS = ("objective", "target", "weights", "offset", "covariates", "test_fraction")
+
 #: Parameters passed on to ``SelectionRequest`` as they are.
-_REQUEST_PARAMETERS = [
-    name for name in RequestFields.__annotations__ if name not in ("objective", "target", "weights", "test_fraction")
-]
+_REQUEST_PARAMETERS = [name for name in RequestFields.__annotations__ if name not in _OTHERS]
 
 
 def _opened(source: str | FeatureStore) -> AbstractContextManager[FeatureStore]:
@@ -104,7 +104,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         ``auto``: logistic for a target of two classes, linear for other numbers.
     constraint : Constraint, mapping, YAML text or path of a YAML file, optional
         Further limits on the selection; descriptions refer to features by name (``f0, f1, ...`` for arrays).
-    algorithm, quality, epsilon, tau, seed, until, polish, skip_weak, plain, ridge, standardize, exclude
+    algorithm, quality, epsilon, tau, seed, until, polish, skip_weak, plain, ridge, standardize, exclude, keep, keep_inside
         As in ``SelectionRequest``.
     certificate, lambda_min, gather_bytes
         As in ``SelectionRequest``.
@@ -160,6 +160,8 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         ridge: float | None = None,
         standardize: bool = True,
         exclude: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        keep_inside: bool = False,
         certificate: bool = False,
         lambda_min: float | None = None,
         missing: Literal["error", "mean", "median"] = "error",
@@ -185,6 +187,8 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
         self.ridge = ridge
         self.standardize = standardize
         self.exclude = exclude
+        self.keep = keep
+        self.keep_inside = keep_inside
         self.certificate = certificate
         self.lambda_min = lambda_min
         self.missing = missing
@@ -357,7 +361,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
     def _linear_predictor(self, X: Any) -> Float64Array:
         """Return the refit model's linear predictor (n_samples,)."""
         validation.check_is_fitted(self)
-        positions = self.selection_.column_positions
+        positions = self.selection_.model_columns[1]
         if self._from_table or has_text(X):
             chosen: AnyArray = self.selection_.encode(X).values
         elif isinstance(X, (str, FeatureStore)):
@@ -369,7 +373,7 @@ class FastOMPSelector(CallbackSupportMixin, SelectorMixin, BaseEstimator):  # ty
     def _chosen(self, X: Any) -> AnyArray:
         """Return the selected columns of an array or a table of numbers in the order of selection, missing cells filled in."""
         found: AnyArray = _validated(self, X, reset=False, dtype=(np.float64, np.float32), **self._finite())
-        return found[:, self.selection_.column_positions] if self.missing == "error" else self.selection_.encode(found).values
+        return found[:, self.selection_.model_columns[1]] if self.missing == "error" else self.selection_.encode(found).values
 
     def _finite(self) -> dict[str, Any]:
         """Return how scikit-learn's validation treats missing cells; its option had another name before 1.6."""
@@ -488,7 +492,8 @@ class FastOMPClassifier(ClassifierMixin, FastOMPSelector):  # type: ignore[misc]
 def _dense_coefficients(estimator: FastOMPSelector) -> Float64Array:
     """Return the coefficients of all columns."""
     coef = np.zeros(estimator.selection_.store.n_columns)
-    coef[estimator.selection_.column_positions] = estimator.selection_.column_coef
+    _, positions, values = estimator.selection_.model_columns
+    coef[positions] = values
     return coef
 
 

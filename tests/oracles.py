@@ -102,13 +102,15 @@ class Fit:
     residual: Array
 
 
-def _linear(X: Array, y: Array, w: Array, ridge: float) -> Fit:
-    """Maximise ``y'y - |y - X b|^2 - ridge |b|^2`` as one least-squares problem with the penalty as extra rows."""
+def _linear(X: Array, y: Array, w: Array, ridge: float, free: int = 0) -> Fit:
+    """Maximise ``y'y - |y - X b|^2 - ridge |b|^2``, the first ``free`` of b unpenalised, as one least-squares problem."""
     root, width = np.sqrt(w), X.shape[1]
-    rows = np.vstack((X * root[:, None], math.sqrt(ridge) * np.eye(width)))
+    penalty = np.full(width, float(ridge))
+    penalty[:free] = 0.0
+    rows = np.vstack((X * root[:, None], np.diag(np.sqrt(penalty))))
     beta = np.linalg.lstsq(rows, np.concatenate((y * root, np.zeros(width))), rcond=DEPENDENT)[0]
     residual = y - X @ beta
-    return Fit(beta, 0.0, float((w * y) @ y - (w * residual) @ residual - ridge * (beta @ beta)), residual)
+    return Fit(beta, 0.0, float((w * y) @ y - (w * residual) @ residual - (penalty * beta) @ beta), residual)
 
 
 def _logistic(eta: Array) -> tuple[Array, Array, Array]:
@@ -128,22 +130,24 @@ def _poisson(eta: Array) -> tuple[Array, Array, Array]:
 FAMILIES = {"logistic": _logistic, "poisson": _poisson}
 
 
-def _glm(X: Array, y: Array, w: Array, ridge: float, family: str) -> Fit:
-    """Maximise ``sum w (y eta - partition(eta)) - ridge/2 |b|^2``, intercept unpenalised, by damped Newton from zero.
+def _glm(X: Array, y: Array, w: Array, ridge: float, family: str, free: int = 0, offset: Any = 0.0) -> Fit:
+    """Maximise ``sum w (y eta - partition(eta)) - ridge/2 |b|^2`` by damped Newton from zero.
+
+    The intercept and the first ``free`` of b are unpenalised; ``offset`` is a part of eta.
 
     Separable data without a ridge has no maximum: the value is then the supremum to rounding, the coefficients mean nothing.
     """
     partition = FAMILIES[family]
     Z = np.column_stack((np.ones(len(y)), X))
     penalty = np.full(Z.shape[1], float(ridge))
-    penalty[0] = 0.0
+    penalty[: 1 + free] = 0.0
 
     def likelihood(theta: Array) -> float:
-        eta = Z @ theta
+        eta = Z @ theta + offset
         return float(w @ (y * eta - partition(eta)[0]) - 0.5 * (penalty * theta) @ theta)
 
     def newton(theta: Array) -> tuple[Array, float]:
-        _, mean, variance = partition(Z @ theta)
+        _, mean, variance = partition(Z @ theta + offset)
         slope = Z.T @ (w * (y - mean)) - penalty * theta
         direction = np.linalg.lstsq((Z.T * (w * variance)) @ Z + np.diag(penalty), slope, rcond=1e-14)[0]
         return direction, float(slope @ direction)
@@ -161,7 +165,7 @@ def _glm(X: Array, y: Array, w: Array, ridge: float, family: str) -> Fit:
         raise ArithmeticError(f"the {family} fit did not converge in 500 steps")
     for _ in range(2):  # inside the region of quadratic convergence: down to rounding
         theta = theta + newton(theta)[0]
-    return Fit(theta[1:], float(theta[0]), likelihood(theta), y - partition(Z @ theta)[1])
+    return Fit(theta[1:], float(theta[0]), likelihood(theta), y - partition(Z @ theta + offset)[1])
 
 
 def score(X_std: Array, groups: Groups, gradient: Array, weights: Any = None) -> Array:
@@ -181,7 +185,8 @@ class Model:
     """The objective as a set function of features, refitted for every question.
 
     ``X`` is (n_obs, n_columns), ``y`` (n_obs,); ``objective`` is "linear", "logistic" or "poisson". The linear response is
-    standardised like a column; the others keep their units.
+    standardised like a column; the others keep their units. ``always`` (n_obs, p) are columns in every fit, never penalised, and
+    ``offset`` (n_obs,) is a given part of the predictor (of the response, for "linear").
     """
 
     def __init__(
@@ -194,13 +199,19 @@ class Model:
         ridge: float = 0.0,
         weights: Any = None,
         standardise: bool = True,
+        always: Any = None,
+        offset: Any = 0.0,
     ) -> None:
         assert objective in {"linear", *FAMILIES}
+        if objective == "linear":
+            y = np.asarray(y, dtype=np.float64) - offset
         self.X, self.y = np.array(X, dtype=np.float64), np.array(y, dtype=np.float64)
         self.w = np.ones(len(self.y)) if weights is None else np.array(weights, dtype=np.float64)
         if standardise:
             self.X = _standardise(self.X, self.w)
             self.y = _standardise(self.y[:, None], self.w)[:, 0] if objective == "linear" else self.y
+        self.always = np.empty((len(self.y), 0)) if always is None else _standardise(always, self.w)
+        self.offset = offset
         self.groups = [[s] for s in range(self.X.shape[1])] if groups is None else [list(group) for group in groups]
         self.objective, self.ridge = objective, ridge
         # a feature without any varying column is never a candidate
@@ -208,12 +219,11 @@ class Model:
 
     def fit(self, columns: Sequence[int]) -> Fit:
         """Refit on the given columns."""
-        X = self.X[:, list(columns)]
-        return (
-            _linear(X, self.y, self.w, self.ridge)
-            if self.objective == "linear"
-            else _glm(X, self.y, self.w, self.ridge, self.objective)
-        )
+        free = self.always.shape[1]
+        X = np.hstack((self.always, self.X[:, list(columns)]))
+        if self.objective == "linear":
+            return _linear(X, self.y, self.w, self.ridge, free)
+        return _glm(X, self.y, self.w, self.ridge, self.objective, free, self.offset)
 
     def gain(self, columns: Sequence[int]) -> float:
         """Return l(beta) - l(0) of the refit on the given columns."""

@@ -22,6 +22,7 @@ PUBLIC = {
     "CancelledError",
     "Client",
     "ConstraintError",
+    "Covariates",
     "DataError",
     "FairnessReport",
     "FastOMPClassifier",
@@ -145,10 +146,11 @@ def test_a_selection_loads_only_the_modules_it_needs() -> None:
 
 
 def test_the_keyword_arguments_are_the_fields_of_a_request() -> None:
-    """``RequestFields`` and ``SelectionRequest`` have the same names and types; weights may be any array at first."""
+    """``RequestFields`` and ``SelectionRequest`` have the same names and types; vectors and tables may be any at first."""
     arguments, fields = get_type_hints(RequestFields), get_type_hints(fo.SelectionRequest)
     assert list(arguments) == list(fields)
-    del arguments["weights"], fields["weights"]
+    for name in ("weights", "offset", "covariates"):
+        del arguments[name], fields[name]
     assert arguments == fields
     for function in (fo.select, fo.grid, fo.cross_validate, fo.stability, fo.Client.select, fo.Client.submit):
         assert get_type_hints(function, include_extras=True)["request"] == Unpack[RequestFields], function

@@ -297,6 +297,7 @@ def _csv(job: str, kind: str, answers: Sequence[dict[str, Any]]) -> str:
     writer.writerow(("answer", "order", "feature", "column", "coefficient"))
     for place, selection in enumerate(_selections(kind, answers), start=1):
         writer.writerows((place, *row) for row in selected_columns(selection))
+        writer.writerows((place, "kept", column.feature, column.column, column.coef) for column in selection.kept)
         writer.writerow((place, "", "intercept", "", selection.intercept))
     return text.getvalue()
 

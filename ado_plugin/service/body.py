@@ -33,15 +33,16 @@ def decode_body(operation: str, body: bytes | memoryview) -> dict[str, Any]:
         )
     message = decode_message(data)
     if size > REQUEST_BYTES and operation in _SELECTIONS and (rest := _without_vectors(message)) > REQUEST_BYTES:
-        raise RequestError(f"the request has {rest} bytes beside y and weights, at most {REQUEST_BYTES} are possible: use patterns")
+        raise RequestError(f"the request has {rest} bytes beside vectors, at most {REQUEST_BYTES} are possible: use patterns")
     return message
 
 
 def _without_vectors(message: Mapping[str, Any]) -> int:
-    """Return the bytes of the body of a selection or an analysis without response, weights and folds."""
+    """Return the bytes of the body of a selection or an analysis without response, weights, offset, covariates and folds."""
     requests = message.get("requests", [message.get("request")])
     if isinstance(requests, list):
-        requests = [{**each, "weights": None} if isinstance(each, Mapping) else each for each in requests]
+        without = dict.fromkeys(("weights", "offset", "covariates"))
+        requests = [{**each, **without} if isinstance(each, Mapping) else each for each in requests]
     plain = {**message, "y": None, "request": None, "requests": requests}
     if isinstance(options := message.get("options"), Mapping):
         plain["options"] = {**options, "folds": None}

@@ -26,7 +26,7 @@ from fastomp_nvm.selection.request import SelectionRequest
 from fastomp_nvm.selection.response import resolve_response
 from fastomp_nvm.stores.contract import FeatureStore, StoreLayout
 
-__all__ = ["estimate", "needs_of_analysis", "rank_of"]
+__all__ = ["check_vectors", "estimate", "needs_of_analysis", "rank_of"]
 
 #: Algorithms that read the matrix at most once per selected feature; the others about ``1 / epsilon`` times.
 _ONE_PASS_PER_FEATURE = ("sds_omp", "sds_ma", "isk")
@@ -103,7 +103,7 @@ def needs_of_analysis(
         found = [each._replace(request=replace(each.request, gather_bytes=share)) for each in found]
     layout, memory, work = store.layout, 0, 0
     for each in found:
-        _check_weights(each.request, layout.n_obs)
+        check_vectors(each.request, store)
         of_run, read = estimate(each.request, layout, rank(each.request))
         weighted = each.weighted * (16 * layout.n_columns + 8 * layout.n_obs)
         memory += each.runs * (of_run + weighted)
@@ -125,10 +125,14 @@ def rank_of(request: SelectionRequest, store: FeatureStore) -> int:
     return min(ranks)
 
 
-def _check_weights(request: SelectionRequest, n_obs: int) -> None:
-    """Refuse weights of other observations than there are."""
-    if request.weights is not None and len(request.weights) != n_obs:
-        raise RequestError(f"{len(request.weights)} weights were given for {n_obs} observations")
+def check_vectors(request: SelectionRequest, store: FeatureStore) -> None:
+    """Refuse weights, an offset or covariates of other observations than there are."""
+    n_obs = store.layout.n_obs
+    for what, given in (("weights", request.weights), ("offset", request.offset)):
+        if given is not None and not isinstance(given, str) and len(given) != n_obs:
+            raise RequestError(f"{len(given)} {what} were given for {n_obs} observations")
+    if request.covariates is not None:
+        request.covariates.matched(store.ids, n_obs)
 
 
 def _may_be_compressed(found: Sequence[Runs], y: AnyArray | None, store: FeatureStore) -> bool:

@@ -27,7 +27,7 @@ from ado_plugin.service.job import Job, JobRequest
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.metrics import Histogram
-from ado_plugin.service.needs import estimate, needs_of_analysis, rank_of
+from ado_plugin.service.needs import check_vectors, estimate, needs_of_analysis, rank_of
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
 from fastomp_nvm.analysis.constraint_check import check_constraint
@@ -293,9 +293,8 @@ class Operations:
 
         def needs(store: FeatureStore, y: AnyArray | None) -> tuple[list[Any], int, int]:
             requests = [decode_request(each) for each in sent]
-            for weights in (request.weights for request in requests if request.weights is not None):
-                if len(weights) != store.layout.n_obs:
-                    raise RequestError(f"{len(weights)} weights were given for {store.layout.n_obs} observations")
+            for request in requests:
+                check_vectors(request, store)
             found = [estimate(request, store.layout, rank_of(request, store)) for request in requests]
             memory, work = map(sum, zip(*found, strict=True))
             return sent, memory, work

@@ -195,7 +195,7 @@ def _of_all(problem: Problem, allowed: IndexArray) -> tuple[float | None, float]
     few = width < n_obs and width <= MOST_COLUMNS and width * n_obs <= MOST_ENTRIES
     if not few or not width or (isinstance(objective, GLM) and not objective.ridge):  # a GLM without ridge may have no maximum
         return None, 0.0
-    dense = standardisation.materialise(problem.pool.read(allowed))
+    dense = problem.pool.read_dense(allowed)
     if not isinstance(objective, Linear):
         return objective.fit(dense).value, 0.0
     weighted = objective.weighted(dense[:, dense.any(axis=0)])  # without the dependent directions of whitened features

@@ -92,16 +92,16 @@ class Contenders:
     ----------
     start : LinearGains
         The gains over the empty set, their gradient unknown.
-    null : Move
-        The residual of the empty model.
+    first : sequence of Move
+        The residual of the empty model, and the fixed directions.
     joint : JointGains
     """
 
-    def __init__(self, start: LinearGains, null: Move, joint: JointGains) -> None:
-        self._start, self._null, self._joint = start, null, joint
+    def __init__(self, start: LinearGains, first: Sequence[Move], joint: JointGains) -> None:
+        self._start, self._first, self._joint = start, list(first), joint
 
     @classmethod
-    def over_tier(cls, start: LinearGains, null: Move) -> Contenders | None:
+    def over_tier(cls, start: LinearGains, first: Sequence[Move]) -> Contenders | None:
         """Return the contenders over the tier; None where there is none, or features of several columns or not standardised."""
         problem, standardisation = start.problem, start.standardisation
         if problem.tier is None or standardisation.whiteners or not start.objective.centred or not len(start.features):
@@ -110,12 +110,12 @@ class Contenders:
         errors = problem.tier.errors(problem.design.standardisation, single=dtype != np.float64, in_lanes=True)
         errors = TierErrors(*(bound[start.features] for bound in errors))
         remainder, smallest = float(start.pivot[0]), float(start.smallest[0])
-        return cls(start, null, JointGains(errors, dtype, remainder, smallest, problem.pool.sweeper.share_out))
+        return cls(start, first, JointGains(errors, dtype, remainder, smallest, problem.pool.sweeper.share_out))
 
     @property
     def moves(self) -> list[Move]:
         """The vectors swept up to the verified set."""
-        return [move for move, _ in self._joint.moves] or [self._null]
+        return [move for move, _ in self._joint.moves] or self._first
 
     def exactly(self, at: LinearGains, features: IndexArray, window: Sequence[Move]) -> tuple[LinearGains, Float64Array]:
         """Return the exact gains of ``features`` over the verified set, and their products with the vectors of ``window``.
@@ -152,7 +152,7 @@ class Contenders:
             Over the verified set, of any features.
         window : Window
         moves : sequence of Move
-            What was swept: the directions of ``window``, after the residual of the empty model where this is the first sweep.
+            What was swept: the directions of ``window``, after those of ``first`` where this is the first sweep.
         products : sequence of (n_usable,) float64 and bool
             Of all features with each, and whether they are exact.
         certain : (c,) int64
@@ -161,8 +161,8 @@ class Contenders:
             Features near the lead that are returned for a step.
         """
         path, usable = self._joint.along(moves, products), self._start.features
-        directions = [move for move in moves if move.direction]
-        ends = [len(moves) - len(directions) + end for end in window.ends]
+        before = len(moves) - sum(len(span.vectors) for span in window.spans)
+        directions, ends = moves[before:], [before + end for end in window.ends]
         for end, candidates in zip(ends, window.feasible, strict=True):
             if np.count_nonzero(_members(certain, candidates)) < 2:  # the best of them are needed to judge the others
                 above = next(path.above(np.searchsorted(usable, candidates), [end]))

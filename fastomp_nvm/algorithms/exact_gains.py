@@ -24,7 +24,7 @@ from fastomp_nvm.matrix.standardisation import Standardisation, column_index
 from fastomp_nvm.objectives.glm import GLM
 from fastomp_nvm.objectives.independent import DEPENDENT
 from fastomp_nvm.objectives.linear import Linear
-from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains
+from fastomp_nvm.objectives.linear_gains import SMALLEST_PIVOT, exact_gains, left_beside
 from fastomp_nvm.objectives.newton import Coefficients
 
 __all__ = ["Directions", "Gains", "LinearGains", "gains_of_nothing"]
@@ -159,13 +159,22 @@ class LinearGains(Gains):
 
     @classmethod
     def of_nothing(cls, problem: Problem, objective: Linear) -> Steps[LinearGains]:
-        """Ask for the gradient at the empty model."""
-        answers = yield from problem.ask(0, 0.0, [objective.null().residual], problem.usable, exact=True)
-        return replace(cls.unswept(problem, objective), gradient=answers[0].of(problem.usable))
+        """Ask for the gradient at the empty model, and for what the fixed directions leave of the features."""
+        vectors = [objective.null().residual, *objective.along_fixed()]
+        answers = yield from problem.ask(0, 0.0, vectors, problem.usable, exact=True)
+        return cls.unswept(problem, objective).swept(answer.of(problem.usable) for answer in answers)
+
+    def swept(self, products: Iterable[Float64Array]) -> LinearGains:
+        """Return the gains over the empty set from ``products`` of its residual and of each fixed direction."""
+        gradient, *fixed = products
+        pivot, groups = self.pivot, list(self.groups)
+        for along in fixed:
+            pivot, groups = left_beside(self.standardisation, pivot, groups, along)
+        return replace(self, gradient=gradient, pivot=pivot, groups=tuple(groups))
 
     @classmethod
     def unswept(cls, problem: Problem, objective: Linear) -> LinearGains:
-        """Return the gains over the empty set with a gradient of zeros, to be replaced."""
+        """Return the gains over the empty set before its residual and the fixed directions are ``swept``."""
         columns = None if objective.centred else problem.pool.columns(problem.usable)
         standardisation = problem.design.standardisation.subset(problem.usable)
         pivot, groups = objective.remainders(standardisation, columns)
@@ -250,12 +259,12 @@ class LinearGains(Gains):
 
     def _moved(self, span: Span, move: float, coordinates: Float64Array) -> LinearGains:
         """Return the gains after one more direction."""
-        parts = [coordinates[group.columns] for group in self.standardisation.whiteners]
+        pivot, groups = left_beside(self.standardisation, self.pivot, self.groups, coordinates)
         return replace(
             self,
             gradient=self.gradient - coordinates * move,
-            pivot=self.pivot - coordinates**2,
-            groups=tuple(old - part[:, :, None] * part[:, None, :] for old, part in zip(self.groups, parts, strict=True)),
+            pivot=pivot,
+            groups=tuple(groups),
             span=span,
             value=self.value + move * move,
         )
@@ -289,7 +298,7 @@ class _RefittedGains(Gains):
             yield Round(self.size, self.value, members=self.members)
             chunk = candidates[start : start + REFITS]
             rows = self.problem.design.standardisation.subset(chunk)
-            dense = rows.materialise(self.problem.pool.read(chunk))
+            dense = self.problem.pool.read_dense(chunk)
             for place, (first, last) in enumerate(zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True), start):
                 gains[place] = self._fit(np.hstack((fitted, dense[:, first:last])))[1] - self.value
         return np.maximum(gains, 0.0)

@@ -93,6 +93,10 @@ class QuadraticObjective(Protocol):
         """Return the sweep vector of ``vector`` (n_obs,), a combination of weighted columns and the response."""
         ...
 
+    def along_fixed(self) -> list[Float64Array]:
+        """Return the sweep vectors of fixed directions, the squared products with which are missing from ``remainders``."""
+        ...
+
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
         """Return squared lengths and Gram matrices of features as ``Linear.remainders`` does; of all usable ones by default."""
         ...
@@ -150,6 +154,11 @@ class Neighbourhood:
         self.dense = objective.weighted(columns.dense(np.arange(len(features))))
         self.gram, self.moves = self.dense.T @ self.dense, self.dense.T @ objective.response
         self.pivot, self.groups = objective.remainders(columns.standardisation, columns)
+        self.smallest = SMALLEST_PIVOT * self.pivot
+        if objective.along_fixed():
+            left = self.gram + objective.ridge * np.eye(len(self.gram))
+            blocks = [group.columns for group in self.standardisation.whiteners]
+            self.pivot, self.groups = left.diagonal().copy(), [left[at[:, :, None], at[:, None, :]] for at in blocks]
 
     def extends(self, members: Sequence[int], others: IndexArray) -> IndexArray:
         """Return those of ``others`` that may be added to ``members``, by position."""
@@ -191,8 +200,8 @@ class Growing(FollowedGains):
     """Gains of the features of a neighbourhood, given a set that only grows."""
 
     def __init__(self, hood: Neighbourhood, members: Sequence[int]) -> None:
-        smallest, groups = SMALLEST_PIVOT * hood.pivot, [group.copy() for group in hood.groups]
-        super().__init__(hood.standardisation, hood.moves.copy(), hood.pivot.copy(), groups, smallest)
+        groups = [group.copy() for group in hood.groups]
+        super().__init__(hood.standardisation, hood.moves.copy(), hood.pivot.copy(), groups, hood.smallest)
         self._gram, self._offsets = hood.gram, hood.standardisation.offsets
         for member in members:
             self.add(member)
@@ -249,7 +258,7 @@ class Point:
         for along in self._coordinates if groups else ():
             groups = _changed(hood.standardisation, groups, along, -1.0)
         gradient = hood.moves - self.along @ self._coordinates
-        self.remainders = Remainders(hood.standardisation, gradient, pivot, groups, SMALLEST_PIVOT * hood.pivot)
+        self.remainders = Remainders(hood.standardisation, gradient, pivot, groups, hood.smallest)
 
     def basis(self) -> Float64Array:
         """Return (n_obs, m): an orthonormal basis of the set's span."""
@@ -410,12 +419,13 @@ def survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
     standardisation = problem.design.standardisation.subset(usable)
     basis = point.basis()
     taken = [point.directions([place]) for place in range(len(point.members))]
-    vectors = [objective.response - basis @ point.along, *basis.T, *(vector for each in taken for vector in (basis @ each).T)]
-    products = _Products(problem, objective, vectors, selected, point.value)
-    gradient = yield from products.next()
+    vectors, fixed = [*basis.T, *(vector for each in taken for vector in (basis @ each).T)], objective.along_fixed()
+    first = [objective.swept(objective.response - basis @ point.along), *fixed]
+    products = _Products(problem, [*first, *map(objective.swept, vectors)], selected, point.value)
     pivot, groups = objective.remainders(standardisation, None)
     smallest = SMALLEST_PIVOT * pivot
-    for _ in point.columns:
+    gradient = yield from products.next()
+    for _ in (*fixed, *point.columns):
         along = yield from products.next()
         pivot, groups = pivot - along * along, _changed(standardisation, groups, along, -1.0)
     left = Remainders(standardisation, gradient, pivot, groups, smallest)
@@ -441,11 +451,8 @@ def survey(point: Point) -> Steps[tuple[IndexArray, IndexArray]]:
 class _Products:
     """Products of the usable columns with vectors, in as few queries as memory allows."""
 
-    def __init__(
-        self, problem: Problem, objective: QuadraticObjective, vectors: Sequence[Float64Array], selected: IndexArray, value: float
-    ) -> None:
-        self._problem, self._objective, self._vectors = problem, objective, vectors
-        self._selected, self._value = selected, value
+    def __init__(self, problem: Problem, vectors: Sequence[Float64Array], selected: IndexArray, value: float) -> None:
+        self._problem, self._vectors, self._selected, self._value = problem, vectors, selected, value
         self._width = max(PRODUCT_BYTES // (8 * int(problem.design.standardisation.offsets[-1])), 1)
         self._answers: Iterator[Gradients] = iter(())
         self._asked = 0
@@ -454,7 +461,7 @@ class _Products:
         """Return the products with the next vector."""
         answer = next(self._answers, None)
         if answer is None:
-            chunk = [self._objective.swept(vector) for vector in self._vectors[self._asked : self._asked + self._width]]
+            chunk = self._vectors[self._asked : self._asked + self._width]
             self._asked += len(chunk)
             asked = self._problem.ask(
                 len(self._selected), self._value, chunk, self._problem.usable, exact=True, members=self._selected

@@ -47,7 +47,7 @@ class QuadraticModel:
     Attributes
     ----------
     response : (n_obs,) float64
-        The working response, weighted, without its mean and of unit length.
+        The working response, weighted, without what intercept and fixed directions explain, and of unit length.
     ridge : float
     """
 
@@ -55,15 +55,26 @@ class QuadraticModel:
         self._problem, self.ridge = problem, objective.ridge
         at = objective.newton(problem.pool.columns(selected).dense(np.arange(len(selected))), objective.null_coefficients)
         self._weights = objective.weights * objective.moments(at.eta)[1]
-        self._root, self._total = np.sqrt(self._weights), float(self._weights.sum())
-        working = self._root * (at.eta - at.intercept)
+        self._root = np.sqrt(self._weights)
+        rows = objective.design(np.empty((len(self._root), 0)))
+        self._free = np.linalg.qr((self._root * rows).T)[0]  # directions that every fit contains
+        working = self._root * (at.eta if objective.offset is None else at.eta - objective.offset)
         working += np.divide(at.residual, self._root, out=np.zeros_like(working), where=self._root > 0.0)
-        working -= self._root * (float(self._root @ working) / self._total)
+        working -= self._free @ (self._free.T @ working)
         self.response = working / np.linalg.norm(working)
 
     def weighted(self, columns: Float64Array) -> Float64Array:
-        """Return columns (n_obs, d) weighted, less their weighted means: the intercept is never penalised."""
-        return np.asarray(self._root[:, None] * (columns - (self._weights @ columns) / self._total))
+        """Return columns (n_obs, d) weighted, less what intercept and fixed directions explain: these are never penalised."""
+        return self._beside(columns, self._free)
+
+    def _beside(self, columns: Float64Array, free: Float64Array) -> Float64Array:
+        """Return columns (n_obs, d) weighted, less their parts along the orthonormal ``free`` (n_obs, f)."""
+        weighted = self._root[:, None] * columns
+        return np.asarray(weighted - free @ (free.T @ weighted))
+
+    def along_fixed(self) -> list[Float64Array]:
+        """Return the sweep vectors of the fixed directions under ``W``, without the intercept, which lengths are free of."""
+        return [self._root * row for row in self._free.T[1:]]
 
     def swept(self, vector: Float64Array) -> Float64Array:
         """Return the sweep vector of ``vector`` (n_obs,), which is a combination of weighted columns."""
@@ -73,7 +84,7 @@ class QuadraticModel:
         """Return squared lengths and Gram matrices as ``Linear.remainders`` does; of all usable features by default: one pass."""
         problem, groups = self._problem, list[Float64Array]()
         if columns is not None:
-            dense = self.weighted(columns.dense(np.arange(len(columns.features))))
+            dense = self._beside(columns.dense(np.arange(len(columns.features))), self._free[:, :1])
             pivot = (dense * dense).sum(axis=0) + self.ridge
             for group in standardisation.whiteners:
                 blocks = dense.T[group.columns]
@@ -87,8 +98,8 @@ class QuadraticModel:
             found = np.empty((len(group.features), group.columns.shape[1], group.columns.shape[1]))
             for first in range(0, len(found), READ_AT_ONCE):
                 part = problem.usable[group.features[first : first + READ_AT_ONCE]]
-                rows = problem.design.standardisation.subset(part)
-                blocks = self.weighted(rows.materialise(problem.pool.read(part))).T.reshape(len(part), group.columns.shape[1], -1)
+                blocks = self._beside(problem.pool.read_dense(part), self._free[:, :1])
+                blocks = blocks.T.reshape(len(part), group.columns.shape[1], -1)
                 found[first : first + len(part)] = blocks @ blocks.transpose(0, 2, 1) + self.ridge * np.eye(blocks.shape[1])
             groups.append(found)
             pivot[group.columns] = found.diagonal(axis1=1, axis2=2)

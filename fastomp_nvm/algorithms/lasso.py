@@ -46,6 +46,8 @@ def lasso(problem: Problem) -> Algorithm:
     objective, usable = problem.objective, problem.usable
     if not isinstance(objective, (Linear, Logistic)):
         raise RequestError(f"lasso supports the objectives linear and logistic, not {type(objective).__name__.lower()}")
+    if isinstance(objective, Logistic) and (objective.fixed is not None or objective.offset is not None):
+        raise RequestError("lasso has no kept columns and no offset for the logistic objective: choose fast_omp or sds_omp")
     offsets = problem.design.standardisation.subset(usable).offsets
     needed = 8 * int(offsets[-1]) * problem.design.matrix.shape[1]
     if needed > problem.pool.budget:

@@ -199,6 +199,8 @@ class Outcome:
         True when the algorithm's own selection missed a lower bound, and features were exchanged to meet it.
     greedy : sequence of (g,) int64
         Sets of full greedy that the run made, in order. Without lower bounds the first k features are the set for a smaller k.
+    spanned : sequence of int
+        Features left out because the columns that every model has explain them.
     """
 
     selected: IndexArray
@@ -211,6 +213,7 @@ class Outcome:
     traces: tuple[Trace, ...] = ()
     repaired: bool = False
     greedy: Sequence[IndexArray] = ()
+    spanned: Sequence[int] = ()
 
 
 Result = TypeVar("Result")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fastomp_nvm.algorithms.protocol import Algorithm, Problem
 from fastomp_nvm.registry import Table
 
-__all__ = ["ALGORITHMS", "GREEDY"]
+__all__ = ["ALGORITHMS", "DRAWING", "GREEDY"]
 
 ALGORITHMS: Table[Callable[[Problem], Algorithm]] = Table(
     "algorithm",
@@ -26,3 +26,6 @@ ALGORITHMS: Table[Callable[[Problem], Algorithm]] = Table(
 
 #: Those whose selection is a set of full greedy.
 GREEDY = ("sds_ma", "sds_omp")
+
+#: Those that draw features whatever their scores are.
+DRAWING = ("dash", "fast", "random")

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -339,8 +340,10 @@ class ExactGainGreedy(Greedy):
     def __init__(self, problem: Problem, objective: Linear, recorded: Trace | None = None) -> None:
         super().__init__(problem, recorded)
         self._start = self._gains = LinearGains.unswept(problem, objective)
-        self._null, self._swept = Move(objective.null().residual, -1.0, direction=False), False
-        self._contenders = Contenders.over_tier(self._start, self._null)
+        # What the first sweep takes beside the directions of its window; the response has no part along the fixed ones.
+        self._first = [Move(objective.null().residual, -1.0, direction=False), *(Move(q, 0.0) for q in objective.along_fixed())]
+        self._swept = False
+        self._contenders = Contenders.over_tier(self._start, self._first)
         if self._contenders is not None:  # gains of few features are known then
             self._gains = self._start.among(problem.usable[:0])
         self._last: int | None = None  # in the verified set, but not yet in ``_gains``
@@ -359,7 +362,7 @@ class ExactGainGreedy(Greedy):
             self._gains, _ = self._contenders.exactly(self._gains, near, ())
         self._few, self._spans = self._gains.among(near), list[Directions]()
         if self._contenders is None and not self._swept:
-            self._few = replace(self._few, gradient=self._columns.products(self._null.vector[:, None])[:, 0])
+            self._few = self._few.swept(self._columns.products(np.column_stack([move.vector for move in self._first])).T)
         if self._last is not None:
             self.step(self._last)
 
@@ -405,7 +408,7 @@ class ExactGainGreedy(Greedy):
     def _compared(self, window: Window, near: int) -> Steps[Compared]:
         """Sweep the directions of ``window``; return the features to compare with the draft."""
         usable, moves = self.problem.usable, window.moves(self._start.objective)
-        asked = moves if self._swept else [self._null, *moves]
+        asked = moves if self._swept else [*self._first, *moves]
         if self._contenders is not None:
             answers = yield from self._ask(asked, exact=False)
             products = [answer.approximately(usable) for answer in answers]
@@ -420,7 +423,7 @@ class ExactGainGreedy(Greedy):
             yield from self._sweep_again(self._contenders.moves if self._swept else [])
         gradients = (answer.of(usable) for answer in (yield from self._ask(asked, exact=True)))
         if not self._swept:
-            self._gains, self._swept = replace(self._gains, gradient=next(gradients)), True
+            self._gains, self._swept = self._start.swept(islice(gradients, len(self._first))), True
         return Compared(window.along(self._gains, gradients), window.feasible, self._places, partial(_nearest, near))
 
     def _sweep_again(self, moves: Sequence[Move]) -> Steps[None]:

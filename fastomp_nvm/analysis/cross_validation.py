@@ -23,7 +23,7 @@ from fastomp_nvm.selection.display import frame, html_table, listed, score_in_wo
 from fastomp_nvm.selection.group_fairness import GroupFairness
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
-from fastomp_nvm.selection.response import resolve_response
+from fastomp_nvm.selection.response import every_weight, resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import nested, select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
@@ -188,7 +188,7 @@ def cross_validate(
             common = checked_request(request)
         response = resolve_response(dataset, common, y)
         fold_of = draw_folds(folds, common, response)
-        every = np.ones(dataset.n_obs) if common.weights is None else common.weights
+        every, request = every_weight(dataset, common, request)
         n_folds = int(fold_of.max()) + 1
         training = [np.where(fold_of == fold, 0.0, every) for fold in range(n_folds)]
         held_out = [np.where(fold_of == fold, every, 0.0) for fold in range(n_folds)]

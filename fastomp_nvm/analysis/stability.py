@@ -21,7 +21,7 @@ from fastomp_nvm.matrix.checksum import Check
 from fastomp_nvm.selection.display import frame, html_table, listed
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, make_request
-from fastomp_nvm.selection.response import resolve_response
+from fastomp_nvm.selection.response import every_weight, resolve_response
 from fastomp_nvm.selection.select import select_shared
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 from fastomp_nvm.selection.text import clean
@@ -174,7 +174,7 @@ def stability(
     common = checked_request(request)
     with open_dataset(data, names, verify=verify, load=load, io=io, check=check) as dataset:
         response = resolve_response(dataset, common, y)
-        every = np.ones(dataset.n_obs) if common.weights is None else common.weights
+        every, request = every_weight(dataset, common, request)
         block_of = draw_blocks(fraction, common, response)
         drawn = [draw_subsample(fraction, common, response, block_of, draw) for draw in range(subsamples)]
         if not all(every[rows].any() for rows in drawn):

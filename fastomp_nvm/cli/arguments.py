@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fastomp_nvm.algorithms.table import ALGORITHMS
+from fastomp_nvm.cli.covariates import add_covariates_arguments, covariates_of
 from fastomp_nvm.cli.output import add_progress_argument
 from fastomp_nvm.errors import InputError, RequestError
 from fastomp_nvm.matrix.checksum import CHECKS, Check
@@ -162,8 +163,18 @@ def add_request_arguments(parser: argparse.ArgumentParser, several: Collection[s
         help="target, feature or file that is the response; ./FILE forces a file; FILE:COLUMN is joined to genotypes by FID, IID "
         "(default: the store's first target)",
     )
-    add("--weights", metavar="FILE", help="file with one weight per observation; zero leaves one out (default: all 1)")
+    add("--weights", metavar="COL|FILE", help="column or file with a weight per observation; zero leaves one out (default: all 1)")
+    add("--offset", metavar="COL|FILE", help="column or file with a given part of the linear predictor (default: none)")
     add("--exclude", action="append", metavar="NAME", help="feature never to select; may be repeated (default: none)")
+    add(
+        "--keep",
+        type=_listed(str),
+        action="extend",
+        metavar="NAME,...",
+        help='features that every model has, or patterns such as "pc_*": unpenalised, outside --k and constraint (default: none)',
+    )
+    add("--keep-inside", action="store_true", help="count kept features for --k and the constraint")
+    add_covariates_arguments(_group(parser, _REQUEST))
     add(
         "--epsilon",
         type=kinds["epsilon"],
@@ -348,10 +359,15 @@ def request_fields(
     for name in RequestFields.__annotations__:
         if getattr(arguments, name) is not None:
             fields[name] = getattr(arguments, name)  # type: ignore[literal-required]
-    if arguments.weights is not None:
-        if not os.path.isfile(arguments.weights):
-            raise InputError(f"there is no file {arguments.weights} to take weights from (--weights)")
-        fields["weights"] = READ_TARGET.load()(arguments.weights, n_obs())[1]
+    for name in ("weights", "offset"):
+        given = getattr(arguments, name)
+        if given is not None and not has_name(given):
+            if not os.path.isfile(given):
+                raise InputError(f"there is no column and no file {given} to take the {name} from (--{name})")
+            fields[name] = READ_TARGET.load()(given, n_obs())[1]  # type: ignore[literal-required]
+    fields.pop("covariates", None)
+    if (covariates := covariates_of(arguments)) is not None:
+        fields["covariates"] = covariates
     target = arguments.target
     if target is not None and os.path.isfile(target) and not has_name(target):
         del fields["target"]

@@ -36,6 +36,8 @@ def show_selection(selection: Selection) -> None:
     for place, (name, coef) in enumerate(zip(selection.features, selection.coef, strict=True)):
         shown = f"{coef:.6g}" if np.ndim(coef) == 0 else f"{coef[0]:.6g}" if len(coef) == 1 else f"{len(coef)} columns"
         table.add_row(str(place + 1), clean(name), shown)
+    for column in selection.kept:
+        table.add_row("kept", clean(column.column), f"{column.coef:.6g}")
     console.print(table)
     scale = "R^2" if selection.objective == "linear" else "mean log-likelihood"
     polished = f" ({selection.score_unpolished:.6g} before the polish)" if selection.polish != "none" else ""

@@ -62,6 +62,8 @@ class Dataset:
         The int8 tier of the store.
     encoding : TableEncoding, optional
         How the columns of a table became the columns of the store.
+    ids : sequence of str, optional
+        Identifiers of the observations of a store.
     known : mapping of bytes to Standardisation
         Standardisations under observation weights, by the bytes of the weights; see ``knowing``.
     verified : bool
@@ -88,6 +90,7 @@ class Dataset:
     fingerprint: str = ""
     tier: Tier | None = None
     encoding: TableEncoding | None = None
+    ids: Sequence[str] | None = None
     known: Mapping[bytes, Standardisation] = field(default_factory=dict)
     verified: bool = False
     excluded: IndexArray | None = None
@@ -137,6 +140,7 @@ class Dataset:
             store.layout.fingerprint,
             None if tier is None else replace(tier, codes=rows_of(tier.codes, files, io, seals[1])),
             store.encoding,
+            store.ids,
             excluded=store.excluded,
             choices=store.choices,
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray
 from fastomp_nvm.matrix import lost_pages
+from fastomp_nvm.matrix.fixed import Fixed
 from fastomp_nvm.matrix.memory import aligned_empty, fillable_memory
 from fastomp_nvm.matrix.rows import Design, Rows
 from fastomp_nvm.matrix.standardisation import Standardisation, column_index
@@ -109,6 +110,10 @@ class Columns:
         self.fill(rows, positions=positions)
         return rows.T
 
+    def whole(self, positions: IndexArray) -> Float64Array:
+        """Return the columns of the features at ``positions`` as ``dense`` does, with their parts along fixed directions."""
+        return self._pool.whole(self.features[positions])
+
     def fill(self, out: AnyArray, factors: Float64Array | None = None, positions: IndexArray | None = None) -> None:
         """Fill ``out`` (n_columns, n_obs), float64 or float32, with these as rows, each observation times ``factors`` (n_obs,).
 
@@ -117,8 +122,7 @@ class Columns:
         features, standardisation = self.features, self.standardisation
         if positions is not None:
             features, standardisation = features[positions], standardisation.subset(positions)
-        standardisation.fill(*self._pool.raw(features), out, factors)
-        self._pool.check()
+        self._pool.fill(features, standardisation, out, factors)
 
     def located(self) -> tuple[AnyArray, IndexArray] | None:
         """Return an array and the rows of it that hold these columns, raw; None unless all are in memory."""
@@ -150,10 +154,22 @@ class ColumnPool:
         Bytes of columns to keep in memory; columns beyond it are read again when needed, with the same answer.
     resident : bool
         True where the matrix is one array in memory or in the page cache: its columns are multiplied there.
+    fixed : Fixed, optional
+        Directions that are projected out of dense columns; products are those of whole columns.
     """
 
-    def __init__(self, design: Design, sweeper: Sweeper, traffic: Traffic, budget: int, *, resident: bool = False) -> None:
+    def __init__(
+        self,
+        design: Design,
+        sweeper: Sweeper,
+        traffic: Traffic,
+        budget: int,
+        *,
+        resident: bool = False,
+        fixed: Fixed | None = None,
+    ) -> None:
         matrix = design.matrix
+        self.fixed = fixed
         self.design = design
         self.sweeper = sweeper
         self.traffic = traffic if matrix.counted else Traffic()
@@ -258,6 +274,33 @@ class ColumnPool:
     def count_probe(self, traffic: Traffic) -> None:
         """Count bytes that a question took elsewhere."""
         self._probes.include(traffic)
+
+    def fill(
+        self, features: IndexArray, standardisation: Standardisation, out: AnyArray, factors: Float64Array | None = None
+    ) -> None:
+        """Fill ``out`` (n_columns, n_obs) with ``features``, whose ``standardisation`` this is, as ``Columns.fill`` does."""
+        if self.fixed is None:
+            standardisation.fill(*self.raw(features), out, factors)
+        else:
+            standardisation.fill(*self.raw(features), out)
+            self.fixed.project(out)
+            if factors is not None:
+                out *= factors
+        self.check()
+
+    def whole(self, features: IndexArray) -> Float64Array:
+        """Return the dense columns of ``features``, (n_obs, n_columns), with their parts along the fixed directions."""
+        standardisation = self.design.standardisation.subset(features)
+        rows = np.empty((int(standardisation.offsets[-1]), self.design.matrix.shape[1]))
+        standardisation.fill(*self.raw(features), rows)
+        return rows.T
+
+    def read_dense(self, features: IndexArray) -> Float64Array:
+        """Return the dense columns of ``features``, (n_obs, n_columns), straight from the medium, counted, not kept."""
+        dense = self.design.standardisation.subset(features).materialise(self.read(features))
+        if self.fixed is not None:
+            self.fixed.project(dense.T)
+        return dense
 
     def raw(self, features: IndexArray) -> tuple[AnyArray, IndexArray]:
         """Return an array and the rows of it that hold ``features``; columns that are not held are read, and counted."""

@@ -113,7 +113,7 @@ def curvature(
     design: Float64Array,
     roots: Float64Array,
     scaled: Float32Array,
-    units: tuple[float, float, bool],
+    units: tuple[float, float, int],
     out: Float64Array,
     factor: Float64Array,
     above: Float64Array,

@@ -72,7 +72,7 @@ PyObject *glm_rounds(struct arguments *a, PyObject *given)
     x.gradient = DOUBLES(a, gradient, count, WRITE);
     x.base.in_model = BOOLS(a, in_model, count, WRITE);
     open_rounds(a, rounds, &x.base, &r);
-    require(a, !a->failed && x.columns.n == x.p.n && r.room < x.p.d + !x.p.with.intercept, "the fit has no room for the additions");
+    require(a, !a->failed && x.columns.n == x.p.n && r.room <= x.p.d - x.p.with.free, "the fit has no room for the additions");
     x.base.scores = space(a, (size_t)count, sizeof(double));
     x.known = space(a, a->failed ? 0 : (size_t)x.p.d * (size_t)x.p.d, sizeof(double));
     if (a->failed)

@@ -15,7 +15,7 @@ struct quadratic {
     const double *roots;  /* n: square roots of the weighted variances at the fit */
     float *scaled;        /* n x (size + near): work space, then the columns that may be added, each observation times its root */
     double ridge, unit;
-    int intercept;        /* 1 where the first column is not penalised */
+    int free;             /* columns that are not penalised, the first ones */
     double *out;          /* near x near: penalised curvature after projecting out the fit, divided by `unit` */
     double *factor;       /* size x size: upper factor of the curvature of the fit */
     double *above;        /* size x near: the block beside it in the factor of all columns */
@@ -61,7 +61,7 @@ static int curvature_left(const struct quadratic *q, float *gram)
     for (size_t j = 0; j < size; j++) {
         for (size_t i = 0; i <= j; i++)
             q->factor[j * size + i] = (double)gram[j * width + i];
-        q->factor[j * size + j] += j < (size_t)q->intercept ? 0.0 : q->ridge;
+        q->factor[j * size + j] += j < (size_t)q->free ? 0.0 : q->ridge;
     }
     for (size_t j = 0; j < near; j++) {
         const float *column = gram + (size + j) * width;
@@ -249,7 +249,7 @@ static int take_batch(const struct greedy *x, const struct problem *p, const str
     const int near = nearest(r, all, smaller(wanted, most));
     for (int j = 0; j < near; j++)
         standardised_times(&x->candidates, r->near[j], r->roots, r->scaled + (size_t)(p->d + j) * (size_t)p->n);
-    const struct quadratic q = {p->n,  p->d,    near,   p->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.intercept,
+    const struct quadratic q = {p->n,  p->d,    near,   p->design, r->roots, r->scaled, p->with.ridge, *unit, p->with.free,
                                 r->left, r->factor, r->above};
     if (!near || curvature_left(&q, r->gram) < 0)
         return -1;
@@ -346,14 +346,14 @@ PyObject *roots(struct arguments *a, PyObject *given)
 }
 
 /* Fills out with the penalised curvature of the last rows of scaled after projecting out design, divided by unit; units are (ridge,
- * unit, intercept). Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both
+ * unit, free). Factor gets the upper factor of the curvature of design, above the block beside it in the factor of all rows, both
  * transposed. The first rows of scaled are work space. Returns False where the rows of design are nearly dependent. */
 PyObject *curvature(struct arguments *a, PyObject *given)
 {
     struct quadratic q;
     PyObject *design, *roots, *scaled, *out, *factor, *above;
     int failed = 0;
-    if (!PyArg_ParseTuple(given, "OOO(ddp)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.intercept, &out, &factor, &above))
+    if (!PyArg_ParseTuple(given, "OOO(ddi)OOO", &design, &roots, &scaled, &q.ridge, &q.unit, &q.free, &out, &factor, &above))
         return NULL;
     const int n = q.n = length_of(a, roots), size = q.size = length_of(a, design), near = q.near = length_of(a, out);
     const Py_ssize_t all = (Py_ssize_t)size + near;

@@ -104,7 +104,7 @@ const struct family *family_named(struct arguments *a, const char *name)
 
 static double penalty(const struct problem *p, int row)
 {
-    return row < p->with.intercept ? 0.0 : p->with.ridge;
+    return row < p->with.free ? 0.0 : p->with.ridge;
 }
 
 /* out (d) = design' * vector (n) */
@@ -125,7 +125,7 @@ double likelihood_at(const struct problem *p, const double *eta, double length, 
     p->family->partition(p->n, eta, room);
     for (int i = 0; i < p->n; i++)
         sum += p->weights[i] * (p->response[i] * eta[i] - room[i]);
-    for (int j = p->with.intercept; j < p->d; j++) {
+    for (int j = p->with.free; j < p->d; j++) {
         const double coefficient = length != 0.0 ? p->beta[j] + length * p->step[j] : p->beta[j];
         squares += coefficient * coefficient;
     }
@@ -394,7 +394,7 @@ static int climb_uncentred(const struct problem *p, const double *known, int siz
 int climb(const struct problem *p, const double *known, int size, int settled)
 {
     const int found = climb_uncentred(p, known, size, settled);
-    if (p->with.intercept)
+    if (p->with.free)
         centre(p);
     return found;
 }
@@ -406,14 +406,15 @@ void open_fit(struct arguments *a, PyObject *given, struct problem *p)
     PyObject *design, *response, *weights, *beta, *eta, *residual, *factor;
     struct settings *with = &p->with;
     const char *name;
-    if (!PyArg_ParseTuple(given, "s(dddddip)OOOOOOO", &name, &with->ridge, &with->tolerance, &with->slow, &with->small, &with->overshot,
-                          &with->max_steps, &with->intercept, &design, &response, &weights, &beta, &eta, &residual, &factor)) {
+    if (!PyArg_ParseTuple(given, "s(dddddii)OOOOOOO", &name, &with->ridge, &with->tolerance, &with->slow, &with->small, &with->overshot,
+                          &with->max_steps, &with->free, &design, &response, &weights, &beta, &eta, &residual, &factor)) {
         a->failed = 1;
         return;
     }
     const int n = p->n = length_of(a, response), d = p->d = length_of(a, beta);
     p->family = family_named(a, name);
     require(a, n > 0 && d > 0, "there are no observations or no coefficients");
+    require(a, with->free >= 0 && with->free <= d, "the number of columns without penalty is out of range");
     p->design = DOUBLES(a, design, (Py_ssize_t)d * n, WRITE);
     p->response = DOUBLES(a, response, n, READ);
     p->weights = DOUBLES(a, weights, n, READ);

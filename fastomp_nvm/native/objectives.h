@@ -52,7 +52,7 @@ struct family {
 
 struct settings {
     double ridge, tolerance, slow, small, overshot; /* as in newton.py */
-    int max_steps, intercept;                       /* the latter 1 where the first column is the intercept's, else 0 */
+    int max_steps, free;                            /* the latter: columns without penalty, which come first: the intercept's first */
 };
 
 struct problem {
@@ -81,7 +81,7 @@ const struct family *family_named(struct arguments *a, const char *name);
 
 /* Moves beta and eta to the maximum, starting with the factor `known` of the first `size` columns, or NULL. The first `settled`
  * coefficients are fitted to the tolerance, the others zero, and moments and residual are those at eta; -1: nothing of this holds.
- * With an intercept the residual sums to zero. Returns a status code. */
+ * With columns without penalty, hence an intercept, the residual sums to zero. Returns a status code. */
 int climb(const struct problem *p, const double *known, int size, int settled);
 
 /* Penalised log-likelihood, up to a constant of the data, at the predictor `eta` and the coefficients beta + length * step. `room` has

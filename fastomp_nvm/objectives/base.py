@@ -15,6 +15,7 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 
 from fastomp_nvm.arrays import BoolArray, Float64Array, IndexArray
+from fastomp_nvm.matrix.fixed import Fixed
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives.compiled import Rounds
 
@@ -41,6 +42,8 @@ class Fit(NamedTuple):
         Further figures for the result: ``pseudo_r2`` and ``null_score`` of a GLM.
     remainder : float
         Smallest share of a column's squared length that earlier columns do not explain; 0 where that is not known.
+    fixed : (q,) float64
+        Coefficients of the fixed directions, beside columns as the pool hands them out.
     """
 
     coef: Float64Array
@@ -49,6 +52,7 @@ class Fit(NamedTuple):
     score: float
     summary: Mapping[str, float] = MappingProxyType({})
     remainder: float = 0.0
+    fixed: Float64Array = np.empty(0)
 
 
 class Candidates(ABC):
@@ -178,10 +182,20 @@ class Objective(ABC):
     """A goodness of fit bound to a response.
 
     Parameters of the constructors of subclasses: ``response`` (n_obs,), ``weights`` (n_obs,) or None, ``ridge``,
-    ``centred`` (False when the columns are neither centred nor scaled: then there is no intercept).
+    ``centred`` (False when the columns are neither centred nor scaled: then there is no intercept), ``fixed`` (directions that
+    every model has, never penalised; only where ``centred``: the null model is these and the intercept), ``offset`` (n_obs,) (a
+    part of the linear predictor that is given).
+
+    Attributes
+    ----------
+    projects : bool
+        Whether the pool is to project the fixed directions out of its columns.
     """
 
     centred: bool
+    fixed: Fixed | None
+    offset: Float64Array | None
+    projects: bool = False
 
     @abstractmethod
     def null(self) -> Model:

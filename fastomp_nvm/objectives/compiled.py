@@ -82,7 +82,7 @@ class FitArrays(NamedTuple):
     """
 
     family: str
-    settings: tuple[float, float, float, float, float, int, bool]
+    settings: tuple[float, float, float, float, float, int, int]
     design: Float64Array
     response: Float64Array
     weights: Float64Array

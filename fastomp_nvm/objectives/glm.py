@@ -1,7 +1,8 @@
 r"""Generalised linear models with canonical link: penalised maximum likelihood.
 
 :math:`l(\beta) = \sum_i w_i (y_i \eta_i - b(\eta_i)) - \frac{ridge}{2} |\beta|^2`, where :math:`b' = \mu` is the mean and
-:math:`b'' = v` the variance. The intercept is fitted and never penalised; the null model is the intercept alone. The gradient
+:math:`b'' = v` the variance. The intercept and fixed directions are fitted and never penalised; the null model is these alone. An
+offset is a part of :math:`\eta` that is given: fits move the predictor from where it starts. The gradient
 with respect to an unselected column is ``A_std @ (w * (y - mu))``: the penalty is zero there.
 
 Each family is a small class giving ``moments`` (mean and variance) and ``partition`` (``b``). Where a predictor moves by ``t``, the
@@ -18,6 +19,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
+from fastomp_nvm.errors import DataError
+from fastomp_nvm.matrix.fixed import Fixed
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.objectives import compiled, newton
 from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
@@ -28,6 +31,10 @@ from fastomp_nvm.objectives.independent import DEPENDENT, cholesky_of_independen
 from fastomp_nvm.objectives.newton import EXACT, PASSING, Coefficients, maximise
 
 __all__ = ["GLM", "GLMModel"]
+
+
+#: Log-likelihood per observation that kept columns leave at least.
+PERFECT = 1e-7
 
 
 class GLM(Objective):
@@ -41,17 +48,29 @@ class GLM(Objective):
         Penalty on the coefficients of the standardised (unit-norm) columns. Greater than zero keeps separable data finite.
     centred : bool
         False: columns are neither centred nor scaled; then there is no intercept.
+    fixed : Fixed, optional
+        Directions that every fit contains.
+    offset : (n_obs,) float64, optional
+        Part of the linear predictor.
 
     Attributes
     ----------
     native : str or None
         Name of the family in compiled code; None where it has none.
+    free : int
+        Coefficients without penalty, which come first.
     """
 
     native: ClassVar[str | None] = None
 
     def __init__(
-        self, response: Float64Array, weights: Float64Array | None = None, ridge: float = 1e-4, centred: bool = True
+        self,
+        response: Float64Array,
+        weights: Float64Array | None = None,
+        ridge: float = 1e-4,
+        centred: bool = True,
+        fixed: Fixed | None = None,
+        offset: Float64Array | None = None,
     ) -> None:
         self.check(response)
         # Contiguous float64, as compiled fits need them.
@@ -59,12 +78,28 @@ class GLM(Objective):
         self.weights = np.ones(len(response)) if weights is None else np.ascontiguousarray(weights, dtype=np.float64)
         self.total = float(self.weights.sum())
         self.ridge = ridge
-        self.centred = centred
-        eta = np.full(len(response), self.null_intercept() if centred else 0.0)
+        self.centred, self.fixed = centred, fixed
+        self.offset = offset
+        directions = np.empty((0, len(response))) if fixed is None else fixed.basis
+        self._free_rows = np.concatenate((np.ones((int(centred), len(response))), directions))
+        self.free = len(self._free_rows)
+        free = np.zeros(self.free)
+        given = np.zeros(len(response)) if offset is None else offset
+        if centred:
+            free[0] = self.null_intercept() - float(self.weights @ given) / self.total
+        eta = given + (free[0] if centred else 0.0)
         residual = self.weights * (self.response - self.moments(eta)[0])
-        start = Coefficients(float(eta[0]), np.zeros(0), eta, residual)
-        self.null_coefficients = self.newton(np.empty((len(response), 0)), start)
-        self.null_likelihood = self.likelihood(self.null_coefficients.eta, np.zeros(0))
+        perfect = False
+        try:
+            self.null_coefficients = self.newton(np.empty((len(response), 0)), Coefficients(free, np.zeros(0), eta, residual))
+            self.null_likelihood = self.likelihood(self.null_coefficients.eta, np.zeros(0))
+            perfect = self.null_likelihood >= self.best_likelihood() - PERFECT * self.total
+        except np.linalg.LinAlgError:
+            if fixed is None:
+                raise
+            perfect = True
+        if perfect and fixed is not None:
+            raise DataError("the kept columns explain the target without error, which leaves nothing to select for: keep fewer")
         self._remembered: dict[bytes, Coefficients] = {}
 
     @abstractmethod
@@ -104,15 +139,15 @@ class GLM(Objective):
         return 0.5 * self.ridge * float(coef @ coef)
 
     def penalty(self, size: int) -> Float64Array:
-        """Return the penalty of each of ``size`` coefficients; an intercept comes first and has none."""
+        """Return the penalty of each of ``size`` coefficients; the ``free`` ones come first and have none."""
         penalty = np.full(size, self.ridge)
-        penalty[: int(self.centred)] = 0.0
+        penalty[: self.free] = 0.0
         return penalty
 
     def design(self, columns: Float64Array) -> Float64Array:
-        """Return (d, n_obs) in C order: ``columns`` (n_obs, d) as rows, below a row of ones when there is an intercept."""
-        rows = np.ones((columns.shape[1] + int(self.centred), len(columns)))
-        rows[int(self.centred) :] = columns.T
+        """Return (d, n_obs) in C order: ``columns`` (n_obs, d) as rows, below a row of ones and the fixed directions."""
+        rows = np.empty((self.free + columns.shape[1], len(columns)))
+        rows[: self.free], rows[self.free :] = self._free_rows, columns.T
         return rows
 
     def newton(self, columns: Float64Array, start: Coefficients) -> Coefficients:
@@ -120,7 +155,7 @@ class GLM(Objective):
         return maximise(self, self.design(columns), start, EXACT)
 
     def null(self) -> GLMModel:
-        """Return the intercept-only model."""
+        """Return the model of the intercept and the fixed directions."""
         return GLMModel(self)
 
     def fit(self, columns: Float64Array) -> Fit:
@@ -164,7 +199,9 @@ class GLM(Objective):
         total = float(self.weights @ self.log_likelihood(at.eta))
         value = total - self._penalised(at.coef) - self.null_likelihood
         score, null = total / self.total, self.null_likelihood / self.total
-        return Fit(at.coef, at.intercept, value, score, {"pseudo_r2": 1.0 - score / null if null else 0.0, "null_score": null})
+        first = int(self.centred)
+        summary = {"pseudo_r2": 1.0 - score / null if null else 0.0, "null_score": null}
+        return Fit(at.coef, float(at.free[0]) if first else 0.0, value, score, summary, fixed=at.free[first:])
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
         """Return the mean log-likelihood."""
@@ -176,7 +213,7 @@ class GLM(Objective):
 
 
 class GLMModel(Model):
-    """Selected columns, as rows of ``design`` below the intercept's, and their coefficients."""
+    """Selected columns, as rows of ``design`` below those without penalty, and their coefficients."""
 
     def __init__(self, objective: GLM) -> None:
         self.objective = objective
@@ -209,11 +246,10 @@ class GLMModel(Model):
         """The current fit."""
         if self._at is None:
             assert self._arrays is not None
-            size, first = self._size, int(self.objective.centred)
+            size, first = self._size, self.objective.free
             _, _, _, _, _, beta, eta, residual, square = self._arrays
             factor = square[: size * size].reshape(size, size).T.copy(order="F") if self._factored else None
-            intercept = float(beta[0]) if first else 0.0
-            self._at = Coefficients(intercept, beta[first:size].copy(), eta.copy(), residual.copy(), factor, self._left)
+            self._at = Coefficients(beta[:first].copy(), beta[first:size].copy(), eta.copy(), residual.copy(), factor, self._left)
         return self._at
 
     def arrays(self, width: int) -> tuple[FitArrays, bool]:
@@ -223,8 +259,7 @@ class GLMModel(Model):
         if self._arrays is None or rows > len(self._arrays.beta):
             at, room = self.at, 2 * rows
             beta, factor = np.zeros(room), np.empty(room * room)
-            beta[: int(objective.centred)] = at.intercept
-            beta[int(objective.centred) : self._size] = at.coef
+            beta[: self._size] = np.concatenate((at.free, at.coef))
             if at.factor is not None:
                 factor[: self._size * self._size] = at.factor.T.reshape(-1)
             self._factored, self._left = at.factor is not None, at.left

@@ -89,6 +89,10 @@ class KnownColumns:
         """Return a copy of the Gram matrix of the columns in ``rows`` with the columns in ``columns``."""
         return self._gram.take(rows, axis=0).take(columns, axis=1)
 
+    def blocks(self, places: IndexArray, ridge: float) -> Float64Array:
+        """Return (f, d, d): the Gram matrix of the columns in each of ``places`` (f, d), the ridge on their diagonals."""
+        return np.asarray(self._gram[places[:, :, None], places[:, None, :]] + ridge * np.eye(places.shape[1]))
+
     def combination(self, places: IndexArray, coef: Float64Array) -> Float64Array:
         """Return (n_obs,): the linear combination of the columns in rows ``places`` with coefficients ``coef``."""
         scattered = np.zeros(self._used)

@@ -18,6 +18,7 @@ from scipy.linalg import lapack
 
 from fastomp_nvm.arrays import Float64Array, IndexArray
 from fastomp_nvm.errors import DataError
+from fastomp_nvm.matrix.fixed import Fixed
 from fastomp_nvm.matrix.pool import Columns
 from fastomp_nvm.matrix.standardisation import Standardisation
 from fastomp_nvm.objectives.base import Extends, Fit, Model, Objective
@@ -65,13 +66,29 @@ class Linear(Objective):
         Penalty on the squared coefficients of the standardised columns, for a response of unit norm.
     centred : bool
         False: no intercept, the response as it is.
+    fixed : Fixed, optional
+        Directions that every model has: R^2 is the share that features explain of what these leave of the response. Columns come
+        without their part along them.
+    offset : (n_obs,) float64, optional
+        Subtracted from the response.
     """
 
+    projects = True
+
     def __init__(
-        self, response: Float64Array, weights: Float64Array | None = None, ridge: float = 0.0, centred: bool = True
+        self,
+        response: Float64Array,
+        weights: Float64Array | None = None,
+        ridge: float = 0.0,
+        centred: bool = True,
+        fixed: Fixed | None = None,
+        offset: Float64Array | None = None,
     ) -> None:
         self.ridge = ridge
         self.centred = centred
+        self.fixed, self.offset = fixed, None  # what is left of the response is explained
+        if offset is not None:
+            response = response - offset
         self.root_weights = None if weights is None else np.sqrt(weights)
         total = float(len(response)) if weights is None else float(weights.sum())
         mean = float(response.mean() if weights is None else (weights @ response) / total) if centred else 0.0
@@ -85,6 +102,16 @@ class Linear(Objective):
         largest = float(np.abs(response).max(initial=0.0))
         if not self.norm > 1e-12 * max(largest, 1e-300) * np.sqrt(max(total, 1.0)):
             raise DataError("the target is constant: a linear model has nothing to explain; choose another target")
+        self.moves = np.empty(0)  # coefficients of the fixed directions
+        if fixed is not None:
+            self.moves, rest = np.zeros(len(fixed.basis)), response - mean
+            for _ in range(2):  # cancellation leaves a part in the span
+                moves = fixed.dual @ rest
+                self.moves, rest = self.moves + moves, rest - moves @ fixed.basis
+            scaled, whole = self.weighted(rest), self.norm
+            self.norm = float(np.linalg.norm(scaled))
+            if not self.norm > 1e-10 * whole:
+                raise DataError("the kept columns explain the target without error, which leaves nothing to select for: keep fewer")
         self.response = scaled / self.norm
         self.known = KnownColumns(self.root_weights, self.response)
         self._refits: dict[bytes, tuple[Fit, _Factored]] = {}  # by the features, in order
@@ -173,7 +200,7 @@ class Linear(Objective):
         whole = len(factored.kept) == len(coef) and not self.ridge
         remainder = float(factored.factor.diagonal().min(initial=1.0)) ** 2 if whole else 0.0
         value = 1.0 - unexplained - self.ridge * float(coef @ coef)
-        return Fit(coef * self.norm, self.mean, value, 1.0 - unexplained, remainder=remainder)
+        return Fit(coef * self.norm, self.mean, value, 1.0 - unexplained, remainder=remainder, fixed=self.moves)
 
     def _factor(self, gram: Float64Array, moves: Float64Array, ridge: float) -> _Factored:
         """Factor the penalised Gram matrix of columns scaled to unit length; ``moves`` (d,) are their products with the response.
@@ -203,9 +230,12 @@ class Linear(Objective):
         return coef
 
     def score(self, eta: Float64Array, weights: Float64Array) -> float:
-        """Return R^2 about the mean of these observations (about zero without intercept)."""
-        mean = float(weights @ self.given) / float(weights.sum()) if self.centred else 0.0
-        spread = float(weights @ (self.given - mean) ** 2)
+        """Return R^2 about the mean of these observations, about zero without intercept, about the model of fixed directions."""
+        if self.fixed is not None:
+            spread = float(weights @ (self.given - self.mean - self.moves @ self.fixed.basis) ** 2)
+        else:
+            mean = float(weights @ self.given) / float(weights.sum()) if self.centred else 0.0
+            spread = float(weights @ (self.given - mean) ** 2)
         with np.errstate(over="ignore", invalid="ignore"):  # predictions for outlying held-out observations may overflow
             rest = float(weights @ (self.given - eta) ** 2)
         return 1.0 - rest / spread if spread > 0.0 else math.nan
@@ -224,8 +254,12 @@ class Linear(Objective):
         """
         return LinearGains(self, columns, extends, earlier, pursuit)
 
+    def along_fixed(self) -> list[Float64Array]:
+        """Return the sweep vectors of the fixed directions: the squared products with them are missing from ``remainders``."""
+        return [] if self.fixed is None else list(self.fixed.dual)
+
     def remainders(self, standardisation: Standardisation, columns: Columns | None) -> tuple[Float64Array, list[Float64Array]]:
-        """Return the squared lengths and Gram matrices of features before any selection, the ridge included.
+        """Return the squared lengths and Gram matrices of whole features before any selection, the ridge included.
 
         Parameters
         ----------

@@ -19,7 +19,7 @@ from fastomp_nvm.objectives.known_columns import MOST_ENTRIES
 if TYPE_CHECKING:
     from fastomp_nvm.objectives.linear import Linear
 
-__all__ = ["SMALLEST_PIVOT", "FollowedGains", "GramColumns", "LinearGains", "exact_gains"]
+__all__ = ["SMALLEST_PIVOT", "FollowedGains", "GramColumns", "LinearGains", "exact_gains", "left_beside"]
 
 #: A column whose squared remainder is below this share of its squared length gains nothing, where products are of float32.
 SMALLEST_PIVOT = DEPENDENT_IN_FLOAT32
@@ -64,6 +64,15 @@ def exact_gains(
         inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > least)
         per_feature[group.features] = (rotated**2 * inverse).sum(axis=1)
     return per_feature
+
+
+def left_beside(
+    standardisation: Standardisation, pivot: Float64Array, groups: Sequence[Float64Array], coordinates: Float64Array
+) -> tuple[Float64Array, list[Float64Array]]:
+    """Return pivots and matrices of features less the squares of ``coordinates`` (n_columns,) along one more direction."""
+    parts = [coordinates[group.columns] for group in standardisation.whiteners]
+    left = [old - part[:, :, None] * part[:, None, :] for old, part in zip(groups, parts, strict=True)]
+    return pivot - coordinates**2, left
 
 
 class GramColumns:
@@ -233,7 +242,14 @@ class LinearGains(FollowedGains, GainTracker):
             self._gram = GramColumns(np.empty((0, len(gradient)))) if earlier is None else earlier._gram
         pivot, groups = objective.remainders(columns.standardisation, columns)
         exact = columns.exact or places is not None
-        super().__init__(columns.standardisation, gradient, pivot, groups, (DEPENDENT if exact else SMALLEST_PIVOT) * pivot)
+        smallest = (DEPENDENT if exact else SMALLEST_PIVOT) * pivot
+        if (fixed := objective.along_fixed()) and places is not None:
+            pivot = known.blocks(places[:, None], objective.ridge)[:, 0, 0]
+            groups = [known.blocks(places[group.columns], objective.ridge) for group in columns.standardisation.whiteners]
+        elif fixed:
+            for along in columns.products(np.stack(fixed, axis=1)).T:
+                pivot, groups = left_beside(columns.standardisation, pivot, groups, along)
+        super().__init__(columns.standardisation, gradient, pivot, groups, smallest)
 
     def expect(self, positions: IndexArray) -> None:
         """Compute the Gram columns of features that will probably be added, at once."""

@@ -63,11 +63,12 @@ NOT_DEFINITE = "the curvature of the likelihood is not positive definite"
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """A fit: intercept, coefficients of standardised columns, and quantities at this point.
+    """A fit: coefficients of standardised columns, and quantities at this point.
 
     Attributes
     ----------
-    intercept : float
+    free : (f,) float64
+        Those without penalty: the intercept, where there is one, and the coefficients of fixed directions.
     coef : (d,) float64
     eta, residual : (n_obs,) float64
         Linear predictor; weighted residual.
@@ -77,7 +78,7 @@ class Coefficients:
         The decrement it was fitted to, as a fraction of the total weight.
     """
 
-    intercept: float
+    free: Float64Array
     coef: Float64Array
     eta: Float64Array
     residual: Float64Array
@@ -111,9 +112,9 @@ def products(family: GLM, columns: Columns, residuals: Float64Array) -> Float64A
     return out
 
 
-def settings(family: GLM, left: float) -> tuple[float, float, float, float, float, int, bool]:
+def settings(family: GLM, left: float) -> tuple[float, float, float, float, float, int, int]:
     """Return the settings of a compiled fit to a decrement of ``left``."""
-    return family.ridge, left * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.centred
+    return family.ridge, left * family.total, SLOW, SMALL, OVERSHOT, MAX_STEPS, family.free
 
 
 def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float = PASSING) -> Coefficients:
@@ -123,17 +124,17 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
     ----------
     family : GLM
     design : (d, n_obs) float64, C order
-        One row per coefficient; the intercept's comes first when there is one.
+        One row per coefficient; those without penalty come first.
     start : Coefficients
         Fit of the first rows of ``design``; the other coefficients start at zero.
     left : float
         Decrement to reach, as a fraction of the total weight.
     """
-    first = int(family.centred)
+    first = family.free
     if not len(design):
         return start
     beta = np.zeros(len(design))
-    beta[:first] = start.intercept
+    beta[:first] = start.free
     beta[first : first + len(start.coef)] = start.coef
     eta, residual = start.eta.copy(), start.residual.copy()
     settled = first + len(start.coef) if start.left <= left else -1
@@ -146,7 +147,7 @@ def maximise(family: GLM, design: Float64Array, start: Coefficients, left: float
         factor = square.T if status == compiled.FACTORED else None
     else:
         factor = _climb(family, design, beta, eta, residual, start.factor, left * family.total, settled)
-    return Coefficients(float(beta[0]) if first else 0.0, beta[first:], eta, residual, factor, left)
+    return Coefficients(beta[:first], beta[first:], eta, residual, factor, left)
 
 
 def _climb(
@@ -163,7 +164,7 @@ def _climb(
 
     The first ``settled`` coefficients are fitted to the tolerance, with this residual; -1: none is, and the residual is not read.
     """
-    first, penalty = int(family.centred), family.penalty(len(design))
+    first, penalty = family.free, family.penalty(len(design))
     mean, variance = family.moments(eta)
     factor, before = _bordered(known, design, family.weights * variance, penalty), np.inf
     if settled < 0:
@@ -286,7 +287,7 @@ def curvature_left(family: GLM, design: Float64Array, roots: Float64Array, scale
     size, near = len(design), len(scaled) - len(design)
     if native.extension:
         out, factor, above = np.empty((near, near)), np.zeros((size, size)), np.empty((near, size))
-        if native.extension.curvature(design, roots, scaled, (family.ridge, unit, family.centred), out, factor, above):
+        if native.extension.curvature(design, roots, scaled, (family.ridge, unit, family.free), out, factor, above):
             return Curvature(out, factor.T, above.T, unit)
     np.multiply(design, roots, out=scaled[:size], casting="same_kind")
     gram = (scaled @ scaled.T).astype(np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fastomp_nvm.arrays import Float64Array
+from fastomp_nvm.matrix.fixed import Fixed
 from fastomp_nvm.objectives.base import Objective
 from fastomp_nvm.registry import Table
 
@@ -15,7 +16,13 @@ class ObjectiveClass(Protocol):
     """How an objective is constructed."""
 
     def __call__(
-        self, response: Float64Array, weights: Float64Array | None = None, ridge: float = ..., centred: bool = True
+        self,
+        response: Float64Array,
+        weights: Float64Array | None = None,
+        ridge: float = ...,
+        centred: bool = True,
+        fixed: Fixed | None = None,
+        offset: Float64Array | None = None,
     ) -> Objective:
         """Return the objective for a response (n_obs,) under observation weights (n_obs,)."""
         ...

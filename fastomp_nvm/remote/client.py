@@ -266,12 +266,15 @@ class Client(RemoteAnalyses):
         facts = self.info(key)
         return int(facts["n_columns"] * facts["n_obs"] * np.dtype(facts["dtype"]).itemsize)
 
-    def predict(self, model: Selection, *, key: str | None = None) -> Float64Array:
+    def predict(
+        self, model: Selection, *, key: str | None = None, covariates: object = None, offset: object = None
+    ) -> Float64Array:
         """Return the mean response (n_obs,) of a model for the observations of a store on the server, as ``Selection.predict``."""
-        return model.mean_response(self.linear_predictor(model, key=key)[0])
+        eta, ids = self.linear_predictor(model, key=key)
+        return model.mean_response(eta + model.given_beside(len(eta), ids, covariates, offset))
 
     def linear_predictor(self, model: Selection, *, key: str | None = None) -> tuple[Float64Array, Sequence[str] | None]:
-        """Return the linear predictor (n_obs,) of a model, and the identifiers of the observations if the store has them."""
+        """Return what the store's columns make of the linear predictor (n_obs,), and the observations' identifiers, if any."""
         parts: list[Float64Array] = []
         ids: list[str] = []
         for reply in self._calls("predict", {**self._place(key), "model": model.linear_model()}, self._timeout):

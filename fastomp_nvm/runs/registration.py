@@ -145,8 +145,9 @@ class Registration:
     def selection_request(self, dataset: Dataset) -> SelectionRequest:
         """Return the request over ``dataset``."""
         fields: dict[str, object] = dict(self.request)
-        if isinstance(weights := self.request.get("weights"), dict):
-            fields["weights"] = _without_shape(weights)
+        for name in ("weights", "offset"):
+            if isinstance(vector := self.request.get(name), dict):
+                fields[name] = _without_shape(vector)
         try:
             request = decode_request(fields)
         except RequestError as error:
@@ -196,8 +197,9 @@ def describe_request(request: SelectionRequest) -> dict[str, Json]:
     """Return every field of a request as JSON, those at their defaults included: a later release may have other defaults."""
     encoded = encode_request(request)
     fields = {name: encoded.get(name, field.default) for name, field in SelectionRequest.__dataclass_fields__.items()}
-    if request.weights is not None:
-        fields["weights"] = _with_shape(encoded["weights"], len(request.weights))
+    for name, vector in (("weights", request.weights), ("offset", request.offset)):
+        if vector is not None and not isinstance(vector, str):
+            fields[name] = _with_shape(encoded[name], len(vector))
     try:
         plain: dict[str, Json] = json.loads(json.dumps(fields))
     except (TypeError, ValueError) as error:

@@ -18,7 +18,26 @@ if TYPE_CHECKING:
     from fastomp_nvm.selection.proof import Proof
     from fastomp_nvm.stores.encoding import TableEncoding
 
-__all__ = ["Answer", "DataSize"]
+__all__ = ["Answer", "DataSize", "KeptColumn"]
+
+
+class KeptColumn(NamedTuple):
+    """A column that the model has beside the selected ones.
+
+    Attributes
+    ----------
+    feature, column : str
+        Of the data, or twice the name of a covariate.
+    position : int, optional
+        Of the column in the matrix; None for a covariate that was given beside the data.
+    coef : float
+        In original units.
+    """
+
+    feature: str
+    column: str
+    position: int | None
+    coef: float
 
 
 class DataSize(NamedTuple):
@@ -57,6 +76,11 @@ class Answer:
         Column names of each selected feature; in the JSON object only when a feature has several.
     column_positions : (c,) int64
         Positions in the matrix of the columns behind ``coef``, concatenated. Not part of the JSON object.
+    kept : sequence of KeptColumn
+        Columns that every model has, with their coefficients. Scores are then those beyond them: R^2 is the share that features
+        explain of what kept columns leave, and the null model of a GLM contains them. In the JSON object only when there are any.
+    offset : str, optional
+        Where the part of the linear predictor that was given came from: a column of the data, or ``given``.
     encoding : TableEncoding, optional
         How columns of a table become the selected columns, so that ``predict`` takes such tables. Not part of the JSON object.
     pseudo_r2, null_score : float, optional
@@ -136,6 +160,8 @@ class Answer:
     score: float
     columns: Sequence[Sequence[str]]
     column_positions: IndexArray
+    kept: Sequence[KeptColumn] = ()
+    offset: str | None = None
     encoding: TableEncoding | None = None
     pseudo_r2: float | None = None
     null_score: float | None = None
@@ -212,7 +238,8 @@ class Answer:
             del out["columns"]
         out["choices"] = {name: choice._asdict() for name, choice in self.choices.items()}
         out["path"] = [point._asdict() for point in self.path]
-        for name in ("skip_weak", "path", "nested", "notes", "choices"):
+        out["kept"] = [column._asdict() for column in self.kept]
+        for name in ("skip_weak", "path", "nested", "notes", "choices", "kept"):
             if not out[name]:
                 del out[name]
         return out
@@ -221,3 +248,21 @@ class Answer:
     def column_coef(self) -> Float64Array:
         """Coefficients of the selected columns (c,), in the order of ``column_positions``."""
         return np.concatenate([np.empty(0), *(np.atleast_1d(part) for part in self.coef)])
+
+    @property
+    def beside(self) -> Sequence[KeptColumn]:
+        """Covariates that the data has no columns for: predictions need their values too."""
+        return [column for column in self.kept if column.position is None]
+
+    @property
+    def offset_beside(self) -> bool:
+        """Whether the model has an offset that is no column of the data: predictions need that of the new rows."""
+        return self.offset is not None and not any(column.feature == self.offset for column in self.kept)
+
+    @property
+    def model_columns(self) -> tuple[list[str], IndexArray, Float64Array]:
+        """Names, positions and coefficients of the columns of the data in the model: the selected ones, then kept ones."""
+        kept = [column for column in self.kept if column.position is not None]
+        names = [name for part in self.columns for name in part] + [column.column for column in kept]
+        positions = np.array([*self.column_positions.tolist(), *(column.position for column in kept)], dtype=np.int64)
+        return names, positions, np.append(self.column_coef, [column.coef for column in kept])

@@ -23,7 +23,8 @@ from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import DataError, FastompError, RequestError
 from fastomp_nvm.limits import MESSAGE_BYTES
 from fastomp_nvm.matrix.choice import Choice
-from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.answer import DataSize, KeptColumn
+from fastomp_nvm.selection.covariates import Covariates, as_covariates
 from fastomp_nvm.selection.criteria import PathPoint
 from fastomp_nvm.selection.fairness import FairnessReport
 from fastomp_nvm.selection.model import ModelColumns
@@ -114,6 +115,27 @@ def decode_vector(sent: object, name: str) -> AnyArray:
     return array.astype(array.dtype.newbyteorder("="))
 
 
+def encode_covariates(covariates: Covariates) -> JSONObject:
+    """Return covariates in JSON terms."""
+    ids = {} if covariates.ids is None else {"ids": list(covariates.ids)}
+    return {"names": list(covariates.names), "values": list(map(encode_vector, covariates.values.T)), **ids}
+
+
+def decode_covariates(sent: object) -> Covariates:
+    """Return the covariates that ``encode_covariates`` encoded; ``RequestError`` unless the parts fit together."""
+    if not isinstance(sent, Mapping) or set(sent) - {"ids"} != {"names", "values"} or not isinstance(sent["values"], list):
+        raise RequestError("covariates are no object of names, values and ids")
+    names = as_names(sent["names"], "the names of covariates")
+    if len(names) != len(sent["values"]) or len(set(names)) < len(names):
+        raise RequestError(f"covariates have {len(names)} names for {len(sent['values'])} columns: expected one each, no two alike")
+    found = as_covariates({name: decode_vector(each, name[:100]) for name, each in zip(names, sent["values"], strict=True)})
+    assert found is not None
+    ids = None if sent.get("ids") is None else tuple(as_names(sent["ids"], "the identifiers of covariates"))
+    if ids is not None and len(ids) != len(found.values):
+        raise RequestError(f"covariates have {len(ids)} identifiers for {len(found.values)} rows: expected one each")
+    return found._replace(ids=ids)
+
+
 def encode_request(request: SelectionRequest, *, complete: bool = False) -> JSONObject:
     """Return the fields of a request in JSON terms.
 
@@ -131,10 +153,13 @@ def encode_request(request: SelectionRequest, *, complete: bool = False) -> JSON
     fields: JSONObject = {}
     for name, field in SelectionRequest.__dataclass_fields__.items():
         value = getattr(request, name)
-        if name == "weights":
+        if name in ("weights", "offset"):
             if complete or value is not None:
-                fields[name] = None if value is None else encode_vector(value)
-        elif name == "exclude":
+                fields[name] = value if value is None or isinstance(value, str) else encode_vector(value)
+        elif name == "covariates":
+            if complete or value is not None:
+                fields[name] = None if value is None else encode_covariates(value)
+        elif name in ("exclude", "keep"):
             if complete or len(value):
                 fields[name] = [str(feature) for feature in value]
         elif complete or name == "objective" or (value is not field.default and value != field.default):
@@ -174,11 +199,13 @@ def decode_request(sent: object) -> SelectionRequest:
         raise RequestError(f"the request is a {type(sent).__name__}: expected an object of fields")
     fields: JSONObject = {"objective": "linear", **sent}  # releases that left it out meant linear
     for name, value in fields.items():
-        if name == "weights":
-            fields[name] = None if value is None else decode_vector(value, "weights")
-        elif name == "exclude":
+        if name in ("weights", "offset"):
+            fields[name] = value if value is None or isinstance(value, str) else decode_vector(value, name)
+        elif name == "covariates":
+            fields[name] = None if value is None else decode_covariates(value)
+        elif name in ("exclude", "keep"):
             if not isinstance(value, list) or not all(isinstance(feature, str) for feature in value):
-                raise RequestError("exclude is not a list of feature names")
+                raise RequestError(f"{name} is not a list of feature names")
         elif name == "constraint":
             if not (value is None or isinstance(value, (str, Mapping))):
                 raise RequestError(f"the constraint is a {type(value).__name__}: expected a mapping or YAML text")
@@ -234,11 +261,16 @@ def decode_selection(sent: JSONObject) -> Selection:
             "fairness": None if fairness is None else FairnessReport.from_json(fairness),
             "proof": None if proof is None else Proof.from_json(proof),
             "store": DataSize(**fields["store"]),
+            "kept": [KeptColumn(**column) for column in fields.get("kept", [])],
             "path": [PathPoint(**point) if isinstance(point, dict) else PathPoint(k, float(point)) for k, point in path],
             "choices": {str(name): Choice(**choice) for name, choice in fields.get("choices", {}).items()},
         }
         selection = Selection(**fields)
         names = [name for part in (selection.features, *columns) for name in part]
+        for column in selection.kept:
+            names += [column.feature, column.column]
+            if not isinstance(column.coef, float) or not (column.position is None or isinstance(column.position, int)):
+                raise ValueError(f"the coefficient or the position of {str(column.column)[:100]!r} is no number")
         fits = all(isinstance(name, str) for name in names) and len(selection.indices) == len(selection.features)
         if not (
             fits and list(map(len, columns)) == list(map(len, coef)) and sum(map(len, coef)) == len(selection.column_positions)

@@ -118,6 +118,7 @@ def compress(
         <= COLUMNS_PER_PASS
         * (passes := sum(passes_of(split.request, n_columns, weighted=split.weights is not None) for split in splits))
         and all(each.gram == "auto" and each.standardize and each.tier != "int8" for each in requests)
+        and not any(each.beside or each.offset is not None for each in requests)
         and len({(each.objective, each.target) for each in requests}) == 1
     ):
         return None

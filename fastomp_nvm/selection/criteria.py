@@ -41,7 +41,7 @@ class PathPoint(NamedTuple):
     score : float
         As ``Selection.score``.
     parameters : int, optional
-        Independent columns, and 1 for the intercept; None in results of earlier releases.
+        Independent columns, kept ones included, and 1 for the intercept; None in results of earlier releases.
     aic, bic, ebic : float, optional
         -2 log-likelihood + 2 parameters, + log(n) parameters, + log(n) parameters + 2 log(number of sets of k features), with n
         observations of positive weight; of a Gaussian response for the linear objective. After selection, optimistic. None where
@@ -80,10 +80,10 @@ def path_points(
         return []
     scores, ranks = objective.path(columns, fit, every)
     used, total = (n_obs, float(n_obs)) if weights is None else (int(np.count_nonzero(weights)), float(weights.sum()))
-    first, intercept = size - len(scores) + 1, int(objective.centred)
+    first, always = size - len(scores) + 1, int(objective.centred) + (0 if objective.fixed is None else len(objective.fixed.basis))
     weight, of_all = math.log(used), math.lgamma(n_features + 1)
     points = []
-    for k, score, parameters in zip(range(first, size + 1), scores.tolist(), (ranks + intercept).tolist(), strict=True):
+    for k, score, parameters in zip(range(first, size + 1), scores.tolist(), (ranks + always).tolist(), strict=True):
         if 2 * parameters > used or score >= 1.0 - _EXACT:  # no mean log-likelihood of a GLM is above 0
             points.append(PathPoint(k, score, parameters))
             continue

@@ -83,6 +83,7 @@ def selection_html(selection: Answer) -> str:
     for order, feature, column, value in selected_columns(selection):
         name = column if column == feature or column.startswith(f"{feature}=") else f"{feature}: {column}"
         rows.append((str(order), clean(name, 100), f"{value:.6g}"))
+    rows += [("kept", clean(column.column, 100), f"{column.coef:.6g}") for column in selection.kept]
     rows.append(("", "intercept", f"{selection.intercept:.6g}"))
     chosen = [f"{name.replace('_', ' ')} {choice.value}: {choice.reason}" for name, choice in selection.choices.items()]
     notes = [_costs(selection), *chosen, *(f"breaks the constraint: {violation}" for violation in selection.violations)]

@@ -32,7 +32,7 @@ from fastomp_nvm.selection.held_out import held_out_rows
 from fastomp_nvm.selection.protected import Attribute, intersection, resolve_protected
 from fastomp_nvm.selection.proxies import Known, Part, ProxySweeps, proxy_reports, proxy_targets
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, named_file
-from fastomp_nvm.selection.response import encode_response, resolve_response
+from fastomp_nvm.selection.response import encode_response, observation_values, resolve_response
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.select import Prepared, bind_constraint
 from fastomp_nvm.selection.source import has_text, open_dataset
@@ -59,6 +59,8 @@ def fairness_report(
     *,
     constraint: Constraint | Mapping[str, object] | str | os.PathLike[str] | None = None,
     bootstrap: int | None = None,
+    covariates: object = None,
+    offset: object = None,
 ) -> FairnessReport:
     """Report how the refit model of a selection treats the groups of protected attributes, and what stands for them.
 
@@ -80,6 +82,8 @@ def fairness_report(
         As given to ``select``: gives the process unfairness if it contains a ``Fairness``. An array needs a ``Constraint``.
     bootstrap : int, optional
         Replicates behind the intervals; 0 for none. By default 1000, fewer (at least 100) for many observations.
+    covariates, offset : optional
+        As given to ``select``, where the model has them.
 
     Returns
     -------
@@ -98,10 +102,21 @@ def fairness_report(
     """
     if isinstance(data, str):
         with open_store(data) as store:
-            return fairness_report(selection, store, y, protected, rows, constraint=constraint, bootstrap=bootstrap)
+            return fairness_report(
+                selection,
+                store,
+                y,
+                protected,
+                rows,
+                constraint=constraint,
+                bootstrap=bootstrap,
+                covariates=covariates,
+                offset=offset,
+            )
     dataset = Dataset.of_store(data) if isinstance(data, FeatureStore) else data if isinstance(data, Dataset) else None
     if dataset is None:
         columns = selection.encode(data).values.T
+        predicted = selection.predict(data, covariates=covariates, offset=offset)
         found = resolve_protected(protected, None, columns.shape[1])
         if not has_text(data):
             with open_dataset(data) as like:
@@ -109,9 +124,10 @@ def fairness_report(
     else:
         if len(dataset.matrix) != selection.store.n_columns:
             raise DataError(f"the data has {len(dataset.matrix)} columns, the selection was made from {selection.store.n_columns}")
-        columns = dataset.matrix[selection.column_positions]
+        columns = dataset.matrix[selection.model_columns[1]]
+        predicted = _predicted(selection, columns, dataset, covariates, offset)
         found = resolve_protected(protected, dataset, dataset.n_obs)
-    n_obs = columns.shape[1]
+    columns, n_obs = columns[: len(selection.column_positions)], columns.shape[1]  # kept ones follow the selected
     actual = _actual(selection, dataset if y is None else None, y, n_obs)
     part, evaluated_on = _rows(selection, rows, n_obs)
     own = GroupFairness(dataset, found, bootstrap=bootstrap, target=selection.target if y is None else None)
@@ -120,7 +136,6 @@ def fairness_report(
         if not isinstance(constraint, Constraint) and not isinstance(data, (FeatureStore, Dataset)):
             raise RequestError("a fairness report on an array needs a constraint object: its description names features")
         unfairness = _process_unfairness(selection, dataset, constraint)
-    predicted = selection.mean_response(selection.linear_predictor(columns.T))
     return own.report(selection, columns, predicted, actual, [part], evaluated_on, unfairness)
 
 
@@ -202,9 +217,10 @@ class GroupFairness:
     def on(self, selection: Selection, y: object, request: RequestFields) -> Selection:
         """Return a selection from the data set with its report; ``request`` is what it answers."""
         assert self._dataset is not None
-        columns = self._dataset.matrix[selection.column_positions]
+        columns = self._dataset.matrix[selection.model_columns[1]]
         part, evaluated_on = _rows(selection, None, self._dataset.n_obs)
-        predicted = selection.mean_response(selection.linear_predictor(columns.T))
+        predicted = _predicted(selection, columns, self._dataset, request.get("covariates"), request.get("offset"))
+        columns = columns[: len(selection.column_positions)]  # kept ones follow the selected
         return self._on(selection, columns, predicted, y, request, [part], evaluated_on)
 
     def over_folds(
@@ -226,7 +242,8 @@ class GroupFairness:
         matrix, predicted, parts = self._dataset.matrix, np.empty(self._dataset.n_obs), []
         for fold, each in enumerate(folds):
             rows = np.flatnonzero(fold_of == fold)
-            predicted[rows] = each.mean_response(each.linear_predictor(matrix[each.column_positions][:, rows].T))
+            columns, beside = matrix[each.model_columns[1]], (request.get("covariates"), request.get("offset"))
+            predicted[rows] = _predicted(each, columns, self._dataset, *beside)[rows]
             parts.append(Part(np.flatnonzero(fold_of != fold), rows))
         return self._on(selection, matrix[selection.column_positions], predicted, y, request, parts, "folds")
 
@@ -328,6 +345,14 @@ def _is_like(dataset: Dataset, selection: Selection) -> bool:
         return False
     names = [name for part in selection.columns for name in part]
     return [str(dataset.column_names[place]) for place in selection.column_positions.tolist()] == names
+
+
+def _predicted(selection: Selection, columns: AnyArray, dataset: Dataset, covariates: object, offset: object) -> Float64Array:
+    """Return the mean response (n_obs,) from the model's ``columns`` (c, n_obs) and what was given beside the data."""
+    if isinstance(offset, str):
+        offset = observation_values(dataset, offset, "offsets")
+    eta = selection.linear_predictor(columns.T)
+    return selection.mean_response(eta + selection.given_beside(len(eta), dataset.ids, covariates, offset))
 
 
 def _actual(selection: Selection, dataset: Dataset | None, y: object, n_obs: int) -> Float64Array:

@@ -18,7 +18,10 @@ from fastomp_nvm.version import __version__
 __all__ = ["FORMAT", "SCHEMA", "VERSION", "load", "read_selections", "save"]
 
 FORMAT = "fastomp-model"
-VERSION = 1
+VERSION = 2
+
+#: What earlier releases read: models without kept columns and offsets.
+PLAIN_VERSION = 1
 
 #: JSON schema of the file.
 SCHEMA = Path(__file__).with_name("model.schema.json")
@@ -26,7 +29,8 @@ SCHEMA = Path(__file__).with_name("model.schema.json")
 
 def save(selection: Selection, path: str | os.PathLike[str], *, replace: bool = False) -> None:
     """Write a selection to a file, atomically; ``InputError`` if the file exists and ``replace`` is False."""
-    content = {"format": FORMAT, "version": VERSION, "written_by": f"fastomp {__version__}", "model": encode_selection(selection)}
+    version = VERSION if selection.kept or selection.offset is not None else PLAIN_VERSION
+    content = {"format": FORMAT, "version": version, "written_by": f"fastomp {__version__}", "model": encode_selection(selection)}
     data = json.dumps(content, allow_nan=False, indent=1).encode("ascii") + b"\n"
     try:
         write_atomically(Path(path), data, replace=replace, mode=0o644)
@@ -56,9 +60,9 @@ def load(path: str | os.PathLike[str]) -> Selection:
     content = _read_json(path, "a model: expected the JSON that 'fastomp select --save' writes")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"{name} is not a model: expected the JSON that 'fastomp select --save' writes")
-    if content.get("version") != VERSION:
+    if content.get("version") not in (PLAIN_VERSION, VERSION):
         raise InputError(
-            f"the model {name} has the format version {content.get('version')!r} and this release reads {VERSION}: "
+            f"the model {name} has the format version {content.get('version')!r} and this release reads up to {VERSION}: "
             "use the release that wrote it"
         )
     try:

@@ -201,7 +201,7 @@ def _copies(
 
 def _unit_rows(columns: Columns, features: IndexArray, used: BoolArray | None) -> Float64Array:
     """Return (n_columns, n): the columns of some selected features as rows of unit length, on the observations used."""
-    rows = columns.dense(features).T
+    rows = columns.whole(features).T
     rows = rows if used is None else rows[:, used]
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     return np.asarray(rows / np.where(norms > 0, norms, 1.0)[:, None])

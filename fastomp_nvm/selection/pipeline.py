@@ -47,9 +47,14 @@ def make_pipeline(selection: Answer) -> Pipeline:
         raise UnavailableError(f"a scikit-learn pipeline needs the package {error.name!r}, which is not installed here") from error
     if not len(selection.features):
         raise RequestError("the model has no features: there is nothing to make a pipeline of")
+    if selection.beside or selection.offset_beside:
+        raise RequestError(
+            "the model has covariates or an offset that are no columns of the data, which a pipeline has no place for: predict "
+            "with the selection itself"
+        )
     encoding = selection.encoding or TableEncoding()
-    names = [name for part in selection.columns for name in part]
-    coefs = dict(zip(names, selection.column_coef.tolist(), strict=True))
+    names, places, values = selection.model_columns
+    coefs = dict(zip(names, values.tolist(), strict=True))
     indicators = encoding.indicators()
     members: dict[str, list[str]] = {}  # the columns of the model by column of the table
     for name in names:
@@ -88,7 +93,7 @@ def make_pipeline(selection: Answer) -> Pipeline:
             weights.append(coefs[source])
         steps.append((f"{len(steps)}", step, [source]))
     table = pandas.DataFrame(rows)
-    positions = selection.column_positions.tolist()
+    positions = places.tolist()
     of_array = names == [f"f{position}" for position in positions] and all(
         encoding.columns.get(name, ColumnEncoding()).kind == "number" for name in names
     )

@@ -83,6 +83,7 @@ def _coefficients(selection: Selection) -> Markup:
     for order, feature, column, value in selected_columns(selection):
         name = column if column == feature or column.startswith(f"{feature}=") else f"{feature}: {column}"
         rows.append((order, name, value, _bar(value / largest if largest else 0.0)))
+    rows += [("kept", column.column, column.coef, "") for column in selection.kept]
     rows.append((None, "intercept", float(selection.intercept), ""))
     unit = "in units of the target per unit of the column" if selection.objective == "linear" else "on the scale of the link"
     return joined(element("h3", f"Coefficients, {unit}"), table(("order", "feature", "coefficient", ""), rows, "coefficients"))

@@ -17,6 +17,7 @@ from fastomp_nvm.arrays import Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.errors import RequestError, near
 from fastomp_nvm.objectives.table import OBJECTIVES
+from fastomp_nvm.selection.covariates import Covariates, as_covariates
 
 __all__ = ["RequestFields", "SelectionRequest", "make_request", "named_file"]
 
@@ -54,9 +55,13 @@ class RequestFields(TypedDict, total=False):
     ridge: float | None
     standardize: bool
     target: str | None
-    weights: ArrayLike | None
+    weights: ArrayLike | str | None
+    offset: ArrayLike | str | None
     test_fraction: float | None
     exclude: Sequence[str]
+    keep: Sequence[str]
+    keep_inside: bool
+    covariates: Covariates | Mapping[str, ArrayLike] | ArrayLike | None
     certificate: bool
     lambda_min: float | None
     gather_bytes: int | None
@@ -107,13 +112,24 @@ class SelectionRequest:
         False takes the columns as they are, without intercept.
     target : str, optional
         Target or feature of the store that is the response; by default its first target.
-    weights : (n_obs,) float64, optional
-        Observation weights; zero leaves an observation out.
+    weights : (n_obs,) float64 or str, optional
+        Observation weights, or the target or feature of the data that holds them; zero leaves an observation out.
+    offset : (n_obs,) float64 or str, optional
+        A part of the linear predictor that is given, such as the log of an exposure; for the linear model it is subtracted from the
+        response. Or the target or feature of the data that holds it.
     test_fraction : float in (0, 1), optional
         Share of the observations held out of standardisation and fit; ``test_score`` is computed on them. The draw depends on
         ``seed`` and the number of observations only.
     exclude : sequence of str
         Names of features never to select.
+    keep : sequence of str
+        Features that every model has, by name or pattern (``pc_*``): fitted first, never penalised, and counting neither for k nor
+        for the constraint. Scores are those beyond them.
+    keep_inside : bool
+        Count kept features for k and for the constraint; covariates never are.
+    covariates : table, mapping of names to vectors, (n_obs, p) array, or Covariates, optional
+        Further columns that every model has, for data without them: one row per observation, in order; ``Covariates`` with
+        identifiers are matched with those of the store.
     certificate : bool
         Bound the optimum by one more full pass at the selection; see ``fastomp_nvm.algorithms.certificate``.
     lambda_min : float, optional
@@ -145,9 +161,13 @@ class SelectionRequest:
     ridge: float | None = None
     standardize: bool = True
     target: str | None = None
-    weights: Float64Array | None = None
+    weights: Float64Array | str | None = None
+    offset: Float64Array | str | None = None
     test_fraction: float | None = None
     exclude: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    keep_inside: bool = False
+    covariates: Covariates | None = None
     certificate: bool = False
     lambda_min: float | None = None
     gather_bytes: int | None = None
@@ -172,7 +192,7 @@ class SelectionRequest:
             raise RequestError(f"epsilon is {self.epsilon!r}: expected a number of at least {_SMALLEST_EPSILON:g} and below 1")
         if self.tau != "auto" and not (_is(self.tau, _REAL) and 0 < self.tau <= 1):
             raise RequestError(f"tau is {self.tau!r}: expected a number above 0 and at most 1, or auto")
-        for field in ("skip_weak", "plain", "certificate"):
+        for field in ("skip_weak", "plain", "certificate", "keep_inside"):
             if not isinstance(getattr(self, field), (bool, np.bool_)):
                 raise RequestError(f"{field} is {getattr(self, field)!r}: expected True or False")
         if self.lambda_min is not None and not (_is(self.lambda_min, _REAL) and 0 < self.lambda_min < math.inf):
@@ -183,15 +203,27 @@ class SelectionRequest:
             raise RequestError(f"ridge is {self.ridge!r}: expected a number of at least 0")
         if self.test_fraction is not None and not (_is(self.test_fraction, _REAL) and 0 < self.test_fraction < 1):
             raise RequestError(f"test_fraction is {self.test_fraction!r}: expected a number between 0 and 1, both excluded")
-        if isinstance(self.exclude, str):
-            raise RequestError(f"exclude is {self.exclude!r}: expected a list of feature names")
+        for field in ("exclude", "keep"):
+            if isinstance(getattr(self, field), str):
+                raise RequestError(f"{field} is {getattr(self, field)!r}: expected a list of feature names")
+        object.__setattr__(self, "covariates", as_covariates(self.covariates))
         if self.gather_bytes is not None and not (_is(self.gather_bytes, _WHOLE) and self.gather_bytes >= 1):
             raise RequestError(f"gather_bytes is {self.gather_bytes!r}: expected a whole number of at least 1")
-        if self.weights is not None:
+        if self.offset is not None and not isinstance(self.offset, str):
+            offset = np.asarray(self.offset, dtype=np.float64)
+            if offset.ndim != 1 or not np.isfinite(offset).all():
+                raise RequestError("the offset must be a vector of finite numbers, one per observation")
+            object.__setattr__(self, "offset", offset)
+        if self.weights is not None and not isinstance(self.weights, str):
             weights = np.asarray(self.weights, dtype=np.float64)
             if weights.ndim != 1 or not np.isfinite(weights).all() or weights.min(initial=0.0) < 0 or not weights.any():
                 raise RequestError("weights must be a vector of finite numbers, none negative, not all zero")
             object.__setattr__(self, "weights", weights)
+
+    @property
+    def beside(self) -> bool:
+        """Whether every model has columns beside the intercept."""
+        return bool(len(self.keep)) or self.covariates is not None
 
 
 def make_request(fields: Mapping[str, object], *, files: bool = True) -> SelectionRequest:

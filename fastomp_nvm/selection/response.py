@@ -9,10 +9,20 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array, IndexArray, first_missing
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import DataError, RequestError, near
+from fastomp_nvm.selection.answer import KeptColumn
 from fastomp_nvm.selection.automatic import choose_objective
-from fastomp_nvm.selection.request import SelectionRequest
+from fastomp_nvm.selection.request import RequestFields, SelectionRequest
 
-__all__ = ["Response", "encode_response", "labelled", "resolve_response"]
+__all__ = [
+    "Response",
+    "encode_response",
+    "every_weight",
+    "labelled",
+    "observation_values",
+    "offset_column",
+    "resolve_response",
+    "weights_of",
+]
 
 
 class Response(NamedTuple):
@@ -82,6 +92,53 @@ def resolve_response(dataset: Dataset, request: SelectionRequest, y: object) -> 
     elif classes:
         raise RequestError(f"the target {name!r} holds classes ({', '.join(classes[:3])}): use the logistic objective")
     return Response(values, name, classes, feature, objective, reason, given=y is not None)
+
+
+def observation_values(dataset: Dataset, given: Float64Array | str | None, what: str) -> Float64Array | None:
+    """Return one number per observation, given or in the target or feature of that name; None for None."""
+    values = given
+    if isinstance(given, str):
+        if given in dataset.targets and not dataset.targets[given].classes:
+            values = dataset.targets[given].values
+        else:
+            try:
+                feature = list(dataset.names).index(given)
+            except ValueError:
+                hint = near(given, [*dataset.targets, *dataset.names])
+                raise RequestError(f"no target of numbers and no feature is called {given!r}{hint}, to take {what} from") from None
+            first, last = int(dataset.offsets[feature]), int(dataset.offsets[feature + 1])
+            if last - first > 1:
+                raise RequestError(f"the feature {given!r} spans {last - first} columns: {what} need one number per observation")
+            values = dataset.matrix[first].astype(np.float64)
+    if values is None or isinstance(values, str):
+        return None
+    if len(values) != dataset.n_obs:
+        raise RequestError(f"{len(values)} {what} were given for {dataset.n_obs} observations")
+    return values
+
+
+def offset_column(dataset: Dataset, offset: str) -> list[KeptColumn]:
+    """Return the feature that an offset is in, a column like any other for predictions; nothing where it is no feature."""
+    if offset in dataset.targets or offset not in dataset.names:
+        return []
+    position = int(dataset.offsets[list(dataset.names).index(offset)])
+    return [KeptColumn(offset, dataset.column_names[position], position, 1.0)]
+
+
+def weights_of(dataset: Dataset, request: SelectionRequest) -> Float64Array | None:
+    """Return the observation weights (n_obs,) of a request."""
+    weights = observation_values(dataset, request.weights, "weights")
+    if isinstance(request.weights, str) and weights is not None and (weights.min() < 0 or not weights.any()):
+        raise RequestError(f"the weights in {request.weights!r} must not be negative, nor all zero")
+    return weights
+
+
+def every_weight(dataset: Dataset, common: SelectionRequest, fields: RequestFields) -> tuple[Float64Array, RequestFields]:
+    """Return the weights (n_obs,) of a request, 1 by default, and its fields, where a column that holds them is no candidate."""
+    weights = weights_of(dataset, common)
+    if isinstance(common.weights, str) and common.weights in dataset.names:
+        fields = {**fields, "exclude": [*common.exclude, common.weights]}
+    return np.ones(dataset.n_obs) if weights is None else weights, fields
 
 
 def encode_response(y: object, objective: str) -> tuple[Float64Array, tuple[str, ...]]:

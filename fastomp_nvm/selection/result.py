@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ class Selection(Answer):
             raise DataError("this selection has no fairness report: select with protected=, the groups or the column of them")
         return self.fairness.plot_fairness(ax)
 
-    def predict(self, X: object) -> Float64Array:
+    def predict(self, X: object, *, covariates: object = None, offset: object = None) -> Float64Array:
         """Return the mean response for new observations.
 
         Parameters
@@ -76,37 +76,63 @@ class Selection(Answer):
             A label that the store does not know is 0 in all indicator columns; a missing cell is treated as the store treated
             its own, and refused if it was built with ``missing="error"``. For a store on a server (``grpc://...``) the server
             computes.
+        covariates : optional
+            Where the model has covariates that were given beside the data: their values, as for ``select``, matched by name, and
+            rows by identifier where both sides have them, otherwise by position. A table ``X`` may have them as columns.
+        offset : (n,) float64, optional
+            Where the model was fitted with an offset that is no feature of the data.
 
         Returns
         -------
         (n,) float64
             The response (linear), the probability of ``classes[1]`` (logistic) or the expected count (poisson).
         """
-        return self.mean_response(self.decision_function(X))
+        return self.mean_response(self.decision_function(X, covariates=covariates, offset=offset))
 
-    def predict_proba(self, X: object) -> Float64Array:
-        """Return the probability (n, 2) of each of ``classes``; for the logistic objective alone. ``X`` as for ``predict``."""
+    def predict_proba(self, X: object, *, covariates: object = None, offset: object = None) -> Float64Array:
+        """Return the probability (n, 2) of each of ``classes``, for the logistic objective alone; parameters of ``predict``."""
         if self.objective != "logistic":
             raise RequestError(f"a {self.objective} model has no classes: use predict, or select with the logistic objective")
-        positive = self.predict(X)
+        positive = self.predict(X, covariates=covariates, offset=offset)
         return np.column_stack((1.0 - positive, positive))
 
-    def decision_function(self, X: object) -> Float64Array:
-        """Return the linear predictor (n,), for the logistic objective the log odds of ``classes[1]``. ``X`` as for ``predict``."""
+    def decision_function(self, X: object, *, covariates: object = None, offset: object = None) -> Float64Array:
+        """Return the linear predictor (n,), for the logistic objective log odds of ``classes[1]``; parameters of ``predict``."""
         from fastomp_nvm.selection.model import is_remote
         from fastomp_nvm.stores.builders import PREDICT_REMOTELY
 
         if isinstance(X, str) and is_remote(X):
-            return PREDICT_REMOTELY.load()(X, self.linear_model())[0]
-        return self.linear_predictor(self.encode(X).values)
+            eta, ids = PREDICT_REMOTELY.load()(X, self.linear_model())
+        else:
+            rows = self.encode(X)
+            eta, ids = self.linear_predictor(rows.values), rows.ids
+            if covariates is None and self.beside and all(hasattr(X, name) for name in ("columns", "__getitem__")):
+                covariates = X
+        return eta + self.given_beside(len(eta), ids, covariates, offset)
+
+    def given_beside(self, n_obs: int, ids: Sequence[str] | None, covariates: object = None, offset: object = None) -> Float64Array:
+        """Return the part (n_obs,) of the linear predictor that covariates and the offset make, which no column of the data holds.
+
+        Parameters
+        ----------
+        n_obs : int
+        ids : sequence of str, optional
+            Identifiers of the observations.
+        covariates, offset
+            As for ``predict``.
+        """
+        from fastomp_nvm.selection.covariates import contribution
+
+        return contribution(self, n_obs, ids, covariates, offset)
 
     def linear_model(self) -> JSONObject:
-        """Return the linear predictor in JSON terms, for a server to evaluate: columns, coefficients, intercept, encoding."""
+        """Return the linear predictor of the data's columns in JSON terms, for a server: coefficients, intercept, encoding."""
+        names, positions, coef = self.model_columns
         return {
-            "columns": [name for part in self.columns for name in part],
-            "column_positions": self.column_positions.tolist(),
+            "columns": names,
+            "column_positions": positions.tolist(),
             "n_columns": self.store.n_columns,
-            "coef": self.column_coef.tolist(),
+            "coef": coef.tolist(),
             "intercept": self.intercept,
             "encoding": None if self.encoding is None else self.encoding.to_json(),
         }
@@ -119,7 +145,7 @@ class Selection(Answer):
         text_encoding: str = "utf-8",
         progress: Callable[[int, int], None] | None = None,
     ) -> EncodedRows:
-        """Return new observations in the selected columns, with counts of unseen labels and filled cells.
+        """Return new observations in the model's columns (``model_columns``), with counts of unseen labels and filled cells.
 
         Parameters
         ----------
@@ -138,8 +164,8 @@ class Selection(Answer):
         """
         from fastomp_nvm.selection.model import ModelColumns
 
-        names = [name for part in self.columns for name in part]
-        columns = ModelColumns(names, self.column_positions, self.store.n_columns, self.encoding)
+        names, positions, _ = self.model_columns
+        columns = ModelColumns(names, positions, self.store.n_columns, self.encoding)
         return columns.of(X, id_column, text_encoding, progress)
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
@@ -162,9 +188,9 @@ class Selection(Answer):
         return make_pipeline(self)
 
     def linear_predictor(self, chosen: AnyArray) -> Float64Array:
-        """Return the linear predictor (n,) of ``chosen`` (n, c), the selected columns alone, as ``column_positions`` has them."""
+        """Return the linear predictor (n,) of ``chosen`` (n, c), the model's columns alone, as ``model_columns`` has them."""
         # One layout, whatever the caller's: the last bits of BLAS depend on it.
-        return np.asarray(np.ascontiguousarray(chosen, dtype=np.float64) @ self.column_coef + self.intercept)
+        return np.asarray(np.ascontiguousarray(chosen, dtype=np.float64) @ self.model_columns[2] + self.intercept)
 
     def mean_response(self, eta: Float64Array) -> Float64Array:
         """Return the mean response (n,) for linear predictors ``eta`` (n,), on the scale of ``predict``."""

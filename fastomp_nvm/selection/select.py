@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastomp_nvm.algorithms.protocol import Counters, Journal, Outcome, Parameters, Problem
-from fastomp_nvm.algorithms.table import ALGORITHMS, GREEDY
+from fastomp_nvm.algorithms.protocol import Algorithm, Counters, Journal, Outcome, Parameters, Problem
+from fastomp_nvm.algorithms.table import ALGORITHMS, DRAWING, GREEDY
 from fastomp_nvm.arrays import BoolArray, Float64Array
 from fastomp_nvm.constraints.base import Constraint
 from fastomp_nvm.constraints.cardinality import Cardinality
@@ -32,18 +32,19 @@ from fastomp_nvm.matrix.sweeper import Sweeper
 from fastomp_nvm.matrix.threads import one_blas_thread
 from fastomp_nvm.matrix.traffic import Traffic
 from fastomp_nvm.objectives.table import OBJECTIVES
-from fastomp_nvm.selection.answer import DataSize
+from fastomp_nvm.selection.answer import DataSize, KeptColumn
 from fastomp_nvm.selection.automatic import choose_algorithm
 from fastomp_nvm.selection.compression import Compression, Split, compress
 from fastomp_nvm.selection.criteria import path_points
 from fastomp_nvm.selection.notes import notes_on
 from fastomp_nvm.selection.progress import watched
 from fastomp_nvm.selection.request import RequestFields, SelectionRequest, make_request
-from fastomp_nvm.selection.response import Response, resolve_response
+from fastomp_nvm.selection.response import Response, observation_values, offset_column, resolve_response, weights_of
 from fastomp_nvm.selection.result import Selection
 from fastomp_nvm.selection.source import Load, Way, open_dataset
 
 if TYPE_CHECKING:
+    from fastomp_nvm.selection.kept import Kept
     from fastomp_nvm.selection.proof import Proof
 
 __all__ = ["Prepared", "bind_constraint", "nested", "prepare", "resolve_algorithm", "select_many", "select_shared", "split_of"]
@@ -206,9 +207,7 @@ def select_shared(
 
 def split_of(dataset: Dataset, request: SelectionRequest, test: Float64Array | None = None) -> Split:
     """Return a request with the weights of its training and test observations; ``test`` unless the request holds some out."""
-    weights = request.weights
-    if weights is not None and len(weights) != dataset.n_obs:
-        raise RequestError(f"{len(weights)} weights were given for {dataset.n_obs} observations")
+    weights = weights_of(dataset, request)
     if request.test_fraction is not None:
         from fastomp_nvm.selection.held_out import split_weights
 
@@ -230,6 +229,8 @@ class Prepared(NamedTuple):
     compression : Compression, optional
     algorithm : Choice, optional
         The algorithm, where the request left it open.
+    kept : Kept, optional
+        Columns that every model has.
     longer : Run, optional
         A run with a larger k whose greedy sets begin with those of this request; it is ``run`` itself where nothing else is needed.
     """
@@ -240,6 +241,7 @@ class Prepared(NamedTuple):
     constant: int
     compression: Compression | None
     algorithm: Choice | None
+    kept: Kept | None = None
     longer: Run | None = None
 
 
@@ -270,16 +272,35 @@ def prepare(
     compressed = None if compression is None else compression.of(split)
     if compressed is not None:
         response, weights, resident = response._replace(values=compressed.response), None, True
-    ridge = {} if request.ridge is None else {"ridge": float(request.ridge)}
-    objective = OBJECTIVES.load(response.objective)(response.values, weights, centred=request.standardize, **ridge)
+    offset = observation_values(dataset, request.offset, "offsets")
+    bound = partial(OBJECTIVES.load(response.objective), response.values, weights, centred=request.standardize, offset=offset)
+    if request.ridge is not None:
+        bound = partial(bound, ridge=float(request.ridge))
+    objective = None if request.beside else bound()
     if compressed is None:
-        if ahead:
-            dataset.measure(sweeper, lambda: objective.null().residual)
+        if ahead and objective is not None:
+            ready = objective
+            dataset.measure(sweeper, lambda: ready.null().residual)
         design = dataset.design(request.standardize, weights, counters.traffic)
     else:
         design = compressed.design
+    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     usable = design.standardisation.usable()
     constant = len(usable) - int(np.count_nonzero(usable))
+    kept, features = None, np.empty(0, dtype=np.int64)
+    if objective is None:
+        if not request.standardize:
+            raise RequestError("kept columns stand beside an intercept: leave standardize=False out, or keep and covariates")
+        from fastomp_nvm.selection.kept import keep, kept_features  # not needed by most requests
+
+        features = kept_features(dataset, request, response.feature)
+        kept = keep(dataset, pool, features, request.covariates, weights)
+        usable[features] = False
+        objective = bound(fixed=kept.fixed)
+        pool.fixed = kept.fixed if objective.projects else None
+    for column in (request.weights, request.offset):
+        if isinstance(column, str) and column in dataset.names:
+            usable[list(dataset.names).index(column)] = False
     if response.feature is not None:
         usable[response.feature] = False
     if dataset.excluded is not None:
@@ -288,8 +309,10 @@ def prepare(
         usable[_named(dataset, request.exclude)] = False
     candidates = np.flatnonzero(usable)
     if not candidates.size:
-        raise DataError("every feature is constant: there is nothing to select from")
-    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates)))
+        beside = " beside the kept columns" if kept is not None else ""
+        raise DataError(f"every feature{beside} is constant or excluded: there is nothing to select from")
+    inside = features if request.keep_inside else features[:0]
+    limit = None if request.k is None else Cardinality(dataset.n_features, min(request.k, len(candidates) + len(inside)))
     if request.constraint is not None:
         from fastomp_nvm.constraints.extendable import intersect  # imports families of constraints
 
@@ -300,6 +323,10 @@ def prepare(
         constraint = limit
     else:
         raise RequestError("k is missing: give it, or a constraint that bounds how many features may be selected")
+    if len(inside):
+        from fastomp_nvm.selection.kept import around  # not needed by most requests
+
+        constraint = around(constraint, inside)
     parameters = Parameters(
         request.epsilon,
         request.tau,
@@ -310,7 +337,6 @@ def prepare(
         request.plain,
         again=request.polish == "pool",
     )
-    pool = ColumnPool(design, sweeper, counters.traffic, request.gather_bytes or budget, resident=resident)
     request, choice = resolve_algorithm(dataset, request)
     tier, account = dataset.tier if compression is None else None, None
     if tier is None and request.tier == "int8":
@@ -323,22 +349,34 @@ def prepare(
         else:
             account = dataset.account(tier)  # gives the tier up where it does not pay
     problem = Problem(design, objective, constraint, parameters, candidates, pool, counters, tier)
-    algorithm = ALGORITHMS.load(request.algorithm)(problem)
-    if request.constraint is not None:
-        from fastomp_nvm.algorithms.repair import repaired
+    running = partial(_algorithm, request=request, improve=longer is None)
+    if kept is None:
+        algorithm = running(problem)
+    else:
+        from fastomp_nvm.algorithms.spanned import without_spanned  # not needed by most requests
 
-        algorithm = repaired(problem, algorithm)
-    if request.quality != "fast" and longer is None:
-        from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
-
-        algorithm = improved(problem, algorithm, exchanges=request.quality == "best")
+        algorithm = without_spanned(problem, kept.fixed, running, first=request.algorithm in DRAWING)
     if request.certificate:
         from fastomp_nvm.algorithms.certificate import certified  # imports every objective
 
         algorithm = certified(problem, algorithm, request.lambda_min, theorem1=request.algorithm == "fast_omp")
     split = split._replace(request=request)
     run = Run(problem, algorithm, tier=tier, account=account)
-    return Prepared(split, response, run, constant, compression, choice, None if longer is None else longer.run)
+    return Prepared(split, response, run, constant, compression, choice, kept, None if longer is None else longer.run)
+
+
+def _algorithm(problem: Problem, request: SelectionRequest, *, improve: bool) -> Algorithm:
+    """Return the algorithm of a request over ``problem``; ``improve`` allows what its quality adds."""
+    algorithm = ALGORITHMS.load(request.algorithm)(problem)
+    if request.constraint is not None:
+        from fastomp_nvm.algorithms.repair import repaired
+
+        algorithm = repaired(problem, algorithm)
+    if request.quality != "fast" and improve:
+        from fastomp_nvm.algorithms.quality import improved  # not needed by most requests
+
+        algorithm = improved(problem, algorithm, exchanges=request.quality == "best")
+    return algorithm
 
 
 def nested(dataset: Dataset, request: SelectionRequest) -> bool:
@@ -425,10 +463,20 @@ def _proof(dataset: Dataset, request: SelectionRequest, response: Response, outc
     from fastomp_nvm.selection.proof import Proof
 
     missing = ["y"] if response.given else []
-    if request.weights is not None:
-        missing.append("weights")
+    weights, offset = (each if isinstance(each, str) else None for each in (request.weights, request.offset))
+    given = {"weights": request.weights is not weights, "offset": request.offset is not offset, "covariates": request.covariates}
+    missing += [name for name, there in given.items() if there]
     # Without what the answer does not depend on.
-    plain = replace(request, weights=None, objective=response.objective, gather_bytes=None, tier="auto", gram="auto")
+    plain = replace(
+        request,
+        weights=weights,
+        offset=offset,
+        covariates=None,
+        objective=response.objective,
+        gather_bytes=None,
+        tier="auto",
+        gram="auto",
+    )
     try:
         fields = encode_request(plain)
         if len(json.dumps(fields)) > LONGEST_REQUEST:
@@ -479,9 +527,15 @@ def _finish(
     if not len(indices) and problem.constraint.calls_user_code:
         raise ConstraintError(_why_nothing(problem.constraint, dataset.names))
     columns = problem.pool.columns(indices)
-    fit = problem.objective.refit(columns)
+    fit, kept, offset = problem.objective.refit(columns), list[KeptColumn](), None
     with np.errstate(over="ignore", invalid="ignore"):
         coef, shift = original.subset(indices).coefficients(fit.coef)
+        if prepared.kept is not None:
+            kept, further = prepared.kept.coefficients(problem.objective, fit, problem.pool.whole(indices))
+            shift += further
+    if request.offset is not None:
+        offset = request.offset if isinstance(request.offset, str) else "given"
+        kept += offset_column(dataset, offset)
     intercept = fit.intercept + mean + shift
     if not (np.isfinite(coef).all() and math.isfinite(intercept) and math.isfinite(fit.score)):
         raise DataError("the fit left the range of float64: scale the columns and the target to moderate sizes")
@@ -495,6 +549,10 @@ def _finish(
             test_score = compression.score(split, positions, coef, intercept)
         else:
             predictor = columns.dense(np.arange(len(columns.features))) @ fit.coef + fit.intercept
+            if problem.objective.fixed is not None:
+                predictor += fit.fixed @ problem.objective.fixed.basis
+            if problem.objective.offset is not None:
+                predictor += problem.objective.offset
             test_score = problem.objective.score(predictor, split.test)
         test_rows = int(np.count_nonzero(split.test))
     violations = list(problem.constraint.violations(indices))
@@ -504,6 +562,8 @@ def _finish(
     limit = len(indices) if request.k is None else min(request.k, dataset.n_features)
     about = problem, response, weights, request.standardize, limit, prepared.constant, outcome.repaired
     notes = notes_on(names, columns, fit, *about)
+    if prepared.kept is not None:
+        notes += prepared.kept.notes([dataset.names[feature] for feature in outcome.spanned])
     every_k = request.algorithm in GREEDY and not problem.constraint.needs_base
     if every_k and longer is not None:
         path = longer.path[: len(indices)]
@@ -518,7 +578,10 @@ def _finish(
     if encoding is not None:
         from fastomp_nvm.selection.model import resolved_encoding  # imports what predictions need
 
-        encoding = resolved_encoding(encoding, column_names, dataset.statistics.mean[positions])
+        theirs = [column for column in kept if column.position is not None]
+        everywhere = np.append(positions, np.array([column.position for column in theirs], dtype=np.int64))
+        every_name = [*column_names, *(column.column for column in theirs)]
+        encoding = resolved_encoding(encoding, every_name, dataset.statistics.mean[everywhere])
     network = {} if dataset.matrix.network is None else asdict(dataset.matrix.network)
     return Selection(
         features=names,
@@ -528,6 +591,8 @@ def _finish(
         score=fit.score,
         columns=list(map(column_names.__getitem__, spans)) if several else [[name] for name in column_names],
         column_positions=positions,
+        kept=kept,
+        offset=offset,
         encoding=encoding,
         pseudo_r2=fit.summary.get("pseudo_r2"),
         null_score=fit.summary.get("null_score"),

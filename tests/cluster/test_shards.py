@@ -157,6 +157,32 @@ def test_selections_among_many_candidates_answer_alike(store: FeatureStore, mani
 
 
 @pytest.mark.parametrize("tier", ["exact", "int8"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"algorithm": "fast_omp", "target": "y", "keep": ["g5", "f80?"]},
+        {"algorithm": "sds_ma", "target": "y", "keep": ["g5", "f801"], "offset": "f900"},
+        {
+            "algorithm": "fast_omp",
+            "quality": "verified",
+            "target": "y",
+            "covariates": np.cos(np.arange(180.0)).reshape(90, 2),
+            "k": 4,
+        },
+        {"algorithm": "fast_omp", "target": "c", "keep": ["f801", "f802"], "weights": np.arange(90.0), "k": 3},
+    ],
+    ids=["features", "exact gains", "covariates", "logistic"],
+)
+def test_kept_columns_answer_alike(store: FeatureStore, manifest: Path, request_: dict[str, Any], tier: str) -> None:
+    """Kept features of several columns, covariates, offsets and weights lead to the same model over shards."""
+    request = {"constraint": GENERAL, "tier": tier, **request_} if "k" not in request_ else {"tier": tier, **request_}
+    with open_in_process(manifest) as sharded:
+        expected, found = fo.select(store, **request), fo.select(sharded, **request)
+    same(expected, found)
+    assert found.kept == expected.kept
+
+
+@pytest.mark.parametrize("tier", ["exact", "int8"])
 @pytest.mark.parametrize("algorithm", ["sds_omp", "sds_ma"])
 def test_greedy_verified_over_shards_is_plain(
     few_sharded: FeatureStore, few: FeatureStore, algorithm: str, tier: str, monkeypatch: pytest.MonkeyPatch

@@ -91,8 +91,13 @@ def test_logistic_runs_resume_from_every_round(media: dict[str, str], medium: st
         {**LINEAR, "k": None, "constraint": {"monotone": {"function": "numpy:size", "threshold": 4}}},
         {**LINEAR, "standardize": False},
         {**LOGISTIC, "k": 6},
+        {**LINEAR, "keep": ["region", "f2?"], "offset": np.linspace(-1.0, 1.0, 120), "tau": "auto"},
+        {**LOGISTIC, "quality": "verified", "keep": ["f3"], "covariates": np.cos(np.arange(240.0)).reshape(120, 2), "offset": "f7"},
     ],
-    ids=["auto", "full", "chunked", "certificate", "test", "weights", "partition", "estimated rank", "raw", "logistic"],
+    ids=[
+        *("auto", "full", "chunked", "certificate", "test", "weights", "partition", "estimated rank", "raw", "logistic"),
+        *("kept", "covariates"),
+    ],
 )
 def test_requests_of_every_kind_resume(media: dict[str, str], request_: dict[str, Any]) -> None:
     """Variants of FAST_OMP, several asks per query and arrays in the request among them."""

@@ -19,6 +19,7 @@ from fastomp_nvm.selection.codec import (
     encode_selection,
     encode_vector,
 )
+from fastomp_nvm.selection.covariates import Covariates
 
 REQUEST = fo.SelectionRequest(
     k=7,
@@ -36,8 +37,12 @@ REQUEST = fo.SelectionRequest(
     standardize=False,
     target="sold",
     weights=np.array([0.1, 1.0, 2.0]),
+    offset="exposure",
     test_fraction=0.25,
     exclude=("f1", "f2"),
+    keep=("age", "pc_*"),
+    keep_inside=True,
+    covariates=Covariates(("a", "b"), np.array([[0.1, 1.0], [0.2, 3.0], [0.3, 4.0]]), ("p", "q", "r")),
     certificate=True,
     lambda_min=0.5,
     gather_bytes=1 << 20,
@@ -52,8 +57,10 @@ def through_json(value: Any) -> Any:
 
 def fields(request: fo.SelectionRequest) -> dict[str, Any]:
     out = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
-    weights = out.pop("weights")
-    return {**out, "exclude": list(out["exclude"]), "weights": None if weights is None else weights.tolist()}
+    lists = {name: list(out[name]) for name in ("exclude", "keep")}
+    if out["covariates"] is not None:
+        lists["covariates"] = [out["covariates"].names, out["covariates"].values.tolist(), out["covariates"].ids]
+    return {**out, **lists, "weights": None if out["weights"] is None else out["weights"].tolist()}
 
 
 @pytest.mark.parametrize("complete", [False, True])

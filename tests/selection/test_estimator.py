@@ -32,8 +32,8 @@ def test_scikit_learn_checks(estimator, check) -> None:
 
 
 def test_parameters_mirror_the_request() -> None:
-    """Every field of a request can be set, but weights, which go to fit, and held-out rows, which are scikit-learn's business."""
-    fields = set(fo.SelectionRequest.__dataclass_fields__) - {"weights", "test_fraction"}
+    """Every field of a request can be set, but values per row, as weights that go to fit, and held-out rows."""
+    fields = set(fo.SelectionRequest.__dataclass_fields__) - {"weights", "offset", "covariates", "test_fraction"}
     assert fields <= set(fo.FastOMPSelector().get_params())
 
 

@@ -275,7 +275,7 @@ def test_save_and_load(fitted: tuple[pd.DataFrame, fo.Selection], tmp_path: Path
         (lambda content: "[]", "is not a model"),
         (lambda content: json.dumps(content)[:-100], "is not a model"),
         (lambda content: json.dumps({**content, "format": "other"}), "is not a model"),
-        (lambda content: json.dumps({**content, "version": 2}), "format version 2"),
+        (lambda content: json.dumps({**content, "version": 3}), "format version 3"),
         (lambda content: json.dumps({**content, "model": {}}), "damaged"),
         (lambda content: json.dumps({**content, "model": {**content["model"], "column_positions": [0]}}), "damaged"),
         (lambda content: json.dumps({**content, "model": {**content["model"], "encoding": {"columns": {"x": [1]}}}}), "damaged"),

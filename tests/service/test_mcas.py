@@ -127,6 +127,20 @@ def same(one: fo.Selection, other: fo.Selection) -> None:
     )
 
 
+def test_kept_columns_give_the_same_bits(url, data, tmp_path) -> None:
+    """Kept features, covariates, weights and offsets give the same model inside MCAS, and the same predictions there."""
+    X, y = data
+    waves = np.cos(np.arange(300.0)).reshape(150, 2)
+    with fo.create_store(f"mmap://{tmp_path}/s", X, {"y": y, "w": y**2}) as store, fo.connect(url) as client:
+        client.put(X, {"y": y, "w": y**2})
+        for more in ({"keep": ["f2", "f10?"], "offset": "f7", "weights": "w"}, {"covariates": waves, "objective": "linear"}):
+            local, remote = fo.select(store, k=5, **more), client.select(k=5, **more)
+            same(local, remote)
+            assert remote.kept == local.kept
+            beside = {"covariates": more.get("covariates")}
+            assert client.predict(remote, **beside) == pytest.approx(local.predict(X, **beside), rel=1e-9)
+
+
 def test_python_command_line_and_mcas_give_the_same_bits(url, data, tmp_path, capsys) -> None:
     """The same data and request through a local store, the shell, and the stub inside MCAS agree bit for bit."""
     X, y = data

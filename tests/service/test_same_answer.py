@@ -26,6 +26,9 @@ REQUESTS: list[dict[str, Any]] = [
     {"k": 3, "ridge": 0.25, "standardize": False},
     {"k": 8, "constraint": {"partition": {"groups": {"low": ["f1*"], "high": ["f2*"]}, "caps": {"low": 2, "high": 1}}}},
     {"k": 5, "exclude": ["f3"], "test_fraction": 0.25},
+    {"k": 4, "keep": ["f1", "f2?"], "covariates": np.cos(np.arange(160.0)).reshape(80, 2), "test_fraction": 0.25},
+    {"k": 4, "quality": "verified", "keep": ["f4"], "weights": "y2", "offset": "f9", "exclude": ["f5"]},
+    {"k": 3, "covariates": {"wave": np.sin(np.arange(80.0))}, "offset": np.linspace(-1.0, 1.0, 80)},
 ]
 
 
@@ -42,7 +45,7 @@ def key(server: RunningServer) -> str:
     """Upload the small data, with a numeric and a class target."""
     X, y = small_data()
     with server.connect("/lab/same") as client:
-        client.put(X, {"y": y, "sign": np.where(y > 0, "up", "down")}, replace=True)
+        client.put(X, {"y": y, "sign": np.where(y > 0, "up", "down"), "y2": y**2}, replace=True)
     return f"{server.url}/lab/same"
 
 
@@ -115,7 +118,14 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
         assert facts[0][name] == facts[1][name]
     assert [(column["name"], column["type"]) for column in facts[0]["columns"]] == [("town", "category"), ("y", "target")]
     assert facts[0]["identifiers"]["column"] == "key"
-    for words in (["--k", "5"], ["--constraint", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
+    beside = tmp_path / "beside.csv"
+    beside.write_text(
+        "who,wave\n" + "\n".join(f"p{key},{float(np.cos(key))!r}" for key in {int(10 * value) for value in y.tolist()})
+    )
+    kept = ["--k", "2", "--keep", "town,f1?", "--covariates", str(beside), "--covariates-id", "who", "--offset", "f4"]
+    kept += ["--weights", str(tmp_path / "weights.txt")]
+    (tmp_path / "weights.txt").write_text("\n".join(str(1 + row % 3) for row in range(80)))
+    for words in (kept, ["--k", "5"], ["--constraint", str(limits)], ["--k", "3", "--target", "f7"], ["--k", "2", "--verify"]):
         found = []
         for store in (remote, here):
             assert main(["select", store, *words, "--json"]) == 0

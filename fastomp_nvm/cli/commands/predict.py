@@ -16,6 +16,7 @@ import numpy as np
 from fastomp_nvm.arrays import AnyArray, Float64Array
 from fastomp_nvm.cli.analyses import only_selection
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_replace_argument, connected
+from fastomp_nvm.cli.covariates import add_covariates_arguments, covariates_of
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean
 from fastomp_nvm.durable_files import is_name, write_atomically
 from fastomp_nvm.errors import InputError, MediumError, RequestError, UnavailableError, near
@@ -24,6 +25,7 @@ from fastomp_nvm.runs.drive import list_runs, resume
 from fastomp_nvm.selection.model import EncodedRows
 from fastomp_nvm.selection.model_file import load
 from fastomp_nvm.selection.result import Selection
+from fastomp_nvm.stores.builders import READ_TARGET
 
 __all__ = ["add_arguments", "run"]
 
@@ -46,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="column of a file that identifies its rows (default: none; a store has its own)",
     )
     parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="encoding of the text, such as latin-1 (default utf-8)")
+    add_covariates_arguments(parser)
+    parser.add_argument(
+        "--offset", metavar="FILE", help="as for select, from a file alone: where the model has one beside the store"
+    )
     add_replace_argument(parser)
     add_ray_argument(parser)
     add_connection_arguments(parser)
@@ -75,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         with byte_progress("predict", arguments.progress) as progress:
             rows = model.encode(arguments.store, id_column=arguments.id_column, text_encoding=arguments.encoding, progress=progress)
         eta = model.linear_predictor(rows.values)
+    offset = None if arguments.offset is None else READ_TARGET.load()(arguments.offset, len(eta))[1]
+    eta = eta + model.given_beside(len(eta), rows.ids, covariates_of(arguments, [column.column for column in model.beside]), offset)
     columns = _columns(model, eta, rows.ids, arguments.id_column or "id")
     if out == "-":
         sys.stdout.write(_csv(columns).decode())
