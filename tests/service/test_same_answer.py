@@ -119,7 +119,9 @@ def test_command_line(server: RunningServer, tmp_path: Path, capsys: pytest.Capt
     assert [(column["name"], column["type"]) for column in facts[0]["columns"]] == [("town", "category"), ("y", "target")]
     assert facts[0]["identifiers"]["column"] == "key"
     beside = tmp_path / "beside.csv"
-    beside.write_text("who,wave\n" + "\n".join(f"p{key},{float(np.cos(key))!r}" for key in {int(10 * value) for value in y.tolist()}))
+    beside.write_text(
+        "who,wave\n" + "\n".join(f"p{key},{float(np.cos(key))!r}" for key in {int(10 * value) for value in y.tolist()})
+    )
     kept = ["--k", "2", "--keep", "town,f1?", "--covariates", str(beside), "--covariates-id", "who", "--offset", "f4"]
     kept += ["--weights", str(tmp_path / "weights.txt")]
     (tmp_path / "weights.txt").write_text("\n".join(str(1 + row % 3) for row in range(80)))
