@@ -285,7 +285,7 @@ def test_fits_of_all_but_dependent_columns_reach_the_maximum(monkeypatch, name, 
     def value(theta: np.ndarray) -> float:
         return objective.likelihood(basis @ theta, back[1:] @ theta) - objective.null_likelihood
 
-    theta = change[:, 0] * objective.null_coefficients.intercept
+    theta = change[:, 0] * float(objective.null_coefficients.free[0])
     for _ in range(60):
         mean, variance = objective.moments(basis @ theta)
         slope = basis.T @ (objective.weights * (objective.response - mean)) - penalty @ theta

@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="encoding of the text, such as latin-1 (default utf-8)")
     add_covariates_arguments(parser)
     parser.add_argument(
-        "--offset", metavar="FILE", help="as for select, from a file alone: where the model has one beside the store"
+        "--offset",
+        metavar="FILE",
+        help="as for select, from a file, where the model has one beside the store (default: none)",
     )
     add_replace_argument(parser)
     add_ray_argument(parser)
