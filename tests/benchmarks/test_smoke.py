@@ -40,7 +40,7 @@ def test_kernels_prints_every_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.main(["--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     *ratios, changed = printed["bars"]
-    assert len(ratios) == 5
+    assert len(ratios) == 8
     assert all(bar["found"] > 0 for bar in ratios)
     assert changed["found"] == 0
     assert all(row["same_answer"] and row["times_fewer_bytes"] > 3 for row in printed["tier"])
@@ -54,6 +54,7 @@ def test_kernels_judges_the_answers(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(kernels, "after_a_pause", lambda *_: {"free": [1.0], "pinned": [1.0]})
     row = {"algorithm": "fast_omp", "seconds": 1.0, "times_faster": 2.0, "times_fewer_bytes": 4.0}
     monkeypatch.setattr(kernels, "sweeps", lambda *_: seconds)
+    monkeypatch.setattr(kernels, "genotypes", lambda *_: {1: {"genotypes": [1.0], "float32": [1.0], "BLAS": [1.0]}})
     monkeypatch.setattr(kernels, "blocking", lambda *_: [])
     for same in (True, False):
         monkeypatch.setattr(kernels, "tier", lambda *_, same=same: [{**row, "same_answer": same}])
