@@ -1,7 +1,7 @@
 """The Python of an MCAS server: a virtual environment with this very installation, and a trial of the plugin in any interpreter.
 
 An Active Data Object embeds libpython, which takes its packages from the ``python3`` found first on the server's PATH; a virtual
-environment there is honoured. So the plugin needs no change of a system's Python, and an upgrade none of the server.
+environment there is honoured. So a system's Python stays as it is, and a server as well when fastomp is upgraded.
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ def test_an_empty_reply_is_explained_by_numpy(mcas_url, monkeypatch, capsys) -> 
     """A personality made for another numpy replies with nothing: the check names that cause, and no hang at the start."""
     monkeypatch.setattr(McasSession, "invoke", lambda *_: b"")
     assert main(["ado", "check", mcas_url]) == 2
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("invoke"))
-    assert "FAILED" in line
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "FAILED" in line)
     assert "headers of another major version of numpy" in line
     assert "setarch" not in line
 

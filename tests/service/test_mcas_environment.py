@@ -119,7 +119,7 @@ def test_absent_kernels_are_not_passed_over(wheel, ordinary, tmp_path) -> None:
 def test_a_source_tree_installs_itself(tmp_path) -> None:
     """From the tree of the tests, which stays as it is; a second time it is installed anew."""
     packages = environment_with_dependencies(tmp_path / "venv")
-    before = sorted(ROOT.glob("*"))
+    before = sorted(ROOT.glob("[a-z]*"))
     command = (sys.executable, "-m", "fastomp_nvm", "ado", "install", "--venv", tmp_path / "venv", "--numpy", OURS)
     found = {**OFFLINE, "PYTHONPATH": str(ROOT)}
     stub = Path("ado_plugin", "mcas", "stub.py")
@@ -128,7 +128,7 @@ def test_a_source_tree_installs_itself(tmp_path) -> None:
         assert done.returncode == 0, done.stderr
         assert (packages / stub).read_bytes() == (ROOT / stub).read_bytes()
         (packages / stub).write_text("damaged")
-    assert sorted(ROOT.glob("*")) == before
+    assert sorted(ROOT.glob("[a-z]*")) == before
 
 
 @pytest.mark.slow
