@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", type=Path, metavar="PATH", help="what to install: a wheel or a source tree (default this installation)"
     )
     install.add_argument(
-        "--config", type=Path, metavar="CONF", help="the server's configuration, for the start command (default placeholders)"
+        "--server-config",
+        type=Path,
+        metavar="CONF",
+        help="the server's configuration, for the start command (default placeholders)",
     )
     check = actions.add_parser(
         "check",
@@ -93,9 +96,9 @@ def _config(arguments: argparse.Namespace) -> int:
 def _install(arguments: argparse.Namespace) -> int:
     """Build the environment, and print what is in it and how to start the server with it."""
     server, conf, address = "MCAS_PREFIX/bin/mcas", "SERVER.json", "127.0.0.1"
-    if arguments.config is not None:
-        configuration = read_configuration(arguments.config)
-        server, conf = str(server_program(configuration)), str(arguments.config.absolute())
+    if arguments.server_config is not None:
+        configuration = read_configuration(arguments.server_config)
+        server, conf = str(server_program(configuration)), str(arguments.server_config.absolute())
         address = configuration["shards"][0].get("addr", address)
     found = install(arguments.venv, arguments.python, arguments.numpy or 2, arguments.source)
     build = found["build"]

@@ -165,7 +165,7 @@ def test_other_folders_are_left_alone(tmp_path, capsys) -> None:
     assert main(["ado", "install", "--venv", str(tmp_path)]) == 2
     assert "is no virtual environment" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert main(["ado", "install", "--venv", str(tmp_path / "new"), "--config", str(tmp_path / "kept")]) == 2
+    assert main(["ado", "install", "--venv", str(tmp_path / "new"), "--server-config", str(tmp_path / "kept")]) == 2
     assert not (tmp_path / "new").exists()
 
 
