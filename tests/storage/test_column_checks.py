@@ -303,7 +303,7 @@ def test_a_tall_store_is_compared_before_it_is_compressed(tmp_path: Path, monkey
 
 def test_values_of_a_pool_are_compared_once_for_all_slices(store: Path, compared: list[int]) -> None:
     """Inside MCAS a damaged value gives no answer; columns compared by one slice of work are not compared by the next."""
-    manifest = {"format": 1, "token": store.parent.name, "pieces": [0, 40]}
+    manifest = {"format": 2, "token": store.parent.name, "pieces": [0, 40]}
     values = {f"fo/s/{store.parent.name}/{path.name}": np.frombuffer(path.read_bytes(), np.int8) for path in store.glob("*.*")}
     for name in ("matrix", "tier"):
         values[f"fo/s/{store.parent.name}/{name}/0"] = np.load(store / f"{name}.npy")
