@@ -196,9 +196,9 @@ PyObject *gram_rounds(struct arguments *a, PyObject *given)
     int64_t widest = 0;
     require(a, !a->failed && x.offsets[0] == 0 && x.offsets[count] == columns, "offsets do not end with the columns");
     for (int i = 0; !a->failed && i < count; i++) {
-        const int64_t width = x.offsets[i + 1] - x.offsets[i];
-        require(a, width >= 0, "offsets descend");
-        widest = width > widest ? width : widest;
+        require(a, x.offsets[i] <= x.offsets[i + 1], "offsets descend");
+        if (!a->failed && x.offsets[i + 1] - x.offsets[i] > widest) /* both lie between 0 and columns */
+            widest = x.offsets[i + 1] - x.offsets[i];
     }
     /* Every candidate is drawn once; one that is given again may have a further direction where there is a ridge. */
     const size_t most = a->failed ? 0 : r.given ? (size_t)(r.room * widest) : (size_t)columns;
